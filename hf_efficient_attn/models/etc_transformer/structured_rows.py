@@ -1,5 +1,7 @@
 """One text, or a question and a text, as tokens with global tokens: for `structured_inputs`, which makes batches."""
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from numbers import Integral
@@ -9,6 +11,8 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
 
 Interval = tuple[int, int]
+# one interval, or the mentions of an entity
+TextPart = Interval | Sequence[Interval]
 
 # token types of the authors: of long tokens, and of the global tokens of whole texts, question tokens and paragraphs
 TEXT_TYPE, QUESTION_TYPE = 1, 3
@@ -23,12 +27,15 @@ class Row:
     Attributes:
         links: the numbers of the global tokens of each token.
         global_types: the type of each global token, which says what it stands for.
-        parts: the interval of each part of the text that has a global token; the last global tokens are theirs.
+        contexts: the number of the context of each global token, counted in their order. The whole text is a context
+            of its own, and so are the tokens of the question.
+        parts: the intervals of each part of the text that has a global token; the last global tokens are theirs.
     """
 
     links: list[list[int]]
     global_types: list[int]
-    parts: list[Interval]
+    contexts: list[int]
+    parts: list[list[Interval]]
 
 
 def first_letters(text: str, offsets: Sequence[Interval]) -> list[int | None]:
@@ -49,30 +56,81 @@ def first_letters(text: str, offsets: Sequence[Interval]) -> list[int | None]:
 
 
 def link(
-    places: Sequence[int | None], is_question: Sequence[bool], parts: Sequence[Interval], has_whole_text: bool
+    places: Sequence[int | None],
+    is_question: Sequence[bool],
+    parts: Sequence[TextPart],
+    contexts: Sequence[int] | None,
+    has_whole_text: bool,
 ) -> Row:
     """Return the global tokens of an example: of its text, of each token of its question, and of its parts.
 
     Args:
         places: where the first letter of each token is, if it is a token of the text.
         is_question: which tokens are the question's; all False: there is none.
+        contexts: the number of the context of each part; None: all are of one.
     """
-    for interval in parts:
-        if not is_interval(interval):
-            raise InputError(
-                f"parts has {shown(interval)}; give (start, stop) in characters, with 0 <= start < stop, in a list for "
-                "each text."
-            )
-    inside = [(part, [at is not None and part[0] <= at < part[1] for at in places]) for part in parts]
-    kept = [(part, row) for part, row in inside if any(row)]
-    rows = [(PARAGRAPH_TYPE, row) for _, row in kept]
-    asked = [token for token, is_asked in enumerate(is_question) if is_asked]
-    rows = [(GLOBAL_QUESTION_TYPE, [token == own for token in range(len(places))]) for own in asked] + rows
+    of_text = sorted((at, token) for token, at in enumerate(places) if at is not None)
+    numbers = [0] * len(parts) if contexts is None else contexts
+    listed = [mentions(part) for part in parts]
+    found = zip(listed, numbers, [_tokens_of(part, of_text) for part in listed], strict=True)
+    kept = [(part, number, tokens) for part, number, tokens in found if tokens]
+    rows = [((GLOBAL_QUESTION_TYPE, 0), {token}) for token, is_asked in enumerate(is_question) if is_asked]
+    rows += [((PARAGRAPH_TYPE, number), tokens) for _, number, tokens in kept]
     if has_whole_text or not rows:
         # a text without parts has a global token all the same
-        rows = [(WHOLE_TYPE, [at is not None for at in places]), *rows]
-    links = [[number for number, (_, row) in enumerate(rows) if row[token]] for token in range(len(places))]
-    return Row(links, [kind for kind, _ in rows], [(part[0], part[1]) for part, _ in kept])
+        rows = [((WHOLE_TYPE, 0), {token for _, token in of_text}), *rows]
+    links: list[list[int]] = [[] for _ in places]
+    for number, (_, tokens) in enumerate(rows):
+        for token in tokens:
+            links[token].append(number)
+    own = [context for context, _ in rows]
+    counted = {context: number for number, context in enumerate(dict.fromkeys(own))}
+    return Row(links, [kind for kind, _ in own], [counted[each] for each in own], [part for part, _, _ in kept])
+
+
+def _tokens_of(intervals: Sequence[Interval], of_text: Sequence[tuple[int, int]]) -> set[int]:
+    """Return the tokens whose first letter is in one of the intervals; of_text: sorted places and tokens."""
+    cuts = [[bisect_left(of_text, (at,)) for at in interval] for interval in intervals]
+    return {token for first, last in cuts for _, token in of_text[first:last]}
+
+
+def mentions(part: Any) -> list[Interval]:
+    """Return the intervals of a part: it is one, or the list of those where an entity is mentioned.
+
+    >>> mentions((3, 7)), mentions([(3, 7), (12, 14)])
+    ([(3, 7)], [(3, 7), (12, 14)])
+
+    Raises:
+        InputError: something else, or an empty list.
+    """
+    listed = [part] if is_interval(part) else part
+    is_list = isinstance(listed, Sized) and not isinstance(listed, str | Mapping)
+    if not is_list or not len(listed) or not all(map(is_interval, listed)):
+        raise InputError(
+            f"parts has {shown(part)}; give (start, stop) in characters, with 0 <= start < stop, or for an entity a "
+            "list of at least one of them, in a list for each text."
+        )
+    return [(int(start), int(stop)) for start, stop in listed]
+
+
+def check_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> None:
+    """Raise InputError if contexts are not a number for each part, or if parts of one lie between those of others."""
+    if len(contexts) != len(parts) or not all(isinstance(each, Sized) for each in contexts):
+        raise InputError(
+            f"contexts has {len(contexts)} lists for {len(parts)} texts; give one for each text, with the number of "
+            "the context of each of its parts."
+        )
+    for numbers, of_text in zip(contexts, parts, strict=True):
+        if len(numbers) != len(of_text) or not all(isinstance(each, Integral) for each in numbers):
+            raise InputError(
+                f"contexts has {shown(numbers)} for a text of {len(of_text)} parts; give an integer for each part."
+            )
+        if len(list(itertools.groupby(numbers))) != len(set(numbers)):
+            # their distances in the list of global tokens, which labels tell, would depend on the other contexts
+            raise InputError(
+                f"contexts has {shown(numbers)}, where parts of a context lie between those of another. Give the parts "
+                "of a context one after another."
+            )
 
 
 def is_interval(given: Any) -> bool:
@@ -121,5 +179,5 @@ def answer_positions(
             "an interval with at least one word, or None where there is no answer."
         )
     first_part = len(row.global_types) - len(row.parts)
-    holding = [number for number, (start, stop) in enumerate(row.parts) if start <= begin < stop]
+    holding = [number for number, each in enumerate(row.parts) if any(start <= begin < stop for start, stop in each)]
     return found[0], found[-1], first_part + holding[0] if holding else NO_ANSWER

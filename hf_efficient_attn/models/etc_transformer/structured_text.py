@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from .structured_rows import (
     TEXT_TYPE,
     Interval,
     Row,
+    TextPart,
     answer_positions,
+    check_contexts,
     first_letters,
     link,
 )
@@ -61,17 +63,29 @@ def paragraphs(text: str) -> list[Interval]:
 def structured_inputs(
     tokenizer: Any,
     texts: Sequence[str | tuple[str, str]],
-    parts: Sequence[Sequence[Interval]] | None = None,
+    parts: Sequence[Sequence[TextPart]] | None = None,
     global_token_id: int = 1,
     max_length: int | None = None,
     has_whole_text: bool = False,
     answers: Sequence[Interval | None] | None = None,
     question_token_ids: tuple[int, int] = (3, 5),
+    contexts: Sequence[Sequence[int]] | None = None,
 ) -> BatchEncoding:
     """Return the inputs of an ETC for texts, as tensors, with a global token for every part of a text.
 
     A token belongs to each part in which its first letter is; parts may lie within each other, as sentences in
-    paragraphs do. Parts of which no token is left are left out.
+    paragraphs do. A part is an interval of characters, or the list of those where an entity or a candidate answer is
+    mentioned, which all have one global token. Parts of which no token is left are left out.
+
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> raw = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 2}, unk_token="[UNK]"))
+    >>> raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]")
+    >>> ada, bo = [(0, 3), (12, 15)], [(8, 10)]
+    >>> found = structured_inputs(tokenizer, ["Ada met Bo. Ada left."], [[(0, 11), (12, 21), ada, bo]])
+    >>> found["long_to_global"][0].tolist()
+    [[0, 2], [0, -1], [0, 3], [1, 2], [1, -1]]
 
     A pair is a question and a text, as the authors have Natural Questions: every token of the question has a global
     token, too, before those of the parts, which are the text's `paragraphs`.
@@ -79,8 +93,8 @@ def structured_inputs(
     Args:
         tokenizer: a fast one, which tells where in the text its tokens are.
         texts: all of them texts, or all of them pairs (question, text).
-        parts: for each text the intervals of its parts, in characters, in the order of their global tokens; None: its
-            `sentences`, in a pair its `paragraphs`.
+        parts: for each text its parts, in the order of their global tokens, each an interval in characters or a list
+            of intervals; None: its `sentences`, in a pair its `paragraphs`.
         global_token_id: what every global token is: `model.config.global_token_id`, which is not 1 in a model that was
             converted from RoBERTa. In pairs, only that of the whole text.
         max_length: tokens at which texts are cut, beside the whole question; None: nowhere.
@@ -90,18 +104,24 @@ def structured_inputs(
             that is cut away, at least an end of it, nothing is said, as if there were none.
         question_token_ids: in pairs, what the global tokens of question tokens and of parts are. The authors have 3 and
             5 in the vocabulary of BERT, 41 and 43 in that of their SentencePiece model.
+        contexts: for each text the number of the context of each part, such as a document: global tokens of different
+            contexts are in no order, those of one are in that of its parts, which come one after another. As the
+            authors have it, the whole text is a context of its own, and so are the tokens of the question. None: all
+            global tokens are in one order.
 
     Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and `global_reads_all`
     [texts, global tokens], and `long_to_global` [texts, tokens, levels], see `EtcTransformerModel.forward`. Texts are
-    padded as the tokenizer does, global tokens on the right. Of pairs, also the authors' `token_type_ids` and
+    padded as the tokenizer does, global tokens on the right. With `contexts` also `global_contexts` [texts, global
+    tokens], each text's counted from 0. Of pairs, also the authors' `token_type_ids` and
     `global_token_type_ids`, which go up to 7: leave them out for a model of fewer types. With `answers` also
     `start_positions` and `end_positions` [texts], 0 without an answer, and `long_answer_positions` [texts], the global
     token of the first part in which the answer begins, −100 without one.
 
     Raises:
         InputError: a slow tokenizer, no texts, none with a token, neither texts nor pairs, parts or answers that are
-            not one for each text, or no intervals; global tokens that are the tokenizer's padding; a question that
-            leaves no room for its text.
+            not one for each text, or no intervals; contexts that are not one for each part, or whose parts do not come
+            one after another; global tokens that are the tokenizer's padding; a question that leaves no room for its
+            text.
     """
     questions, texts = _taken_apart(tokenizer, texts)
     _refuse_padding(tokenizer, (global_token_id, *(() if questions is None else question_token_ids)))
@@ -116,6 +136,8 @@ def structured_inputs(
             f"answers has {len(answers)} of {len(texts)} {'texts' if questions is None else 'pairs'}; give one, or "
             "None, for each pair (question, text)."
         )
+    if contexts is not None:
+        check_contexts(contexts, parts)
     encoded, offsets = _encoded(tokenizer, questions, texts, max_length)
     own = 0 if questions is None else 1
     sequences = [encoded.sequence_ids(row) for row in range(len(texts))]
@@ -123,19 +145,19 @@ def structured_inputs(
         [at if number == own else None for at, number in zip(first_letters(text, each), numbers, strict=True)]
         for text, each, numbers in zip(texts, offsets, sequences, strict=True)
     ]
+    each_text = zip(places, sequences, parts, [None] * len(texts) if contexts is None else contexts, strict=True)
     rows = [
-        link(at, [own == 1 and each == 0 for each in numbers], of_text, has_whole_text)
-        for at, numbers, of_text in zip(places, sequences, parts, strict=True)
+        link(at, [own == 1 and each == 0 for each in numbers], of_text, of_parts, has_whole_text)
+        for at, numbers, of_text, of_parts in each_text
     ]
     _add_globals(encoded, rows, global_token_id, has_whole_text)
+    if contexts is not None:
+        encoded["global_contexts"] = _padded([row.contexts for row in rows])
     if questions is not None:
         _add_types(encoded, rows, sequences, question_token_ids)
     if answers is not None:
         is_cut = [bool(each.overflowing) for each in encoded.encodings or ()]
-        each_answer = zip(rows, places, offsets, is_cut, texts, answers, strict=True)
-        found = torch.tensor([answer_positions(*given) for given in each_answer])
-        for name, column in zip(("start_positions", "end_positions", "long_answer_positions"), found.T, strict=True):
-            encoded[name] = column.contiguous()
+        _add_answers(encoded, zip(rows, places, offsets, is_cut, texts, answers, strict=True))
     return encoded
 
 
@@ -222,6 +244,13 @@ def _add_types(
     encoded["token_type_ids"] = torch.tensor(
         [[QUESTION_TYPE if each == 0 else TEXT_TYPE for each in numbers] for numbers in sequences]
     )
+
+
+def _add_answers(encoded: BatchEncoding, answers: Iterable[tuple[Any, ...]]) -> None:
+    """Add the positions of answers; each is what `answer_positions` takes."""
+    found = torch.tensor([answer_positions(*given) for given in answers])
+    for name, column in zip(("start_positions", "end_positions", "long_answer_positions"), found.T, strict=True):
+        encoded[name] = column.contiguous()
 
 
 def _padded(rows: Sequence[list[int]]) -> Tensor:
