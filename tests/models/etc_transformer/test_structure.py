@@ -116,6 +116,8 @@ def test_a_hard_mask_lets_a_sentence_tell_of_itself_alone() -> None:
     assert not torch.allclose(one.global_hidden_state[0, 1], other.global_hidden_state[0, 1])
 
 
+# which are warned of once
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
 def test_a_hard_mask_lets_a_word_know_of_its_own_sentence_alone() -> None:
     """Nor of a global token that reads all words: `global_reads_all` opens the other direction."""
     model = build(hard_long_to_global=True, output_attentions=True)
