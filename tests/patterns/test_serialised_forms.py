@@ -79,7 +79,9 @@ KINDS = {
 
 
 def through_config(pattern: Pattern, folder: Path) -> Pattern:
-    hea.SparseTransformerConfig(attention_pattern=pattern, position_embedding_type="rope").save_pretrained(folder)
+    # a choice is of past keys
+    fields = {"position_embedding_type": "rope", "is_causal": pattern.chooses_by_content}
+    hea.SparseTransformerConfig(attention_pattern=pattern, **fields).save_pretrained(folder)
     return Pattern.from_dict(AutoConfig.from_pretrained(folder).attention_pattern)
 
 
