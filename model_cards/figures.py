@@ -49,6 +49,7 @@ REPORTS: dict[str, Any] = {
     "attention_amd": attention_report,
     "blocks": blocks_report,
     "calibrate": calibrate_report,
+    "calibrate_intel": calibrate_report,
     "content": content_report,
     "etc": encoders_report,
     "grids": attention_report,
