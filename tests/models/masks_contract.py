@@ -12,6 +12,15 @@ KERNELS_AND_MASKS = [
 ]
 
 
+def matrices(mask: torch.Tensor, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a padding mask [B, T] comes to as a matrix [B, 1, T, T], of bools, and to be added to scores."""
+    batch_size, tokens = mask.shape
+    allowed = mask[:, None, None].bool().expand(batch_size, 1, tokens, tokens)
+    if is_causal:
+        allowed = allowed & torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    return allowed, torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+
+
 class MasksContract:
     """The promises about which tokens a token reads."""
 
@@ -63,13 +72,9 @@ class MasksContract:
         ids = random_ids(2, 9)
         mask = torch.ones_like(ids)
         mask[0, 6:] = 0
-        allowed = mask[:, None, None].bool().expand(2, 1, 9, 9)
-        if case.is_causal:
-            allowed = allowed & torch.ones(9, 9, dtype=torch.bool).tril()
-        added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
         with torch.no_grad():
             by_padding = model(ids, attention_mask=mask, use_cache=False).logits
-            for matrix in (allowed, added):
+            for matrix in matrices(mask, case.is_causal):
                 by_matrix = model(ids, attention_mask=matrix, use_cache=False).logits
                 real = mask.bool()
                 torch.testing.assert_close(by_matrix[real], by_padding[real], atol=TOLERANCE, rtol=TOLERANCE)
@@ -82,12 +87,8 @@ class MasksContract:
         embeds = model.get_input_embeddings()(random_ids(2, 9)).detach()
         mask = torch.ones(2, 9, dtype=torch.long)
         mask[0, 6:] = 0
-        allowed = mask[:, None, None].bool().expand(2, 1, 9, 9)
-        if case.is_causal:
-            allowed = allowed & torch.ones(9, 9, dtype=torch.bool).tril()
-        added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
         with torch.no_grad():
             by_padding = model(inputs_embeds=embeds, attention_mask=mask).logits
-            for matrix in (allowed, added):
+            for matrix in matrices(mask, case.is_causal):
                 by_matrix = model(inputs_embeds=embeds, attention_mask=matrix).logits
                 torch.testing.assert_close(by_matrix, by_padding, atol=TOLERANCE, rtol=TOLERANCE)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from models.simplified_transformer.dense_reference import allowed_pairs, centring_matrix
+from models.simplified_transformer.dense_blocks import TOKENS, check_layers, masks_with, projected, shaped
+from models.simplified_transformer.dense_reference import centring_matrix
 from models_cases import TOLERANCE, random_ids
 from simplified_cases import simplified
 from torch import Tensor
@@ -17,14 +18,8 @@ MAPS: dict[str, dict[str, Any]] = {
     "elu": {},
     "positive_random": {"feature_map": "positive_random", "num_features": 11},
 }
-TOKENS = 13
 PADDED = torch.tensor([[0] * 4 + [1] * 9, [1] * 6 + [0] * 2 + [1] * 5])
-DOCUMENTS = torch.tensor([[0] * 4 + [1] * 9, [0] * 12 + [1]])
-MASKS: dict[str, dict[str, Tensor]] = {
-    "none": {},
-    "padded": {"attention_mask": PADDED},
-    "packed": {"position_ids": torch.tensor([[*range(4), *range(9)], [*range(12), 0]])},
-}
+MASKS = masks_with(PADDED)
 
 
 def build(auto_class: str | None = None, **fields: Any) -> Any:
@@ -43,18 +38,15 @@ def features(attention: Any, states: Tensor) -> Tensor:
 
 def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
     """Return W^P of (α·I + β·A − γ·C)·V by one matrix for each head, [B, T, hidden_size] → the same."""
-    query, key = (attention._heads(project(states)) for project in (attention.q_proj, attention.k_proj))
-    value = attention._heads(states if attention.v_proj is None else attention.v_proj(states))
+    query, key, value = projected(attention, states)
     weights = features(attention, query) @ features(attention, key).mT * allowed.unsqueeze(1)
     # padding may read nothing
     read = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-    alpha, beta, gamma = (
-        gain.gain.view(-1, 1, 1) for gain in (attention.identity_gain, attention.softmax_gain, attention.centering_gain)
-    )
-    centre = centring_matrix(allowed).unsqueeze(1)
-    matrix = alpha * torch.eye(states.shape[1], dtype=states.dtype) + beta * read - gamma * centre
-    out = (matrix @ value).transpose(1, 2).flatten(2)
-    return out if attention.o_proj is None else attention.o_proj(out)
+    return shaped(attention, read, centring_matrix(allowed).unsqueeze(1), value)
+
+
+def learned(attention: Any) -> list[Tensor]:
+    return [attention.q_proj.weight, attention.k_proj.weight, attention.centering_gain.gain]
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -63,22 +55,7 @@ def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
 def test_outputs_and_gradients_are_those_of_the_dense_form(how: str, is_causal: bool, mask: str) -> None:
     """Of all layers of a model, but for padding; means are in float32."""
     model = build("AutoModel", block="sas", is_causal=is_causal, **MAPS[how]).double()
-    seen = []
-    for layer in model.layers:
-        layer.self_attn.register_forward_hook(lambda module, given, out: seen.append((module, given[0], out[0])))
-    model(random_ids(2, TOKENS), **MASKS[mask])
-    padding, documents = PADDED if mask == "padded" else None, DOCUMENTS if mask == "packed" else None
-    allowed = allowed_pairs(TOKENS, is_causal, padding, documents)
-    real = torch.ones(2, TOKENS, dtype=torch.bool) if padding is None else padding.bool()
-    for attention, states, out in seen:
-        found, expected = out[real], dense(attention, states, allowed)[real]
-        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
-        weight = torch.randn(found.shape, dtype=torch.float64)
-        given = [states, attention.q_proj.weight, attention.k_proj.weight, attention.centering_gain.gain]
-        slopes = [torch.autograd.grad((each * weight).sum(), given, retain_graph=True) for each in (found, expected)]
-        for own, wanted in zip(*slopes, strict=True):
-            torch.testing.assert_close(own, wanted, atol=10 * TOLERANCE, rtol=TOLERANCE)
-    assert len(seen) == 2
+    check_layers(model, MASKS[mask], dense, learned, TOLERANCE, (10 * TOLERANCE, TOLERANCE))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

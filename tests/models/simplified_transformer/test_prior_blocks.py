@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.simplified_transformer.dense_reference import allowed_pairs
+from models.simplified_transformer.dense_blocks import TOKENS, check_layers, masks_with, projected, shaped
 from models_cases import TOLERANCE, random_ids
 from simplified_cases import simplified
 from torch import Tensor
@@ -13,14 +13,8 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band
 
-TOKENS = 13
 PADDED = torch.tensor([[0] * 4 + [1] * 9, [1] * 9 + [0] * 4])
-DOCUMENTS = torch.tensor([[0] * 4 + [1] * 9, [0] * 12 + [1]])
-MASKS: dict[str, dict[str, Tensor]] = {
-    "none": {},
-    "padded": {"attention_mask": PADDED},
-    "packed": {"position_ids": torch.tensor([[*range(4), *range(9)], [*range(12), 0]])},
-}
+MASKS = masks_with(PADDED)
 
 
 def build(auto_class: str | None = None, **fields: Any) -> Any:
@@ -30,8 +24,7 @@ def build(auto_class: str | None = None, **fields: Any) -> Any:
 
 def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
     """Return W^P of (α·I + β·A − γ·C)·V by one matrix for each head, [B, T, hidden_size] → the same."""
-    query, key = (attention._heads(project(states)) for project in (attention.q_proj, attention.k_proj))
-    value = attention._heads(states if attention.v_proj is None else attention.v_proj(states))
+    query, key, value = projected(attention, states)
     squares = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).square().double()
     weight, bias = (each.abs().view(-1, 1, 1) for each in (attention.prior.prior_weight, attention.prior.prior_bias))
     prior = -(weight * squares - bias).abs()
@@ -42,12 +35,11 @@ def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
         (scores + prior).masked_fill(closed, -1e9).softmax(-1).masked_fill(closed, 0)
         for scores in (products, torch.zeros_like(products))
     )
-    alpha, beta, gamma = (
-        gain.gain.view(-1, 1, 1) for gain in (attention.identity_gain, attention.softmax_gain, attention.centering_gain)
-    )
-    matrix = alpha * torch.eye(TOKENS, dtype=states.dtype) + beta * read - gamma * centre
-    out = (matrix @ value).transpose(1, 2).flatten(2)
-    return out if attention.o_proj is None else attention.o_proj(out)
+    return shaped(attention, read, centre, value)
+
+
+def learned(attention: Any) -> list[Tensor]:
+    return [attention.q_proj.weight, attention.prior.prior_weight, attention.prior.prior_bias]
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -55,22 +47,7 @@ def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
 def test_outputs_and_gradients_are_those_of_the_dense_form(is_causal: bool, mask: str) -> None:
     """Of all layers of a model, but for padding; gradients of the prior by A and by C."""
     model = build("AutoModel", block="sas", is_causal=is_causal).double()
-    seen = []
-    for layer in model.layers:
-        layer.self_attn.register_forward_hook(lambda module, given, out: seen.append((module, given[0], out[0])))
-    model(random_ids(2, TOKENS), **MASKS[mask])
-    padding, documents = PADDED if mask == "padded" else None, DOCUMENTS if mask == "packed" else None
-    allowed = allowed_pairs(TOKENS, is_causal, padding, documents)
-    real = torch.ones(2, TOKENS, dtype=torch.bool) if padding is None else padding.bool()
-    for attention, states, out in seen:
-        found, expected = out[real], dense(attention, states, allowed)[real]
-        torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11)
-        weight = torch.randn(found.shape, dtype=torch.float64)
-        given = [states, attention.q_proj.weight, attention.prior.prior_weight, attention.prior.prior_bias]
-        slopes = [torch.autograd.grad((each * weight).sum(), given, retain_graph=True) for each in (found, expected)]
-        for own, wanted in zip(*slopes, strict=True):
-            torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-9)
-    assert len(seen) == 2
+    check_layers(model, MASKS[mask], dense, learned, 1e-11, (1e-9, 1e-9))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
