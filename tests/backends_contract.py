@@ -21,6 +21,10 @@ WITHOUT_LSE = ("mean of groups",)
 Results = dict[str, Tensor]
 
 
+# how many times the error of plain attention on a CPU: on GPUs a product in float32 may be three of TF32
+FACTORS = {"cpu": 4, "cuda": 8}
+
+
 def results(case: Case, backend: Backend, dtype: torch.dtype, device: str = "cpu") -> Results:
     """Return everything a backend computes for a case, in float64 on CPU."""
     tensors = tensors_of(case, dtype, device)
@@ -102,5 +106,5 @@ def check(case: Case, backend: Backend, device: str = "cpu") -> None:
         if finite.any():
             error, typical = ((each[name] - correct)[finite].abs().max().item() for each in (found, rounded))
             last_digit = torch.finfo(case.dtype).eps * correct[finite].abs().max().item()
-            allowed = 4 * (typical + last_digit + torch.finfo(torch.float32).eps * inner)
+            allowed = FACTORS[device] * (typical + last_digit + torch.finfo(torch.float32).eps * inner)
             assert error <= allowed, f"{backend.NAME}, {name}: off by {error:.2e}, {allowed:.2e} is allowed"

@@ -24,7 +24,7 @@ os.environ["HF_EFFICIENT_ATTN_MACHINES"] = str(Path(__file__).with_name("machine
 # new files for a copy of the package, see test_extension.py
 collect_ignore = ["extension"]
 if not torch.cuda.is_available():
-    collect_ignore.append("backends/test_flex_on_cuda.py")
+    collect_ignore += ["backends/test_flex_on_cuda.py", "models/test_contract_on_cuda.py"]
 
 
 def _let_children_find_the_same() -> None:

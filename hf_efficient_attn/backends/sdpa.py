@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hf_efficient_attn.backends.alignment import aligned
 from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
 from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.cache import MEBIBYTE
@@ -277,6 +278,11 @@ def _fused(
         k, v = (each.repeat_interleave(heads_per_key_head, 1) for each in (k, v))
     if q.device.type == "cpu":
         q, k, v = plain_rows(q, k, v)
+    elif not torch.compiler.is_compiling():
+        q, k, v = aligned(q, k, v)
+        if mask is not None and mask.requires_grad and not (q.requires_grad or k.requires_grad or v.requires_grad):
+            # otherwise the kernel keeps no log-sum-exp, without which the gradient of its mask fails
+            q = q.detach().requires_grad_()
     gives_lse = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]
     if need_lse and gives_lse and not (mask is not None and mask.requires_grad):
         return fused_attention(q, k, v, mask, scale, is_causal)

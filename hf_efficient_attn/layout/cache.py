@@ -83,12 +83,12 @@ class BoundedCache(Generic[T]):
         A tensor that was changed in place counts as another one. On the CPU its contents are compared, since writes
         through `.data`, or through a numpy array that shares its memory, do not raise its version. On other devices,
         where arrays share no memory, only the version is compared, and writes through `.data` go unnoticed: otherwise
-        the host would have to wait for the device. Tensors made under inference mode have no version; nothing is kept
-        for them.
+        the host would have to wait for the device. Tensors made under inference mode have no version, and those that a
+        CUDA graph returns are written by its next run without one; nothing is kept for them.
         """
         owners = tuple(owners)
         tensors = tuple(owner for owner in owners if owner is not None)
-        if any(tensor.is_inference() for tensor in tensors):
+        if any(map(may_change_unseen, tensors)):
             return build()
         entry = self.find_of(owners, key)
         if entry is not None:
@@ -101,7 +101,7 @@ class BoundedCache(Generic[T]):
         """Return the entry that `get_of` keeps for these tensors, or None."""
         owners = tuple(owners)
         tensors = tuple(owner for owner in owners if owner is not None)
-        if any(tensor.is_inference() for tensor in tensors):
+        if any(map(may_change_unseen, tensors)):
             return None
         # an identity may be reused when its owner is gone; its entry is then dropped, too
         self._drop_orphans()
@@ -187,6 +187,17 @@ def _contents(tensor: Tensor) -> Tensor | None:
         return None
     with _unseen(tensor):
         return tensor.detach().clone()
+
+
+def may_change_unseen(tensor: Tensor) -> bool:
+    """Return whether other contents of a tensor could not be told from these, so that nothing may be kept for it.
+
+    A compiled program with CUDA graphs returns the same tensors from every run, and writes them without a version.
+    """
+    if tensor.is_inference():
+        return True
+    # the register of torch's cudagraph_trees; a program that is being traced asks nothing here
+    return tensor.device.type == "cuda" and bool(torch._C._is_cached_tensor(tensor))  # type: ignore[attr-defined]
 
 
 def _is_unchanged(tensor: Tensor, contents: Tensor | None) -> bool:

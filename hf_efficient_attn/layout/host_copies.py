@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, may_change_unseen
 
 # tensors on these devices need no copy, or have no contents
 UNCOPIED = ("cpu", "meta")
@@ -57,7 +57,7 @@ def bring(*given: Any) -> None:
         return
     missing: dict[torch.device, dict[int, Tensor]] = {}
     for each in given:
-        if isinstance(each, Tensor) and not each.is_inference() and not _is_known(each):
+        if isinstance(each, Tensor) and not may_change_unseen(each) and not _is_known(each):
             missing.setdefault(each.device, {})[id(each)] = each.detach()
     by_identity = {id(each): each for each in given}
     for tensors in missing.values():

@@ -65,6 +65,14 @@ class FamilyPreTrainedModel(PreTrainedModel):
         if hasattr(module, "initialize"):
             module.initialize()
 
+    def _valid_auto_compile_criteria(self, *args: Any, **kwargs: Any) -> bool:
+        """As transformers', which on GPUs compiles the steps of a static cache, and asks before the first step.
+
+        Layers that keep sums get a cache of their own kind in that step, which cannot be compiled.
+        """
+        keeps_sums = any(getattr(module, "keeps_sums", False) for module in self.modules())
+        return not keeps_sums and super()._valid_auto_compile_criteria(*args, **kwargs)
+
 
 class EfficientPreTrainedModel(FamilyPreTrainedModel):
     """Base of the families whose attention layers do not read every key.

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.flex.dropout import Dropout
 
 pytestmark = pytest.mark.gpu
 SIZES = {
@@ -78,6 +80,45 @@ def test_the_program_has_no_breaks_and_holds_flex(build: Callable[[], PreTrained
     assert "flex_attention" in code
     assert "blocked_attention" not in code
     assert "allowed_pairs" not in code
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_dropout_drops_the_weights_that_its_hash_names(
+    has_sinks: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed, dropout, pattern = torch.tensor(7, dtype=torch.int32, device="cuda"), 0.3, hea.patterns.Band(40, 10)
+    monkeypatch.setattr(flex, "draw_seed", lambda device: seed)
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 300, 32), (2, 2, 300, 32), (2, 2, 300, 32), (2, 4, 300, 32))
+    *leaves, grad = (torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes)
+    leaves += [torch.randn(4, generator=generator).to("cuda", dtype)] if has_sinks else []
+    key_mask = torch.arange(300, device="cuda").expand(2, -1) >= torch.tensor([[0], [50]], device="cuda")
+
+    def gradients(given: list[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
+        own = [each.detach().requires_grad_() for each in given]
+        out = attend(*own)
+        return [each.detach().double() for each in (out, *torch.autograd.grad(out, own, grad.to(out.dtype)))]
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
+        index = [torch.arange(size, device="cuda") for size in (2, 4, 300, 300)]
+        places = [each.reshape(-1, *[1] * (3 - dim)) for dim, each in enumerate(index)]
+        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        allowed = pattern.allowed(*places[2:]) & key_mask[:, None, None]
+        scores = (q @ k.transpose(2, 3) * 32**-0.5).masked_fill(~allowed, torch.finfo(q.dtype).min)
+        extra = sinks[0].view(4, 1, 1).expand(2, 4, 300, 1) if sinks else scores.new_full((2, 4, 300, 1), -torch.inf)
+        weights = torch.softmax(torch.cat([scores, extra], -1), -1)[..., :-1]
+        kept = Dropout(dropout, seed).is_kept(*places)
+        return ((weights * kept / (1 - dropout)) @ v).masked_fill(~key_mask[:, None, :, None], 0)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
+        options = {"sinks": sinks[0] if sinks else None, "key_mask": key_mask, "dropout": dropout}
+        return hea.attention(q, k, v, pattern, backend="flex", **options)
+
+    exact = gradients([each.double() for each in leaves], dense)
+    for found, typical, correct in zip(gradients(leaves, ours), gradients(leaves, dense), exact, strict=True):
+        last_digit = torch.finfo(dtype).eps * correct.abs().max()
+        assert (found - correct).abs().max() <= 8 * ((typical - correct).abs().max() + last_digit)
 
 
 def test_auto_is_flex() -> None:

@@ -17,11 +17,14 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
+from hf_efficient_attn.backends.flex.captured import in_memory
+from hf_efficient_attn.backends.flex.dropout import Dropout, draw_seed
 from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
-from hf_efficient_attn.backends.flex.mods import mods_of
+from hf_efficient_attn.backends.flex.mods import Mods, mods_of
 from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
@@ -31,6 +34,8 @@ from hf_efficient_attn.layout.sinks import join_sinks
 
 NAME = "flex"
 RANK_WORTH_COMPILING = 20
+# of a call with dropout, which needs the log-sum-exp of the rows without it, to that of one without
+DROPOUT_COST = 1.7
 CUDA_MIN_HEAD_DIM = 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -51,8 +56,8 @@ def _refused_inputs(call: AttentionCall) -> str | None:
         return f"flex runs on cpu and cuda, not on {inputs.device}: use blocked or sdpa."
     if inputs.dtype not in DTYPES:
         return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa."
-    if call.dropout > 0:
-        return f"flex cannot drop weights (dropout is {call.dropout}): use blocked or sdpa."
+    if call.dropout > 0 and inputs.device == "cpu":
+        return f"flex gives no log-sum-exp on cpu, which dropout needs (it is {call.dropout}): use blocked or sdpa."
     if inputs.device == "cpu" and inputs.needs_grad:
         return "flex has no backward pass on cpu: use blocked or sdpa, or torch.no_grad()."
     if inputs.device == "cpu" and call.sinks is not None:
@@ -105,7 +110,9 @@ def is_fastest(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the scores of all blocks that hold an allowed pair; infinity where compiling is not worth it."""
-    return inf if is_only_by_name(call) else costs_of(call).flex * computed_pairs(call)
+    if is_only_by_name(call):
+        return inf
+    return costs_of(call).flex * computed_pairs(call) * (DROPOUT_COST if call.dropout > 0 else 1.0)
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -171,7 +178,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     mods = mods_of(call, q.device)
     mask = block_mask(call, q.device, mods.mask_mod)
     need_lse = need_lse or call.sinks is not None
-    out, aux = run(q, k, v, mods, mask, call.scale, need_lse and not is_cpu)
+    if call.dropout > 0:
+        out, aux = _dropped(q, k, v, call, mods, mask)
+    else:
+        out, aux = run(q, k, v, mods, mask, call.scale, need_lse and not is_cpu)
     if not need_lse:
         return out, None
     if call.sinks is not None:
@@ -182,3 +192,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     else:
         lse = row_lse(q, k, call) if aux.lse is None else aux.lse
     return out, lse if call.lse_needs_grad else lse.detach()
+
+
+def _dropped(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, mods: Mods, mask: BlockMask
+) -> tuple[Tensor, AuxOutput]:
+    """Return the output with dropout, and what belongs to the rows without it.
+
+    A weight exp(s) / Z is kept, divided by 1 - p, or dropped. A kernel whose dropped scores are -inf divides by the sum
+    of the others, Z', instead; so its output is multiplied by Z' / Z / (1 - p).
+    """
+    seed = draw_seed(q.device)
+    dropout = Dropout(call.dropout, in_memory(seed) if torch.compiler.is_compiling() else seed)
+    # no output of it is used
+    _, whole = run(q, k, v.detach()[..., :CUDA_MIN_HEAD_DIM], mods, mask, call.scale, need_lse=True)
+    out, kept = run(q, k, v, mods_of(call, q.device, dropout), mask, call.scale, need_lse=True)
+    total = cast(Tensor, whole.lse)
+    # 0 for rows without keys
+    share = (cast(Tensor, kept.lse) - total.masked_fill(total == -torch.inf, 0.0)).exp() / (1.0 - call.dropout)
+    return (out * share[..., None]).to(q.dtype), whole

@@ -7,7 +7,7 @@ from types import FunctionType
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, FlexKernelOptions, flex_attention
 
 from hf_efficient_attn.backends.flex.mods import Mods, ScoreMod
 
@@ -52,4 +52,7 @@ def _compiled(kind: object) -> Callable[..., tuple[Tensor, AuxOutput]]:
 def _flex(
     q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod | None, mask: BlockMask, scale: float, aux: AuxRequest
 ) -> tuple[Tensor, AuxOutput]:
-    return flex_attention(q, k, v, score_mod, mask, scale, enable_gqa=True, return_aux=aux)
+    # torch's kernel for few queries, which it takes below 128, stacks those of heads that share keys: it fails where
+    # they are then too many for its blocks
+    options: FlexKernelOptions = {"FORCE_USE_FLEX_ATTENTION": q.shape[2] > 1}
+    return flex_attention(q, k, v, score_mod, mask, scale, enable_gqa=True, kernel_options=options, return_aux=aux)

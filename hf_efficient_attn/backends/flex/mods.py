@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.flex.captured import captured, captured_locations, in_memory, kind_of
+from hf_efficient_attn.backends.flex.dropout import Dropout
 from hf_efficient_attn.backends.flex.groups import head_groups, is_causal
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
@@ -29,7 +30,7 @@ class Mods:
 
     Attributes:
         mask_mod: which pairs are allowed.
-        score_mod: soft cap and terms; None: there are none.
+        score_mod: soft cap, terms and dropout; None: there are none.
         kind: everything about them that a compiled kernel depends on, hashable; None while a caller's program is being
             compiled.
     """
@@ -39,8 +40,8 @@ class Mods:
     kind: object
 
 
-def mods_of(call: AttentionCall, device: torch.device) -> Mods:
-    """Return the functions of a call for tensors on a device."""
+def mods_of(call: AttentionCall, device: torch.device, dropout: Dropout | None = None) -> Mods:
+    """Return the functions of a call for tensors on a device; the scores of weights that `dropout` drops are -inf."""
     layout, locations = call.layout, None
     if not is_idle(call.tokens):
         of_queries, of_keys = axis_locations(layout, call.tokens, device)
@@ -48,11 +49,12 @@ def mods_of(call: AttentionCall, device: torch.device) -> Mods:
         locations = (keys if of_queries is of_keys else captured_locations(of_queries), keys)
     terms = [dataclasses.replace(term, values=captured(term.values, (0, 2))) for term in call.terms]
     lookup = PositionLookup(offset_of(layout.query_offset, device), locations)
-    score_mod = _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None
+    has_score_mod = terms or call.softcap is not None or dropout is not None
+    score_mod = _score_mod(terms, lookup, call.softcap, dropout) if has_score_mod else None
     kind = None
     if not torch.compiler.is_compiling():
         of_terms = tuple((term.label, kind_of(term.values)) for term in terms)
-        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms)
+        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms, dropout and dropout.probability)
     return Mods(_mask_mod(layout, lookup, device), score_mod, kind)
 
 
@@ -131,7 +133,9 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
     return of_tokens
 
 
-def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | None) -> ScoreMod:
+def _score_mod(
+    terms: Sequence[Term], lookup: PositionLookup, softcap: float | None, dropout: Dropout | None
+) -> ScoreMod:
     def with_terms(score: Tensor, example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         score = cap(score, softcap)
         positions = lookup.positions(example, query, key)
@@ -142,6 +146,8 @@ def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | N
             sizes = zip(indices, term.values.shape, strict=True)
             value = term.values[tuple(index if size > 1 else index * 0 for index, size in sizes)]
             score = score + term.label.score(value, label)
+        if dropout is not None:
+            score = torch.where(dropout.is_kept(example, head, query, key), score, -torch.inf)
         return score
 
     return with_terms

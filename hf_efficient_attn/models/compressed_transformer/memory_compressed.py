@@ -42,6 +42,9 @@ from .mechanism import MechanismAttention, zeroed
 class MemoryCompressedAttention(MechanismAttention):
     """Attention to one key for every few tokens, bidirectional or causal."""
 
+    # instead of keys in a cache, see `SummaryLayer`
+    keeps_sums = True
+
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.stride = config.compression_tokens

@@ -50,6 +50,8 @@ class LinearReading(TextReading):
     """Attention by sums over keys, bidirectional or causal."""
 
     reads_tokens = True
+    # instead of keys in a cache, see `SummaryLayer`
+    keeps_sums = True
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
