@@ -54,6 +54,7 @@ PATTERNS: dict[str, Pattern] = {
     "key table": KeyTable([{query, query // 2, *range(query * 7 % 5, query % 40)} for query in range(700)]),
     "per head": PerHead([Band(5, 5), Dilated(12, 0, 3)]),
     "grid": SizedGrid([8, 8], [Band(1, 1), Dilated(2, 4, 2)], 1),
+    "scattered globals": Band(8, 2) | GlobalTokens([7, 31, 32, 60]),
 }
 # its positions are the nodes of a tree, so that few lengths are possible
 SPAN_TREE = "span tree"

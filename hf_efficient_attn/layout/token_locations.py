@@ -29,6 +29,11 @@ class TokenLocations:
     positions: Tensor
     is_global: Tensor | None = None
 
+    def in_order(self, order: Tensor) -> "TokenLocations":
+        """Return those of the tokens at some positions, int [tokens]."""
+        is_global = None if self.is_global is None else self.is_global[:, order]
+        return TokenLocations(self.documents[:, order], self.positions[:, order], is_global)
+
 
 def token_locations(tokens: TokenMask, num_keys: int, device: torch.device) -> TokenLocations:
     """Return the document and the position of every token.

@@ -286,11 +286,11 @@ def test_command_for_a_decode_step_on_a_device_that_is_not_there(capsys: pytest.
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_forecast_for_a_gpu_says_what_is_missing_here(monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
     monkeypatch.setattr(flex, "_compiler", lambda device: ("triton", is_there))
-    explanation = hea.explain(Band(64, 64), 1024, device="cuda")
+    explanation = hea.explain(Band(64, 64), 32_768, device="cuda")
     note = "(on cuda, auto may take flex where triton is installed; here it is not)"
     assert (explanation.backend == "flex", note in str(explanation)) == (is_there, not is_there)
     # head sizes of 8 are not for flex, whatever is installed
-    assert note not in str(hea.explain(Band(64, 64), 1024, device="cuda", head_dim=8))
+    assert note not in str(hea.explain(Band(64, 64), 32_768, device="cuda", head_dim=8))
 
 
 def test_layers_that_read_otherwise_are_named() -> None:

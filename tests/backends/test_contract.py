@@ -28,6 +28,9 @@ FLEX_CASES = [
     Case("causal band", 200, "left", label=SoftSpan(ramp=20, num_inner=5), has_own_values=True, needs_grad=False),
     Case("earlier keys", 127, "holes", num_queries=1, value_dim=24, needs_grad=False),
     Case("compressed keys", 40, "documents", num_queries=130, needs_grad=False, cross_offset=40),
+    Case("scattered globals", 200, needs_grad=False, label=Distance(-3, 6)),
+    Case("scattered globals", 300, "documents", heads=(6, 1), needs_grad=False),
+    Case("scattered globals", 130, "globals", needs_grad=False),
 ]
 
 

@@ -1,14 +1,17 @@
 """Block tables against all pairs, block by block."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hf_efficient_attn.layout.blocks.globals_first import globals_first
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal
@@ -65,6 +68,44 @@ def test_blocks(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
         # of the patterns here, intervals tell all
         assert torch.equal(full, squares.all((-3, -1)))
         assert torch.equal(partial | full, squares.any((-3, -1)))
+
+
+@pytest.mark.parametrize("tokens", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_with_global_tokens_first(causal: bool, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_efficient_attn.layout.blocks.globals_first.MOST", 1)
+    pattern = Band(9, 4) | GlobalTokens([7, 20, 21, 63])
+    layout = Layout(pattern.causal() if causal else pattern, 2, NUM_KEYS, NUM_KEYS)
+    documents = tuple(tokens.documents(2, NUM_KEYS))
+    order = globals_first(layout, documents)
+    assert order is not None
+    table = block_table(layout, documents, (QUERY_TOKENS, KEY_TOKENS), CPU, order)
+    partial, full = blocks(table.num_partial, table.partial), blocks(table.num_full, table.full)
+    allowed = allowed_pairs(layout, tokens, 2, CPU)
+    assert allowed is not None
+    places = order.positions()
+    padded = pad(allowed[..., places, :][..., places], (0, -NUM_KEYS % KEY_TOKENS, 0, -NUM_KEYS % QUERY_TOKENS))
+    squares = padded.unflatten(-2, (-1, QUERY_TOKENS)).unflatten(-1, (-1, KEY_TOKENS))
+    assert not (partial & full).any()
+    assert torch.equal((partial | full) | squares.any((-3, -1)), partial | full)
+    assert torch.equal(full & squares.all((-3, -1)), full)
+
+
+def test_global_tokens_fill_few_blocks_once_they_come_first() -> None:
+    layout = Layout(Band(256, 256) | GlobalTokens(range(0, 32_768, 2048)), 1, 32_768, 32_768)
+    documents = ((Document(0, 32_768),),)
+    tables = [
+        block_table(layout, documents, (128, 128), CPU, each) for each in (None, globals_first(layout, documents))
+    ]
+    scattered, first = (int((each.num_partial + each.num_full).sum()) for each in tables)
+    assert scattered > 8000
+    assert first < 2000
+
+
+@pytest.mark.parametrize("positions", [[], [0, 1, 2], range(0, 64, 2)])
+def test_an_order_is_for_few_scattered_global_tokens(positions: Sequence[int]) -> None:
+    layout = Layout(Band(3, 3) | GlobalTokens(positions), 1, 64, 64)
+    assert globals_first(layout, ((Document(0, 64),),)) is None
 
 
 def test_tables_are_cached_by_value() -> None:

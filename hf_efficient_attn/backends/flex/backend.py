@@ -17,7 +17,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput, BlockMask
+from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
 from hf_efficient_attn.backends.flex.captured import in_memory
@@ -25,6 +25,7 @@ from hf_efficient_attn.backends.flex.dropout import Dropout, draw_seed
 from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import Mods, mods_of
+from hf_efficient_attn.backends.flex.order import layout_order, order_of
 from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
@@ -112,7 +113,9 @@ def cost(call: AttentionCall) -> float:
     """Return the scores of all blocks that hold an allowed pair; infinity where compiling is not worth it."""
     if is_only_by_name(call):
         return inf
-    return costs_of(call).flex * computed_pairs(call) * (DROPOUT_COST if call.dropout > 0 else 1.0)
+    costs = costs_of(call)
+    one = costs.flex_call / call.inputs.batch_size + costs.flex * computed_pairs(call)
+    return one * (DROPOUT_COST if call.dropout > 0 else 1.0)
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -140,7 +143,8 @@ def remark(call: AttentionCall) -> str:
 def computed_pairs(call: AttentionCall) -> int:
     """Return the scores of all blocks that hold an allowed pair, in all heads."""
     layout, block_size = call.layout, BLOCK_SIZES[call.inputs.device]
-    table = block_table(layout, None, block_size, torch.device("cpu"))
+    device = torch.device("cpu")
+    table = block_table(layout, None, block_size, device, layout_order(layout))
     num_blocks = int(table.num_partial.sum() + table.num_full.sum())
     # all heads may share one table
     heads = layout.num_heads // table.num_full.shape[1]
@@ -175,29 +179,47 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         q, k, v = (
             tensor.detach() if any(memory_order(tensor)) else tensor.detach().contiguous() for tensor in (q, k, v)
         )
-    mods = mods_of(call, q.device)
-    mask = block_mask(call, q.device, mods.mask_mod)
     need_lse = need_lse or call.sinks is not None
-    if call.dropout > 0:
-        out, aux = _dropped(q, k, v, call, mods, mask)
-    else:
-        out, aux = run(q, k, v, mods, mask, call.scale, need_lse and not is_cpu)
+    out, lse = _in_best_order(q, k, v, call, need_lse and not is_cpu)
     if not need_lse:
         return out, None
     if call.sinks is not None:
         # why_not has refused devices whose kernels return none
-        out, lse = join_sinks(out, cast(Tensor, aux.lse), call.sinks)
+        out, lse = join_sinks(out, cast(Tensor, lse), call.sinks)
         masked = call.masked_queries
         lse = lse if masked is None else lse.masked_fill(masked[..., 0], -torch.inf)
-    else:
-        lse = row_lse(q, k, call) if aux.lse is None else aux.lse
+    lse = row_lse(q, k, call) if lse is None else lse
     return out, lse if call.lse_needs_grad else lse.detach()
+
+
+def _in_best_order(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return output and, if needed, lse, computed in an order of tokens in which few blocks hold allowed pairs."""
+    order = order_of(call, q.device)
+    if order is None:
+        mods = mods_of(call, q.device)
+        return _kernel(q, k, v, call, mods, block_mask(call, q.device, mods.mask_mod), need_lse)
+    mods = mods_of(call, q.device, order=order.positions)
+    mask = block_mask(call, q.device, mods.mask_mod, order.kind)
+    q, k, v = (order.sort(each) for each in (q, k, v))
+    out, lse = _kernel(q, k, v, call, mods, mask, need_lse)
+    return order.sort_back(out), None if lse is None else order.sort_back(lse)
+
+
+def _kernel(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, mods: Mods, mask: BlockMask, need_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    if call.dropout > 0:
+        return _dropped(q, k, v, call, mods, mask)
+    out, aux = run(q, k, v, mods, mask, call.scale, need_lse)
+    return out, aux.lse
 
 
 def _dropped(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, mods: Mods, mask: BlockMask
-) -> tuple[Tensor, AuxOutput]:
-    """Return the output with dropout, and what belongs to the rows without it.
+) -> tuple[Tensor, Tensor]:
+    """Return the output with dropout, and the lse of the rows without it.
 
     A weight exp(s) / Z is kept, divided by 1 - p, or dropped. A kernel whose dropped scores are -inf divides by the sum
     of the others, Z', instead; so its output is multiplied by Z' / Z / (1 - p).
@@ -206,8 +228,8 @@ def _dropped(
     dropout = Dropout(call.dropout, in_memory(seed) if torch.compiler.is_compiling() else seed)
     # no output of it is used
     _, whole = run(q, k, v.detach()[..., :CUDA_MIN_HEAD_DIM], mods, mask, call.scale, need_lse=True)
-    out, kept = run(q, k, v, mods_of(call, q.device, dropout), mask, call.scale, need_lse=True)
+    out, kept = run(q, k, v, mods.with_dropout(dropout), mask, call.scale, need_lse=True)
     total = cast(Tensor, whole.lse)
     # 0 for rows without keys
     share = (cast(Tensor, kept.lse) - total.masked_fill(total == -torch.inf, 0.0)).exp() / (1.0 - call.dropout)
-    return (out * share[..., None]).to(q.dtype), whole
+    return (out * share[..., None]).to(q.dtype), total

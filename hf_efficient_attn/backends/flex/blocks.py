@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.groups import layout_text
 from hf_efficient_attn.backends.flex.mods import MaskMod
+from hf_efficient_attn.layout.blocks.globals_first import GlobalsFirst
 from hf_efficient_attn.layout.blocks.table import CACHE_BYTES, Documents, block_table
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
@@ -22,7 +23,9 @@ BLOCK_SIZES = {"cpu": (32, 64), "cuda": (128, 128)}
 Tables = tuple[Tensor, ...]
 
 
-def block_mask(call: AttentionCall, device: torch.device, mask_mod: MaskMod) -> BlockMask:
+def block_mask(
+    call: AttentionCall, device: torch.device, mask_mod: MaskMod, order: GlobalsFirst | None = None
+) -> BlockMask:
     """Return the blocks that hold allowed pairs, with the function that says which pairs of a block are allowed."""
     layout, tokens, inputs = call.layout, call.tokens, call.inputs
     lengths = layout.num_queries, layout.num_keys
@@ -37,22 +40,31 @@ def block_mask(call: AttentionCall, device: torch.device, mask_mod: MaskMod) -> 
             device,
         )
     else:
-        documents = None
-        if not is_idle(tokens):
-            documents = tokens.documents(inputs.batch_size, layout.num_keys, layout.num_positions)
-        tables = _tables(layout, documents, device, inputs.needs_grad)
+        tables = _tables(layout, documents_of(call), device, inputs.needs_grad, order)
     of_columns = tables[4:] or (None,) * 4
     # mypy does not count the tensors of a tuple
     return BlockMask(lengths, *tables[:4], *of_columns, BLOCK_SIZES[device.type], mask_mod)  # type: ignore[arg-type, call-arg]
 
 
+def documents_of(call: AttentionCall) -> Documents | None:
+    """Return the documents of each example; None: every example is one whole document."""
+    layout, tokens = call.layout, call.tokens
+    return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
+
+
 @cached(CACHE_BYTES)
-def _tables(layout: Layout, documents: Documents | None, device: torch.device, needs_grad: bool) -> Tables:
+def _tables(
+    layout: Layout,
+    documents: Documents | None,
+    device: torch.device,
+    needs_grad: bool,
+    order: GlobalsFirst | None = None,
+) -> Tables:
     """Return four tensors: how many partial blocks each row of blocks has, their indices, and the same for full blocks.
 
     With gradients there are four more, the same for each column, for the backward pass.
     """
-    table = block_table(layout, documents, BLOCK_SIZES[device.type], device)
+    table = block_table(layout, documents, BLOCK_SIZES[device.type], device, order)
     partial, full = (table.num_partial, table.partial), (table.num_full, table.full)
     return (*partial, *full, *by_column(*partial), *by_column(*full)) if needs_grad else (*partial, *full)
 

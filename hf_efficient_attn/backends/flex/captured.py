@@ -19,6 +19,14 @@ def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
     return pad(tensor.detach(), [number for end in reversed(added) for number in (0, end)])
 
 
+def by_pair(values: Tensor) -> Tensor:
+    """Return the values of a term, [.., .., queries or 1, labels], such that a pair finds its own by query or label.
+
+    torch compiles no backward pass where a head has a single value for all of its pairs: it gets a second label.
+    """
+    return pad(values, (0, 1)) if values.shape[2] == values.shape[3] == 1 and values.requires_grad else values
+
+
 def captured_locations(locations: TokenLocations) -> TokenLocations:
     """Return the locations as a kernel captures them."""
     documents, positions = (_captured_numbers(tensor) for tensor in (locations.documents, locations.positions))

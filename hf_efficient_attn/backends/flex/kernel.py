@@ -54,5 +54,7 @@ def _flex(
 ) -> tuple[Tensor, AuxOutput]:
     # torch's kernel for few queries, which it takes below 128, stacks those of heads that share keys: it fails where
     # they are then too many for its blocks
-    options: FlexKernelOptions = {"FORCE_USE_FLEX_ATTENTION": q.shape[2] > 1}
+    is_single = q.shape[2] == 1
+    # a branch, since a compiler takes no option whose value it does not know
+    options: FlexKernelOptions = {} if is_single else {"FORCE_USE_FLEX_ATTENTION": True}
     return flex_attention(q, k, v, score_mod, mask, scale, enable_gqa=True, kernel_options=options, return_aux=aux)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.flex.captured import captured, captured_locations, in_memory, kind_of
+from hf_efficient_attn.backends.flex.captured import by_pair, captured, captured_locations, in_memory, kind_of
 from hf_efficient_attn.backends.flex.dropout import Dropout
 from hf_efficient_attn.backends.flex.groups import head_groups, is_causal
 from hf_efficient_attn.layout.cache import cached
@@ -30,7 +30,7 @@ class Mods:
 
     Attributes:
         mask_mod: which pairs are allowed.
-        score_mod: soft cap, terms and dropout; None: there are none.
+        score_mod: soft cap and terms; None: there are none.
         kind: everything about them that a compiled kernel depends on, hashable; None while a caller's program is being
             compiled.
     """
@@ -39,22 +39,33 @@ class Mods:
     score_mod: ScoreMod | None
     kind: object
 
+    def with_dropout(self, dropout: Dropout) -> "Mods":
+        """Return functions by which the scores of dropped weights are -inf."""
 
-def mods_of(call: AttentionCall, device: torch.device, dropout: Dropout | None = None) -> Mods:
-    """Return the functions of a call for tensors on a device; the scores of weights that `dropout` drops are -inf."""
+        def score_mod(score: Tensor, *place: Tensor) -> Tensor:
+            score = score if self.score_mod is None else self.score_mod(score, *place)
+            return torch.where(dropout.is_kept(*place), score, -torch.inf)
+
+        return Mods(self.mask_mod, score_mod, None if self.kind is None else (self.kind, dropout.probability))
+
+
+def mods_of(call: AttentionCall, device: torch.device, order: Tensor | None = None) -> Mods:
+    """Return the functions of a call, without its dropout, for tensors on a device.
+
+    order: the position of the token at each place, of queries and keys alike; None: they are in order.
+    """
     layout, locations = call.layout, None
     if not is_idle(call.tokens):
         of_queries, of_keys = axis_locations(layout, call.tokens, device)
-        keys = captured_locations(of_keys)
+        keys = captured_locations(of_keys if order is None else of_keys.in_order(order))
         locations = (keys if of_queries is of_keys else captured_locations(of_queries), keys)
-    terms = [dataclasses.replace(term, values=captured(term.values, (0, 2))) for term in call.terms]
-    lookup = PositionLookup(offset_of(layout.query_offset, device), locations)
-    has_score_mod = terms or call.softcap is not None or dropout is not None
-    score_mod = _score_mod(terms, lookup, call.softcap, dropout) if has_score_mod else None
+    terms = [dataclasses.replace(term, values=captured(by_pair(term.values), (0, 2))) for term in call.terms]
+    lookup = PositionLookup(offset_of(layout.query_offset, device), locations, order)
+    score_mod = _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None
     kind = None
     if not torch.compiler.is_compiling():
         of_terms = tuple((term.label, kind_of(term.values)) for term in terms)
-        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms, dropout and dropout.probability)
+        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms)
     return Mods(_mask_mod(layout, lookup, device), score_mod, kind)
 
 
@@ -65,16 +76,18 @@ class PositionLookup:
     Attributes:
         offset: position of the first query, an int tensor of no dimension; None: 0.
         locations: those on the axis of the queries and on that of the keys; None: all examples are alike.
+        order: the position at each index, where all examples are alike; None: the index itself.
     """
 
     offset: Tensor | None
     locations: tuple[TokenLocations, TokenLocations] | None
+    order: Tensor | None = None
 
     @property
     def kind(self) -> object:
         """Everything about the lookup that a compiled kernel depends on."""
         if self.locations is None:
-            return self.offset is None
+            return self.offset is None, self.order is None
         of_queries, of_keys = self.locations
         kinds = kind_of(of_queries.positions), kind_of(of_keys.positions)
         return self.offset is None, of_keys.is_global is None, of_queries is of_keys, *kinds
@@ -85,6 +98,8 @@ class PositionLookup:
 
     def positions(self, example: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of a query and a key within their documents."""
+        if self.locations is None and self.order is not None:
+            return self.order[query], self.order[key]
         if self.locations is None:
             return self.query(query), key
         of_queries, of_keys = self.locations
@@ -126,16 +141,17 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
         row = lookup.query(query)
         if of_keys.is_global is not None:
             chosen = of_keys.is_global[example, row] | of_keys.is_global[example, key]
-            allowed = allowed | (chosen & (key <= row) if reads_no_later_keys else chosen)
+            if reads_no_later_keys:
+                query_position, key_position = lookup.positions(example, query, key)
+                chosen = chosen & (key_position <= query_position)
+            allowed = allowed | chosen
         document = of_keys.documents[example, key]
         return allowed & (of_queries.documents[example, row] == document) & (document >= 0)
 
     return of_tokens
 
 
-def _score_mod(
-    terms: Sequence[Term], lookup: PositionLookup, softcap: float | None, dropout: Dropout | None
-) -> ScoreMod:
+def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | None) -> ScoreMod:
     def with_terms(score: Tensor, example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         score = cap(score, softcap)
         positions = lookup.positions(example, query, key)
@@ -146,8 +162,6 @@ def _score_mod(
             sizes = zip(indices, term.values.shape, strict=True)
             value = term.values[tuple(index if size > 1 else index * 0 for index, size in sizes)]
             score = score + term.label.score(value, label)
-        if dropout is not None:
-            score = torch.where(dropout.is_kept(example, head, query, key), score, -torch.inf)
         return score
 
     return with_terms

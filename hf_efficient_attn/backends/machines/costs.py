@@ -42,6 +42,7 @@ class Costs:
         run: fixed time of one of its kernels, with what surrounds it.
         moved: time of a query that is moved to its place in a token order and back.
         flex: time of a score in flex's kernel, forward and backward alike.
+        flex_call: fixed time of a call of flex beyond that of dense attention.
         tile_key: time of a key of a tile of chosen keys, besides that of its scores: it is gathered, and read from
             memory several times.
         listed: time of a pair that a list of chosen keys names, to find its tile and to make its mask.
@@ -56,6 +57,7 @@ class Costs:
     run: float
     moved: float
     flex: float = 1.2
+    flex_call: float = 0.0
     tile_key: float = 80.0
     listed: float = 5.0
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.blocks.globals_first import GlobalsFirst
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.layout import Layout
@@ -38,7 +39,11 @@ class BlockTable:
 
 @cached(CACHE_BYTES)
 def block_table(
-    layout: Layout, documents: Documents | None, block_size: tuple[int, int], device: torch.device
+    layout: Layout,
+    documents: Documents | None,
+    block_size: tuple[int, int],
+    device: torch.device,
+    order: GlobalsFirst | None = None,
 ) -> BlockTable:
     """Return the table for blocks of `block_size` = (queries, keys) tokens.
 
@@ -47,6 +52,7 @@ def block_table(
     Args:
         layout: if there are documents, its pattern must be the same at every length.
         documents: those of each example; None: every example is one whole document.
+        order: of queries and keys; None: that of their positions.
 
     Raises:
         InputError: the tables, with an entry for every pair of blocks, are larger than MAX_TABLE_BYTES.
@@ -66,7 +72,7 @@ def block_table(
     num_partial, num_full = (torch.zeros(shape[:3], dtype=torch.int32) for _ in range(2))
     for example, its_documents in enumerate(examples):
         for group, (head, _, _) in enumerate(groups):
-            for row, (outer, inner) in enumerate(_rows(layout, its_documents, head, query_tokens)):
+            for row, (outer, inner) in enumerate(_rows(layout, its_documents, head, query_tokens, order)):
                 touched = _touched(outer, key_tokens)
                 inside = intersect(touched, _inside(inner, key_tokens))
                 rest = _difference(touched, inside)
@@ -82,34 +88,42 @@ def block_table(
 
 
 def _rows(
-    layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int
+    layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int, order: GlobalsFirst | None
 ) -> list[tuple[Intervals, Intervals]]:
     """Return, for each row of blocks, the keys that some of its queries read, and those that all of them read."""
     num_rows = -(-layout.num_queries // block_tokens)
     outer: list[Intervals] = [()] * num_rows
     inner: list[Intervals] = [()] * num_rows
+    num_seen = [0] * num_rows
     for document in documents:
         own = layout.of_document(document)
         if own.num_queries == 0:
             continue
         pattern = own.head_patterns()[head]
         first_query = document.query_start + own.query_offset - layout.query_offset
-        for row, first, last in _row_parts(first_query, first_query + own.num_queries, block_tokens):
+        for row, first, last in _row_parts(first_query, first_query + own.num_queries, block_tokens, order):
             bounds = (first + own.query_offset - first_query, last + own.query_offset - first_query, own.num_keys)
-            outer[row] = union(outer[row], _shifted(pattern.key_intervals(*bounds), document.start))
-            if last - first + 1 == block_tokens and not document.has_holes:
-                inner[row] = union(inner[row], _shifted(pattern.full_key_intervals(*bounds), document.start))
-    return list(zip(outer, inner, strict=True))
+            outer[row] = union(outer[row], _placed(pattern.key_intervals(*bounds), document.start, order))
+            if not document.has_holes:
+                read = _placed(pattern.full_key_intervals(*bounds), document.start, order)
+                inner[row] = intersect(inner[row], read) if num_seen[row] else read
+                num_seen[row] += last - first + 1
+    are_all = (seen == block_tokens for seen in num_seen)
+    return [(some, each if is_all else ()) for some, each, is_all in zip(outer, inner, are_all, strict=True)]
 
 
-def _row_parts(start: int, stop: int, block_tokens: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (row of blocks, first query, last query) for the part of the queries start … stop - 1 in each row."""
-    for row in range(start // block_tokens, -(-stop // block_tokens)):
-        yield row, max(start, row * block_tokens), min(stop, (row + 1) * block_tokens) - 1
+def _row_parts(start: int, stop: int, block_tokens: int, order: GlobalsFirst | None) -> Iterator[tuple[int, int, int]]:
+    """Yield (row of blocks, first query, last query) for parts of the queries start … stop - 1, neighbours in a row."""
+    for place, begin, end in ((start, start, stop - 1),) if order is None else order.runs(start, stop):
+        for row in range(place // block_tokens, (place + end - begin) // block_tokens + 1):
+            first = begin + max(0, row * block_tokens - place)
+            yield row, first, min(end, begin + (row + 1) * block_tokens - 1 - place)
 
 
-def _shifted(intervals: Intervals, distance: int) -> Intervals:
-    return tuple((start + distance, stop + distance) for start, stop in intervals)
+def _placed(intervals: Intervals, distance: int, order: GlobalsFirst | None) -> Intervals:
+    """Return the places of positions that are counted from `distance`."""
+    shifted = tuple((start + distance, stop + distance) for start, stop in intervals)
+    return shifted if order is None else order.places(shifted)
 
 
 def _touched(intervals: Intervals, block_tokens: int) -> Intervals:
