@@ -56,9 +56,9 @@ XEON = Machine(
     "forward in float32 measured, the rest taken from an AMD EPYC",
     (("float32", XEON_FLOAT32), ("bfloat16", EPYC_BFLOAT16)),
 )
-# from times of 256 to 32,768 tokens, in 16 heads of 64 numbers in bfloat16. In blocked a score takes 58 times as long as
-# in dense attention, 39 times in the backward pass, and a call 2 ms; passes with one number share their layouts. In flex
-# a score takes 2.4 times as long; a call keeps the host for 0.15 ms, or 1 ms with the backward pass.
+# from times of 256 to 32,768 tokens, in 16 heads of 64 numbers in bfloat16. In blocked a score takes 58 times as long
+# as in dense attention, 39 times in the backward pass, and a call 2 ms; passes with one number share their layouts. In
+# flex a score takes 2.4 times as long; a call keeps the host for 0.15 ms, or 1 ms with the backward pass.
 ON_GPU = PassCosts(BlockCosts.only(EXPLICIT_BLOCK_TOKENS, 50), explicit=50, masked=1.9)
 GPU_COSTS = Costs(
     ON_GPU,
