@@ -2,7 +2,8 @@
 
     python stock_client.py '{"FOLDER": ["AutoModelForCausalLM", …], …}'
 
-The first also by a pipeline. Prints one line of JSON: what was said, by folder and way. Where a model was loaded, it begins with "loaded".
+The first also by a pipeline. Prints one line of JSON: what was said, by folder and way; where a model was loaded, it
+begins with "loaded".
 """
 
 import json
