@@ -1,6 +1,7 @@
 """Attention with a pattern, as a function of tensors."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from hf_efficient_attn.attention.joined import with_lse_gradient
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.ready_calls import call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.unknown_arguments import unknown_argument
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
 from hf_efficient_attn.layout.terms import Term
@@ -41,6 +43,7 @@ def attention(
     query_segment_ids: Tensor | None = None,
     chosen: ChosenKeys | None = None,
     lse_gradient: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
 
@@ -109,10 +112,13 @@ def attention(
             one softmax; see `join_attention`. Only with `return_lse`.
 
     Raises:
-        InputError: shapes, dtypes or devices that do not fit together, or a number that is out of range.
+        InputError: shapes, dtypes or devices that do not fit together, a number that is out of range, or an argument
+            of other attention functions.
         ConfigurationError: a pattern that does not fit these heads or this length.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
+    if unknown:
+        raise unknown_argument(unknown, attention)
     masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     absent, heads = (*masks, terms, sinks, chosen, lse_gradient), (layer, first_head, num_model_heads, cross)
     key = call_key(q, k, v, backend, absent, pattern, *heads, query_offset, softcap, scale, dropout)

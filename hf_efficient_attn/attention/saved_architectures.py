@@ -34,11 +34,14 @@ def is_in_tree(config: PreTrainedConfig) -> bool:
 def has_pattern_inside(config: PreTrainedConfig) -> bool:
     """Return whether a config, or that of one of its parts, has an `attention_pattern`, or an indexer that chooses."""
     parts = (getattr(config, name, None) for name in config.sub_configs)
-    return (
-        getattr(config, FIELD, None) is not None
-        or has_indexer(config)
-        or any(isinstance(part, PreTrainedConfig) and has_pattern_inside(part) for part in parts)
+    return has_own_pattern(config) or any(
+        isinstance(part, PreTrainedConfig) and has_pattern_inside(part) for part in parts
     )
+
+
+def has_own_pattern(config: PreTrainedConfig) -> bool:
+    """Return whether a config itself has an `attention_pattern`, or an indexer that chooses."""
+    return getattr(config, FIELD, None) is not None or has_indexer(config)
 
 
 def stock_name(architecture: str) -> str:

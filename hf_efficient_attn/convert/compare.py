@@ -49,7 +49,7 @@ def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequ
     Raises:
         CheckpointError: outputs differ, and no deviation by design says so.
     """
-    reason = _why_not_compared(source, request)
+    reason = _why_not_compared(source, request, configs)
     if reason is not None:
         return f"Outputs were not compared with the source's, as {reason}."
     found = compare(source, model, _num_tokens(source, request, configs))
@@ -97,11 +97,10 @@ def compare(source: Source, model: PreTrainedModel, tokens: int) -> Difference |
     return Difference(worst, shares[worst], tokens)
 
 
-def _why_not_compared(source: Source, request: ConversionRequest) -> str | None:
-    counterpart = source.counterpart
+def _why_not_compared(source: Source, request: ConversionRequest, configs: TranslatedConfigs) -> str | None:
     if request.pattern is not None:
         return "another pattern was asked for"
-    if request.attention_window is not None and not (counterpart is not None and counterpart.is_dense):
+    if request.attention_window is not None and not configs.is_dense:
         return "another window was asked for"
     has_projections = any("global" in name for name, _ in source.model.named_parameters())
     if request.global_projections is False and has_projections:
@@ -115,7 +114,7 @@ def _num_tokens(source: Source, request: ConversionRequest, configs: TranslatedC
     if source.head in ("SequenceClassification", "QuestionAnswering"):
         # the decoder reads the source
         sizes.append(getattr(configs.source, TARGET, MOST_TOKENS))
-    if source.counterpart is not None and source.counterpart.is_dense:
+    if configs.is_dense:
         sizes.append((request.attention_window or DEFAULT_WINDOW) // 2 + 1)
     sides = [(source.counterpart, source.model.config)]
     if configs.theirs is not None:

@@ -119,7 +119,8 @@ def differences(config: Any, other: Any, head: str) -> list[str]:
 
 def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
     """Return a note on fields of theirs, other than their defaults, that we have no counterpart for."""
-    known = {*counterpart.fields, *COMMON_FIELDS, *NO_FUNCTION, *counterpart.ignored_fields}
+    # `own_pattern` says what becomes of a pattern
+    known = {*counterpart.fields, *COMMON_FIELDS, *NO_FUNCTION, *counterpart.ignored_fields, FIELD}
     default = type(theirs)().to_dict()
     fields = {name: value for name, value in theirs.to_dict().items() if name not in known}
     lost = {name: value for name, value in fields.items() if name not in default or default[name] != value}

@@ -45,7 +45,8 @@ def convert(
     become sparse and long, and compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by
     default), all of which read each other; bert, roberta and xlm-roberta can also become an ETC, with their weights as
     start values in both of its inputs (Ainslie et al., arXiv:2004.08483, section 4), or a compressed Transformer, whose
-    layers have a `mechanism` in place of their attention: both have to be trained further.
+    layers have a `mechanism` in place of their attention: both have to be trained further. A dense one that `sparsify`
+    has given a pattern keeps it, and its length, unless another is asked for.
     Weights keep their dtype; those of a source that mixes several get one. That, and what has no counterpart on the
     other side, is warned of by name.
 
@@ -134,7 +135,7 @@ def convert(
     )
     configs = translate_configs(config, head, target, request)
     source = load_source(src, head, is_own_head, target)
-    source.notes += check_numbers(source.model)
+    source.notes += [*configs.notes, *check_numbers(source.model)]
     model = build_ours(source, configs.ours)
     source.notes += note_mixed(source.model, source.path, model.dtype)
     if configs.theirs is not None:

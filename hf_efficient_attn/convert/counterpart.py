@@ -24,9 +24,11 @@ COMMON_FIELDS = (
 # fields that say how a model was made, or nothing about the function it computes
 NO_FUNCTION = {
     "architectures",
+    "attn_implementation",
     "auto_map",
     "chunk_size_feed_forward",
     "dtype",
+    "experts_implementation",
     "forced_bos_token_id",
     "forced_eos_token_id",
     "gradient_checkpointing",

@@ -1,9 +1,11 @@
 """Translate the configs of a conversion, and refuse what cannot be made, before any weight is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.convert.configs import ConversionRequest, TheirConfig, apply_request, our_config, their_config
+from hf_efficient_attn.convert.own_pattern import keeps_pattern, note_replaced, with_own_pattern
 from hf_efficient_attn.convert.positions import check_lengths, check_memory
 from hf_efficient_attn.convert.registry import AUTO_CLASSES, COUNTERPARTS, table_of
 from hf_efficient_attn.errors import ConfigurationError
@@ -17,11 +19,15 @@ class TranslatedConfigs:
         source: what the source's says, as a config of our family.
         ours: the same with the length, pattern and global tokens that the request asks for.
         theirs: what `ours` becomes where the target is of transformers; None: the target is of our family.
+        is_dense: whether the source reads everything, so that the conversion makes it sparse.
+        notes: what the user should know.
     """
 
     source: Any
     ours: Any
     theirs: TheirConfig | None
+    is_dense: bool
+    notes: list[str]
 
 
 def translate_configs(config: Any, head: str, target: str, request: ConversionRequest) -> TranslatedConfigs:
@@ -37,13 +43,20 @@ def translate_configs(config: Any, head: str, target: str, request: ConversionRe
             more positions than memory.
     """
     counterpart, their = table_of(config.model_type, target), COUNTERPARTS.get(target)
-    source = config if counterpart is None else our_config(counterpart, config, head, request.parity)
-    ours = apply_request(source, request, counterpart)
+    if counterpart is None:
+        source, is_dense, notes = config, False, []
+        ours = apply_request(source, request, None)
+    else:
+        source, notes = our_config(counterpart, config, head, request.parity), note_replaced(config, request)
+        is_dense = counterpart.is_dense and getattr(config, FIELD, None) is None
+        if keeps_pattern(counterpart, config, request):
+            source, counterpart = with_own_pattern(source, config), replace(counterpart, is_dense=False)
+        ours = apply_request(source, request, counterpart)
     check_lengths(source, ours)
     check_memory(ours)
     if their is None:
-        return TranslatedConfigs(source, ours, None)
+        return TranslatedConfigs(source, ours, None, is_dense, notes)
     if head not in their.heads:
         heads = ", ".join(AUTO_CLASSES[name] for name in their.heads)
         raise ConfigurationError(f"{target} has no {AUTO_CLASSES[head]}; it has: {heads}.")
-    return TranslatedConfigs(source, ours, their_config(their, ours, head))
+    return TranslatedConfigs(source, ours, their_config(their, ours, head), is_dense, notes)

@@ -23,7 +23,11 @@ def load(folder: str, trusts: bool) -> dict[str, Any]:
 
 
 def main(folder: str) -> dict[str, Any]:
-    untrusted, was_imported = load(folder, trusts=False), PACKAGE in sys.modules
+    try:
+        untrusted = str(load(folder, trusts=False))
+    except ValueError as error:
+        untrusted = str(error)
+    was_imported = PACKAGE in sys.modules
     return {"untrusted": untrusted, "was_imported": was_imported, "trusted": load(folder, trusts=True)}
 
 

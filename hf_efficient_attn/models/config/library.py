@@ -5,6 +5,7 @@ from typing import Any
 from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.attention.model_check import checked_pattern
+from hf_efficient_attn.attention.saved_implementation import SAVED_EXPERTS
 from hf_efficient_attn.models.config.errors import refused
 from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.config.unknown import check_names, warn_of_unknown
@@ -45,7 +46,9 @@ class LibraryConfig:
             parent.register_for_auto_class(auto_class)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `PreTrainedConfig.to_dict`, but without an empty `auto_map`.
+        """As `PreTrainedConfig.to_dict`, but without an empty `auto_map`, and without the saved name as experts.
+
+        Nothing loads a family without this package, whose name it would be refused by.
 
         Raises:
             FieldError: a value that transformers cannot write.
@@ -53,6 +56,7 @@ class LibraryConfig:
         parent: Any = super()
         with refused(type(self), vars(self)):
             written: dict[str, Any] = parent.to_dict()
+        written.pop(SAVED_EXPERTS, None)
         if not written.get("auto_map"):
             written.pop("auto_map", None)
         return written
