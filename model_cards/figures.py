@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import figures_of_choices
+import figures_of_gpus
 import figures_of_lists
 import figures_of_neighbours
 import figures_of_spans
@@ -242,6 +243,7 @@ OWN: dict[str, Callable[[dict[str, Any]], str]] = {
     "masked summation": figures_of_stars.masked_summation,
     "trees": figures_of_trees.classified,
     "trees at equal steps": figures_of_trees.compared,
+    "kernels on a GPU": figures_of_gpus.kernels,
     "list operations": figures_of_lists.list_operations,
     "copied symbols": figures_of_choices.copied_symbols,
     "routing losses": figures_of_choices.routing_losses,

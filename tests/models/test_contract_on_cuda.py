@@ -34,6 +34,13 @@ TOKENS, FEW_TOKENS = 48, 12
 SLACK = 2.0
 
 
+@pytest.fixture(autouse=True)
+def float32_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a compiled Trainer left behind: it switches TF32 on."""
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(backend, "allow_tf32", False)
+
+
 def inputs_of(case: Any, device: str = "cuda", tokens: int = TOKENS) -> dict[str, Any]:
     make = seq2seq_cases.head_inputs if case.main_head == "AutoModelForSeq2SeqLM" else head_inputs
     inputs = make(case.main_head, 3, tokens)
