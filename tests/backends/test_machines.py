@@ -9,7 +9,7 @@ import torch
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.backends.machines import current
-from hf_efficient_attn.backends.machines.known import EPYC, GPU, KNOWN, XEON
+from hf_efficient_attn.backends.machines.known import EPYC, GPU, KNOWN, TILELESS_XEON, XEON
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.machines.processor import Processor, processor_of
 from hf_efficient_attn.bench.calibrate.measure import uniform
@@ -44,11 +44,11 @@ def test_written_and_read_again(machine: Machine) -> None:
         (EPYC.processor, EPYC),
         (replace(EPYC.processor, name="AMD Ryzen 9"), EPYC),
         (replace(XEON.processor, name="Intel(R) Xeon(R) Platinum 8480"), XEON),
-        # of the same make, though without tiles
-        (Processor("cpu", "Intel(R) Core(TM)", "GenuineIntel", XEON.processor.vectors, False), XEON),
-        # a virtual machine that hides the tiles
-        (replace(XEON.processor, has_tiles=False, num_cores=2), XEON),
-        (replace(XEON.processor, vectors="AVX2", has_tiles=False), XEON),
+        (Processor("cpu", "Intel(R) Core(TM)", "GenuineIntel", XEON.processor.vectors, False), TILELESS_XEON),
+        # or a virtual machine that hides them
+        (replace(XEON.processor, has_tiles=False, num_cores=2), TILELESS_XEON),
+        (replace(XEON.processor, vectors="AVX2", has_tiles=False), TILELESS_XEON),
+        (replace(XEON.processor, num_cores=64), XEON),
         (Processor("cpu", "AMD Ryzen 5", "AuthenticAMD", "AVX2", False, 6), EPYC),
         (Processor("cpu", "Apple M4", "", "DEFAULT", False), EPYC),
         (Processor("cuda", "NVIDIA H100"), GPU),

@@ -56,6 +56,47 @@ XEON = Machine(
     "forward in float32 measured, the rest taken from an AMD EPYC",
     (("float32", XEON_FLOAT32), ("bfloat16", EPYC_BFLOAT16)),
 )
+TILELESS_XEON_FLOAT32 = Costs(
+    forward=PassCosts(
+        BlockCosts(((32, 1.54), (64, 1.41), (96, 1.42), (128, 1.46), (192, 1.4), (256, 1.32))),
+        explicit=3.36,
+        masked=1.24,
+    ),
+    backward=PassCosts(
+        BlockCosts(((32, 2.46), (64, 1.97), (96, 1.7), (128, 1.68), (192, 1.39), (256, 1.33))),
+        explicit=3.71,
+        masked=1.14,
+    ),
+    dense_backward=2.37,
+    key=10.5,
+    gathered=47.7,
+    call=44500,
+    run=43600,
+    moved=154,
+)
+TILELESS_XEON_BFLOAT16 = Costs(
+    forward=PassCosts(
+        BlockCosts(((32, 1.63), (64, 1.55), (96, 1.57), (128, 1.55), (192, 1.42), (256, 1.39))),
+        explicit=2.71,
+        masked=1.17,
+    ),
+    backward=PassCosts(
+        BlockCosts(((32, 1.85), (64, 1.62), (96, 1.57), (128, 1.53), (192, 1.31), (256, 1.27))),
+        explicit=0.907,
+        masked=1.03,
+    ),
+    dense_backward=8.05,
+    key=47.5,
+    gathered=32.9,
+    call=49200,
+    run=39600,
+    moved=101,
+)
+TILELESS_XEON = Machine(
+    Processor("cpu", "Intel(R) Xeon(R) Processor", "GenuineIntel", "AVX512", False, 2),
+    "measured on 2026-11-27 with torch 2.13.0+cpu, 1 threads",
+    (("float32", TILELESS_XEON_FLOAT32), ("bfloat16", TILELESS_XEON_BFLOAT16)),
+)
 # from times of 256 to 32,768 tokens, in 16 heads of 64 numbers in bfloat16. In blocked a score takes 58 times as long
 # as in dense attention, 39 times in the backward pass, and a call 2 ms; passes with one number share their layouts. In
 # flex a score takes 3.5 times as long, and a call 0.13 ms longer, or 0.7 ms with the backward pass.
@@ -78,4 +119,4 @@ GPU = Machine(
     (("bfloat16", GPU_COSTS),),
 )
 # the first of those that are equally similar is taken
-KNOWN = (EPYC, XEON, GPU)
+KNOWN = (EPYC, XEON, TILELESS_XEON, GPU)
