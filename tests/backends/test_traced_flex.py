@@ -19,8 +19,9 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention import call as call_module
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.flex.dropout import Dropout
 from hf_efficient_attn.layout.call import Inputs, inputs_of
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.terms import Distance, Label, Slope, Term
 from hf_efficient_attn.patterns.bands import Band, Causal
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -126,6 +127,42 @@ def test_one_program_holds_flex_and_its_gradients(name: str) -> None:
     assert programs.of() == {"flex"}
     # a forward and a backward pass serve all lengths
     assert len(programs.code) == 2
+
+
+def test_dropout_is_part_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And drops what its hash says; without a seed given, every call draws one."""
+    seed, programs, pattern = torch.tensor(11, dtype=torch.int32), Programs(), Band(9, 2)
+    leaves = leaves_of(Case(pattern), 140)
+    index = [torch.arange(size).reshape(-1, *[1] * (3 - dim)) for dim, size in enumerate((2, 4, 140, 140))]
+
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        scores = (SCALE * q @ k.transpose(2, 3)).masked_fill(~pattern.allowed(*index[2:]), -torch.inf)
+        return (torch.softmax(scores, -1) * Dropout(0.3, seed).is_kept(*index) / 0.7) @ v
+
+    compiled = torch.compile(attention, fullgraph=True, backend=programs.compile)
+    first, second = (compiled(*leaves, pattern, scale=SCALE, dropout=0.3).detach() for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.compiler.reset()
+    monkeypatch.setattr(flex, "draw_seed", lambda device: seed)
+    found = with_gradients(partial(compiled, pattern=pattern, scale=SCALE, dropout=0.3), leaves)
+    torch.testing.assert_close(found, with_gradients(formula, leaves), atol=1e-4, rtol=1e-4)
+    assert programs.of() == {"flex"}
+
+
+@pytest.mark.parametrize("label", [Distance(-2, 5), Slope()], ids=["values a head", "a value a head"])
+def test_terms_that_a_program_computes_are_left_to_blocked(label: Label) -> None:
+    """Whose gradients torch's trace of flex loses."""
+    programs, pattern, values = Programs(), Band(9, 2), torch.rand(1, 4, 1, label.num_values, requires_grad=True)
+    leaves = [*leaves_of(Case(pattern), 60), values]
+
+    def compute(*given: Tensor, backend: str = "auto") -> Tensor:
+        return attention(*given[:3], pattern, terms=(Term(given[3] * 2, label),), backend=backend)
+
+    found = with_gradients(torch.compile(compute, fullgraph=True, backend=programs.compile), leaves)
+    expected = with_gradients(partial(compute, backend="reference"), leaves)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+    assert programs.of() == {"blocked"}
 
 
 def test_lengths_that_are_symbols_leave_drawn_patterns_to_blocked() -> None:

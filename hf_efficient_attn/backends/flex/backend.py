@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
-from hf_efficient_attn.backends.flex.captured import in_memory
+from hf_efficient_attn.backends.flex.captured import by_pair, in_memory
 from hf_efficient_attn.backends.flex.dropout import Dropout, draw_seed
 from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
@@ -76,10 +76,18 @@ def _refused_program(call: AttentionCall) -> str | None:
             f"flex compiles {call.layout.pattern.kind}, which is drawn for a length, for a fixed length only: use "
             "torch.compile(..., dynamic=False), or blocked or sdpa."
         )
+    if any(term.values.requires_grad and not is_parameter(term.values) for term in call.terms):
+        # torch's trace of the backward pass loses the gradient of what the program computes before
+        return "flex learns no terms that a compiled program computes itself: use blocked there."
     if call.inputs.device == "cpu" and not (call.tokens.is_empty and not call.terms):
         # torch's compiler for CPUs takes no captured tensors that the program computes itself
         return "flex on cpu cannot be compiled with masks or terms: use blocked or sdpa there."
     return None
+
+
+def is_parameter(values: Tensor) -> bool:
+    """Return whether the values of a term go into a program, and from there into a kernel, as they are."""
+    return values.is_leaf and by_pair(values) is values
 
 
 def _refused_pattern(call: AttentionCall) -> str | None:
