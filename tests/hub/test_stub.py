@@ -165,8 +165,6 @@ def test_adapter_has_none_and_the_merged_model_has(tmp_path: Path, loaded_by: st
 @pytest.mark.parametrize("says_more", [False, True])
 def test_adapter_that_names_a_sparsified_base_is_loaded_by_its_stub(tmp_path: Path, says_more: bool) -> None:
     """As transformers does it where the code of the base is trusted."""
-    if not fits(peft.__version__, MIN_PEFT_VERSION, None):
-        pytest.skip(f"this transformers wants PEFT {MIN_PEFT_VERSION} for adapters of its own")
     llama().save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=1, init_lora_weights=False)
