@@ -42,7 +42,17 @@ class LocalAuto:
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """As the Auto class, with the code of transformers."""
         options = {**with_saved_attention(kwargs), "trust_remote_code": False}
-        return cls._auto_class().from_pretrained(*args, **options)
+        adapter = dict(options.get("adapter_kwargs") or {})
+        # the name that a user has given, where that is an adapter of this model
+        path = adapter.pop("_adapter_model_path", None)
+        if path is None:
+            return cls._auto_class().from_pretrained(*args, **options)
+        # the Auto class would look for an adapter once more, and does not take what it has found
+        names = {name: options.pop(name) for name in ("adapter_name",) if name in options}
+        del options["adapter_kwargs"]
+        found = cls._auto_class().from_pretrained(*args, **options)
+        (found[0] if isinstance(found, tuple) else found).load_adapter(path, adapter_kwargs=adapter, **names)
+        return found
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:

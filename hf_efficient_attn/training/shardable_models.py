@@ -22,8 +22,10 @@ LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
 PAIR_LOSSES = (None, "ForConditionalGeneration")
 CAUSAL_LM = "ForCausalLM"
 LAYER_KINDS = {"full_attention", "sliding_attention"}
-# fields of modules of transformers with which tokens are embedded by what others say
+# fields of modules of transformers with which tokens are embedded, or scaled, by what or how many others are
 WHOLE_TEXT_FIELDS = {
+    "attn_temperature_tuning": "scales queries by how many tokens are before them, which every process would count "
+    "from 0. Load the model with attn_temperature_tuning=False: texts shorter than floor_scale are computed alike.",
     "token_dropout": "scales tokens by the share of masks in the whole text. Load the model with token_dropout=False.",
     "trigram_input": "reads the embeddings of neighbouring tokens. Use another model, or one with trigram_input=False.",
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import peft
 import pytest
+import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 from transformers.integrations.peft import MIN_PEFT_VERSION
@@ -157,6 +158,24 @@ def test_adapter_has_none_and_the_merged_model_has(tmp_path: Path, loaded_by: st
     assert not (tmp_path / "adapter" / FILE).exists()
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     assert (tmp_path / "merged" / FILE).exists()
+
+
+# peft asks models for an attribute that transformers has renamed
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("says_more", [False, True])
+def test_adapter_that_names_a_sparsified_base_is_loaded_by_its_stub(tmp_path: Path, says_more: bool) -> None:
+    """As transformers does it where the code of the base is trusted."""
+    llama().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=1, init_lora_weights=False)
+    adapted = peft.get_peft_model(base, config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    options = {"config": base.config, "adapter_kwargs": {"_adapter_model_path": str(tmp_path / "adapter")}}
+    stub = auto_classes.AutoModelForCausalLM
+    loaded = stub.from_pretrained(tmp_path / "base", **options, output_loading_info=says_more)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal((loaded[0] if says_more else loaded)(ids).logits, adapted(ids).logits)
 
 
 def test_classes_of_the_package_are_not_uploaded_but_those_of_others(tmp_path: Path) -> None:

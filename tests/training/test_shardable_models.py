@@ -25,6 +25,8 @@ SIDES = {"vocab_size": 32, "d_model": 16, "d_ff": 16, "num_layers": 1, "num_head
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 BART = {"vocab_size": 32, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, **HEADS}
 PAIR = {"num_key_value_heads": 2, "pad_token_id": 0}
+# its layers are in chunks by default, for which it is refused as well
+LLAMA4 = {**SIZES, **PAIR, "head_dim": 8, "num_local_experts": 2, "layer_types": ["full_attention"] * 2}
 
 
 def efficient(config: Any, name: str = "AutoModelForCausalLM") -> Any:
@@ -94,6 +96,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
             transformers.MobileBertConfig(**SIZES, embedding_size=8, intra_bottleneck_size=16), "AutoModelForMaskedLM"
         ),
         "trigram_input=True reads the embeddings of neighbouring tokens",
+    ),
+    "queries scaled by their place": (
+        lambda: efficient(transformers.Llama4TextConfig(**LLAMA4)),
+        "attn_temperature_tuning=True scales queries by how many tokens are before them",
     ),
     "a loss that nothing names": (
         lambda: efficient(transformers.ElectraConfig(**SIZES, embedding_size=16), "AutoModelForPreTraining"),
