@@ -62,3 +62,8 @@ def test_numbers_out_of_range(config: type[PreTrainedConfig], name: str, types: 
 def test_heads_of_a_wide_model(config: type[PreTrainedConfig]) -> None:
     with pytest.raises(ConfigurationError, match="Nearest counts that do"):
         config(hidden_size=2**23, num_attention_heads=7)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
+def test_heads_that_do_not_rotate_may_have_an_odd_size(config: type[PreTrainedConfig]) -> None:
+    assert config(hidden_size=20, num_attention_heads=4).head_dim == 5

@@ -25,12 +25,23 @@ class SlopeFields:
         return (Slope(),) if self.position_embedding_type == "alibi" else ()
 
 
-class HeadSizes:
+class RopeCheck:
+    """When rotary positions are checked."""
+
+    head_dim: int
+    position_embedding_type: str
+
+    def validate_rope(self) -> None:
+        """As transformers'; but heads that do not rotate may have an odd size, as those of a preset of routing."""
+        if self.position_embedding_type == "rope" or self.head_dim % 2 == 0:
+            super().validate_rope()
+
+
+class HeadSizes(RopeCheck):
     """What follows from `hidden_size`, `num_attention_heads` and, if a config has it, `num_key_value_heads`."""
 
     hidden_size: int
     num_attention_heads: int
-    position_embedding_type: str
 
     @property
     def head_dim(self) -> int:

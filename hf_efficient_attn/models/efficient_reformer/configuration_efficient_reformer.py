@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.models.config.choices import check_fields
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, RopeCheck
 from hf_efficient_attn.models.config.library import LibraryConfig
 
 from . import presets
@@ -23,7 +23,7 @@ CHOICES = {
 
 
 @strict_config
-class EfficientReformerConfig(GatedMLPFields, DropoutFields, LibraryConfig, PreTrainedConfig):
+class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryConfig, PreTrainedConfig):
     r"""Describe a Reformer: each token reads those whose vectors fall into the same hash bucket, or its neighbours.
 
     The presets `enwik8`, `imagenet64` and `copy_task` are the authors' networks; every field can be changed on top.

@@ -19,7 +19,7 @@ queries of a head.
 Sources: Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236); Choromanski et al., "Rethinking Attention
 with Performers" (arXiv:2009.14794). What was considered besides plain PyTorch: the kernels of flash-linear-attention
 compute causal chunks on GPUs with Triton, without a normaliser or with one of their own, and only for some sizes of
-heads; they were not measured here, where no GPU is, and are not called.
+heads; they were not measured beside these sums, and are not called.
 """
 
 from collections.abc import Callable, Sequence

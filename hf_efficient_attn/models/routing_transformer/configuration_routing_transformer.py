@@ -167,11 +167,6 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
             )
         return config_patterns(self.attention_pattern, self, DECODER) or ()
 
-    def validate_rope(self) -> None:
-        """As transformers', where heads rotate: other heads may have an odd size, as those of `pg19`."""
-        if self.position_embedding_type == "rope":
-            super().validate_rope()
-
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)
