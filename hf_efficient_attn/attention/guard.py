@@ -21,6 +21,7 @@ from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
 from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
+from hf_efficient_attn.attention.pictures import refuse_other_pictures
 from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
@@ -93,9 +94,12 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
             another attention, or is divided among processes in a way that fails.
-        InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
+        InputError: no tokens, pictures of another shape than a grid of the pattern, or a padding mask with values other
+            than 0 and 1, if it is on the CPU.
     """
     refuse_other_attention(model)
+    if has_pattern(model.config):
+        refuse_other_pictures(model, inputs, options)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
         return
     current = getattr(PreTrainedModel.__init__, MARK, guard)

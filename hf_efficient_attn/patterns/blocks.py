@@ -94,6 +94,10 @@ class OfBlocks(Pattern):
             found._replace(block_tokens=found.block_tokens * self.block_tokens) for found in super().global_positions()
         )
 
+    def grid_shapes(self) -> tuple[tuple[int | None, ...], ...]:
+        """Return none: those of its pattern are of blocks."""
+        return ()
+
     def _expand(self, order: TokenOrder, queries: range, keys: range) -> TokenOrder:
         # only the very first block can lack tokens at its start, and it is the first of its order
         lost = max(0, queries.start - order.queries[0] * self.block_tokens)

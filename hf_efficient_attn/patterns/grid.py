@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_length
 from hf_efficient_attn.patterns.grid_axes import SHIFTED
-from hf_efficient_attn.patterns.grid_base import AnyGrid
+from hf_efficient_attn.patterns.grid_base import AnyGrid, written_shape
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.sized_grid import SizedGrid
 
@@ -21,10 +21,10 @@ class Grid(AnyGrid, kind="grid"):
     """A token of a grid reads another if every axis' pattern lets its coordinate read the other's.
 
     The tokens of the grid follow `prefix_tokens` others, and the last coordinate runs fastest: images row by row,
-    videos frame by frame. Inputs are checked by how many tokens they have, and not by their shape or order: 14 × 56
-    patches of an image pass for a grid of 28 × 28, and so do the shuffled patches of ViTMAE. Neighbourhoods are a band
-    on every axis. Axial attention is `Full()` on one axis and `Band(0, 0)`, which leaves nothing but the token's own
-    coordinate, on the others.
+    videos frame by frame. Inputs are checked by how many tokens they have. Their shape is known to models of
+    transformers alone, which refuse 14 × 56 patches for a grid of 28 × 28; `attention` cannot, and nothing knows their
+    order: the shuffled patches of ViTMAE pass. Neighbourhoods are a band on every axis. Axial attention is `Full()` on
+    one axis and `Band(0, 0)`, which leaves nothing but the token's own coordinate, on the others.
 
     shape: how many tokens lie along each axis; the first may be None, for as many rows or frames as there are.
     axes: a pattern for each axis, whose positions are coordinates on it.
@@ -94,7 +94,6 @@ class Grid(AnyGrid, kind="grid"):
         num_grid = num_rows * row_tokens
         if num_own == num_grid or (self.is_causal and num_own < num_grid):
             return (num_rows, *self._inner_shape)
-        written = " × ".join("any number" if size is None else str(size) for size in self.shape)
         needed = (
             f"{self.prefix_tokens} + a multiple of {row_tokens}"
             if self.shape[0] is None
@@ -102,7 +101,7 @@ class Grid(AnyGrid, kind="grid"):
         )
         raise InputError(
             f"{self.kind}: the input has {num_tokens} tokens, but {self.prefix_tokens} prefix tokens and a grid of "
-            f"{written} are {'at most ' if self.is_causal else ''}{needed}. Give inputs of this size (of images, the "
-            "grid counts patches; masked tokens at either end do not count), or give the grid another shape or "
-            "another number of prefix_tokens."
+            f"{written_shape(self.shape)} are {'at most ' if self.is_causal else ''}{needed}. Give inputs of this size "
+            "(of images, the grid counts patches; masked tokens at either end do not count), or give the grid another "
+            "shape or another number of prefix_tokens."
         )

@@ -41,6 +41,19 @@ class AnyGrid(Pattern):
         """Return none: those of its axes are coordinates."""
         return ()
 
+    def grid_shapes(self) -> tuple[tuple[int | None, ...], ...]:
+        """Return its own: the axes of a grid that is an axis are coordinates."""
+        return (tuple(self.shape),)
+
     @property
     def granularity(self) -> int:
         return 1
+
+
+def written_shape(shape: Sequence[int | None]) -> str:
+    """Return the shape of a grid as messages show it.
+
+    >>> written_shape([None, 28])
+    'any number × 28'
+    """
+    return " × ".join("any number" if size is None else str(size) for size in shape)

@@ -1,4 +1,4 @@
-"""The operators `|`, `&` and `~` of every pattern."""
+"""The operators `|`, `&` and `~` of every pattern, and its causal form."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 class Operators:
-    """What makes unions, intersections and complements; their classes are subclasses of this one."""
+    """What makes unions, intersections, complements and causal forms; their classes are subclasses of this one."""
 
     def __or__(self: "Pattern", other: "Pattern") -> "Pattern":  # type: ignore[misc]
         if not isinstance(other, Operators):
@@ -27,3 +27,9 @@ class Operators:
         from hf_efficient_attn.patterns.algebra import Complement
 
         return Complement(self)
+
+    def causal(self: "Pattern") -> "Pattern":  # type: ignore[misc]
+        """Return the causal form: no key after its query."""
+        from hf_efficient_attn.patterns.bands import Causal
+
+        return self if self.is_causal else self & Causal()

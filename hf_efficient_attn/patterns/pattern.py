@@ -153,13 +153,6 @@ class Pattern(Operators):
         """
         return None
 
-    def causal(self) -> "Pattern":
-        """Return the causal form: no key after its query."""
-        # imported here, since `Causal` is a subclass of this class
-        from hf_efficient_attn.patterns.bands import Causal
-
-        return self if self.is_causal else self & Causal()
-
     def members(self) -> tuple["Pattern", ...]:
         """Return a few patterns, none of them a union, of which this is the union; itself if they would be many.
 
@@ -197,6 +190,10 @@ class Pattern(Operators):
     def fitting_length(self, num_tokens: int) -> int:
         """Return a length near this one that an input may have; the same where any may."""
         return reduce(lambda length, part: part.fitting_length(length), self.parts, num_tokens)
+
+    def grid_shapes(self) -> tuple[tuple[int | None, ...], ...]:
+        """Return the shapes of the grids that it lays over the tokens; None: of any size."""
+        return tuple(shape for part in self.parts for shape in part.grid_shapes())
 
     def drawn_blocks(self) -> DrawnBlocks | None:
         """Return how many blocks it draws at random for each row of blocks; None: it is another kind of pattern."""

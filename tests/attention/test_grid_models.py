@@ -9,7 +9,7 @@ import transformers as tr
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band, Dilated, Full, Grid, Pattern
+from hf_efficient_attn.patterns import Band, Blocks, Dilated, Full, GlobalTokens, Grid, Pattern
 
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 NEAR = Band(3, 3)
@@ -34,10 +34,10 @@ def build(name: str, dtype: torch.dtype) -> Any:
     return model.to(dtype)
 
 
-def run(name: str, model: Any, pixels: Tensor) -> Tensor:
+def run(name: str, model: Any, *pixels: Tensor, **options: Any) -> Tensor:
     # DINOv2 fits its positions to the picture by itself
-    options = {"interpolate_pos_encoding": True} if name == "vit" else {}
-    return model(pixels, **options).last_hidden_state
+    fitted = {"interpolate_pos_encoding": True} if name == "vit" else {}
+    return model(*pixels, **fitted, **options).last_hidden_state
 
 
 def masked(model: Any, pattern: Pattern, num_tokens: int) -> None:
@@ -82,6 +82,71 @@ def test_another_resolution_is_refused() -> None:
     run("vit", model, torch.randn(1, 3, 32, 32))
     with pytest.raises(hea.InputError, match="has 257 tokens, but 1 prefix tokens and a grid of 8 × 8 are 65"):
         run("vit", model, torch.randn(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "size"),
+    [
+        ("vit", Grid([8, 8], [NEAR, NEAR], 1), (16, 64)),
+        ("dinov2", Grid([8, 8], [NEAR, NEAR], 1) | GlobalTokens([0]), (64, 16)),
+        ("dinov2_with_registers", Grid([None, 8], [NEAR, NEAR], 5), (32, 64)),
+        # windows of 4 × 4
+        ("vit", Grid([2, 4, 2, 4], [Band(0, 0), Full()] * 2, 1), (16, 64)),
+    ],
+)
+def test_as_many_patches_in_other_rows_are_refused(name: str, grid: Pattern, size: tuple[int, int]) -> None:
+    model = hea.sparsify(build(name, torch.float32), grid)
+    run(name, model, torch.randn(1, 3, 32, 32))
+    shape = " × ".join(str(pixels // 4) for pixels in size)
+    message = f"The input has {shape} patches, but attention_pattern has a grid of .*sparsify the model with a grid of"
+    with pytest.raises(hea.InputError, match=message):
+        run(name, model, torch.randn(1, 3, *size))
+    with pytest.raises(hea.InputError, match=message):
+        run(name, model, pixel_values=torch.randn(1, 3, *size))
+
+
+@pytest.mark.parametrize("grid", [Grid([64], [NEAR], 1), Blocks(Grid([4, 4], [NEAR, NEAR]), 4), Band(5, 5)])
+def test_grids_without_rows_of_patches_take_any_picture(grid: Pattern) -> None:
+    model = hea.sparsify(build("vit", torch.float32), grid | GlobalTokens([0]))
+    pixels = torch.randn(1, 3, 16, 64 if grid.kind != "blocks" else 60)
+    assert run("vit", model, pixels).isfinite().all()
+
+
+def test_rows_of_a_head_and_of_a_pattern_that_is_set_later() -> None:
+    """A classifier checks pictures as the model below it, and anew once it has another pattern."""
+    torch.manual_seed(0)
+    model = tr.AutoModelForImageClassification.from_config(copy.deepcopy(MODELS["dinov2"][0])).eval()
+    wide = torch.randn(1, 3, 16, 64)
+    hea.sparsify(model, Grid([8, 8], [NEAR, NEAR], 1))
+    with pytest.raises(hea.InputError, match="has 4 × 16 patches, but attention_pattern has a grid of 8 × 8"):
+        model(wide)
+    hea.sparsify(model, Grid([4, 16], [NEAR, NEAR], 1))
+    assert model(wide).logits.isfinite().all()
+    with pytest.raises(hea.InputError, match="has 8 × 8 patches, but attention_pattern has a grid of 4 × 16"):
+        model(torch.randn(1, 3, 32, 32))
+
+
+def test_frames_and_rows_of_a_video() -> None:
+    """Of 4 frames, two for each patch; a grid of whole frames says nothing about rows."""
+    config = tr.VideoMAEConfig(**TINY, image_size=32, patch_size=8, num_frames=4, tubelet_size=2)
+    torch.manual_seed(0)
+    model, video = tr.VideoMAEModel(config).eval(), torch.randn(1, 4, 3, 32, 32)
+    for shape in ([2, 4, 4], [2, 16], [2, 2, 2, 4]):
+        hea.sparsify(model, Grid(shape, [Full()] * len(shape)))
+        assert model(video).last_hidden_state.isfinite().all()
+    hea.sparsify(model, Grid([4, 4, 2], [Full()] * 3))
+    with pytest.raises(hea.InputError, match="has 2 × 4 × 4 patches, but attention_pattern has a grid of 4 × 4 × 2"):
+        model(video)
+
+
+def test_a_compiled_model_refuses_other_rows() -> None:
+    """Sizes that a compiler keeps open are checked, too."""
+    model = hea.sparsify(build("dinov2", torch.float32), Grid([None, 8], [NEAR, NEAR], 1))
+    compiled = torch.compile(model, backend="eager", dynamic=True)
+    for height in (32, 64):
+        assert run("dinov2", compiled, torch.randn(1, 3, height, 32)).isfinite().all()
+    with pytest.raises(hea.InputError, match="has 8 × 16 patches, but attention_pattern has a grid of any number × 8"):
+        run("dinov2", compiled, torch.randn(1, 3, 32, 64))
 
 
 def test_rows_as_many_as_there_are() -> None:

@@ -14,9 +14,10 @@ Interval = tuple[int, int]
 # one interval, or the mentions of an entity
 TextPart = Interval | Sequence[Interval]
 
-# token types of the authors: of long tokens, and of the global tokens of whole texts, question tokens and paragraphs
-TEXT_TYPE, QUESTION_TYPE = 1, 3
-WHOLE_TYPE, GLOBAL_QUESTION_TYPE, PARAGRAPH_TYPE = 0, 5, 7
+# token types of the authors: of long tokens, and of the global tokens of whole texts, question tokens, candidates and
+# paragraphs
+TEXT_TYPE, QUESTION_TYPE, CANDIDATE_TYPE = 1, 3, 4
+WHOLE_TYPE, GLOBAL_QUESTION_TYPE, GLOBAL_CANDIDATE_TYPE, PARAGRAPH_TYPE = 0, 5, 6, 7
 NO_ANSWER = -100
 
 
@@ -30,12 +31,14 @@ class Row:
         contexts: the number of the context of each global token, counted in their order. The whole text is a context
             of its own, and so are the tokens of the question.
         parts: the intervals of each part of the text that has a global token; the last global tokens are theirs.
+        candidate_tokens: the tokens of the places at which candidate answers are listed.
     """
 
     links: list[list[int]]
     global_types: list[int]
     contexts: list[int]
     parts: list[list[Interval]]
+    candidate_tokens: set[int]
 
 
 def first_letters(text: str, offsets: Sequence[Interval]) -> list[int | None]:
@@ -60,6 +63,7 @@ def link(
     is_question: Sequence[bool],
     parts: Sequence[TextPart],
     contexts: Sequence[int] | None,
+    candidates: Sequence[int],
     has_whole_text: bool,
 ) -> Row:
     """Return the global tokens of an example: of its text, of each token of its question, and of its parts.
@@ -68,14 +72,15 @@ def link(
         places: where the first letter of each token is, if it is a token of the text.
         is_question: which tokens are the question's; all False: there is none.
         contexts: the number of the context of each part; None: all are of one.
+        candidates: which parts are candidate answers.
     """
     of_text = sorted((at, token) for token, at in enumerate(places) if at is not None)
     numbers = [0] * len(parts) if contexts is None else contexts
     listed = [mentions(part) for part in parts]
     found = zip(listed, numbers, [_tokens_of(part, of_text) for part in listed], strict=True)
-    kept = [(part, number, tokens) for part, number, tokens in found if tokens]
+    kept = [(each, *of_part) for each, of_part in enumerate(found) if of_part[2]]
     rows = [((GLOBAL_QUESTION_TYPE, 0), {token}) for token, is_asked in enumerate(is_question) if is_asked]
-    rows += [((PARAGRAPH_TYPE, number), tokens) for _, number, tokens in kept]
+    rows += [((PARAGRAPH_TYPE, number), tokens) for _, _, number, tokens in kept]
     if has_whole_text or not rows:
         # a text without parts has a global token all the same
         rows = [((WHOLE_TYPE, 0), {token for _, token in of_text}), *rows]
@@ -85,7 +90,10 @@ def link(
             links[token].append(number)
     own = [context for context, _ in rows]
     counted = {context: number for number, context in enumerate(dict.fromkeys(own))}
-    return Row(links, [kind for kind, _ in own], [counted[each] for each in own], [part for part, _, _ in kept])
+    types = [kind for kind, _ in own[: len(own) - len(kept)]]
+    types += [GLOBAL_CANDIDATE_TYPE if each in candidates else PARAGRAPH_TYPE for each, *_ in kept]
+    listed_at = [token for each in candidates for token in _tokens_of(listed[each][:1], of_text)]
+    return Row(links, types, [counted[each] for each in own], [part for _, part, _, _ in kept], set(listed_at))
 
 
 def _tokens_of(intervals: Sequence[Interval], of_text: Sequence[tuple[int, int]]) -> set[int]:
@@ -130,6 +138,21 @@ def check_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[T
             raise InputError(
                 f"contexts has {shown(numbers)}, where parts of a context lie between those of another. Give the parts "
                 "of a context one after another."
+            )
+
+
+def check_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> None:
+    """Raise InputError if candidates are not, for each text, numbers of some of its parts."""
+    if len(candidates) != len(parts) or not all(isinstance(each, Sized) for each in candidates):
+        raise InputError(
+            f"candidates has {len(candidates)} lists for {len(parts)} texts; give one for each text, with the numbers "
+            "of those of its parts that are candidate answers."
+        )
+    for numbers, of_text in zip(candidates, parts, strict=True):
+        if not all(isinstance(each, Integral) and 0 <= int(each) < len(of_text) for each in numbers):
+            raise InputError(
+                f"candidates has {shown(numbers)} for a text of {len(of_text)} parts; give numbers of parts, which are "
+                "counted from 0."
             )
 
 

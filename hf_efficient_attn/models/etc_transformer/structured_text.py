@@ -13,6 +13,8 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
 
 from .structured_rows import (
+    CANDIDATE_TYPE,
+    GLOBAL_CANDIDATE_TYPE,
     GLOBAL_QUESTION_TYPE,
     PARAGRAPH_TYPE,
     QUESTION_TYPE,
@@ -21,6 +23,7 @@ from .structured_rows import (
     Row,
     TextPart,
     answer_positions,
+    check_candidates,
     check_contexts,
     first_letters,
     link,
@@ -70,6 +73,8 @@ def structured_inputs(
     answers: Sequence[Interval | None] | None = None,
     question_token_ids: tuple[int, int] = (3, 5),
     contexts: Sequence[Sequence[int]] | None = None,
+    candidates: Sequence[Sequence[int]] | None = None,
+    candidate_token_id: int = 4,
 ) -> BatchEncoding:
     """Return the inputs of an ETC for texts, as tensors, with a global token for every part of a text.
 
@@ -108,6 +113,9 @@ def structured_inputs(
             contexts are in no order, those of one are in that of its parts, which come one after another. As the
             authors have it, the whole text is a context of its own, and so are the tokens of the question. None: all
             global tokens are in one order.
+        candidates: for each pair the numbers of those parts that are candidate answers, as in WikiHop: the first
+            interval of such a part is where the text lists it, the others are its mentions. None: no part is one.
+        candidate_token_id: what the global tokens of candidates are; the authors' SentencePiece model has 42.
 
     Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and `global_reads_all`
     [texts, global tokens], and `long_to_global` [texts, tokens, levels], see `EtcTransformerModel.forward`. Texts are
@@ -119,25 +127,21 @@ def structured_inputs(
 
     Raises:
         InputError: a slow tokenizer, no texts, none with a token, neither texts nor pairs, parts or answers that are
-            not one for each text, or no intervals; contexts that are not one for each part, or whose parts do not come
-            one after another; global tokens that are the tokenizer's padding; a question that leaves no room for its
-            text.
+            not one for each text, or no intervals; candidates of texts alone, or that are no parts; contexts that are
+            not one for each part, or whose parts do not come one after another; global tokens that are the tokenizer's
+            padding; a question that leaves no room for its text.
     """
     questions, texts = _taken_apart(tokenizer, texts)
-    _refuse_padding(tokenizer, (global_token_id, *(() if questions is None else question_token_ids)))
+    of_pairs = question_token_ids if candidates is None else (*question_token_ids, candidate_token_id)
+    _refuse_padding(tokenizer, (global_token_id, *(() if questions is None else of_pairs)))
     find = sentences if questions is None else paragraphs
     parts = [find(text) for text in texts] if parts is None else parts
-    if len(parts) != len(texts) or not all(isinstance(each, Sized) for each in parts):
-        raise InputError(
-            f"parts has {len(parts)} lists for {len(texts)} texts; give one for each text, of intervals (start, stop)."
-        )
+    _check_parts(parts, len(texts), contexts, candidates, questions is not None)
     if answers is not None and (questions is None or len(answers) != len(texts)):
         raise InputError(
             f"answers has {len(answers)} of {len(texts)} {'texts' if questions is None else 'pairs'}; give one, or "
             "None, for each pair (question, text)."
         )
-    if contexts is not None:
-        check_contexts(contexts, parts)
     encoded, offsets = _encoded(tokenizer, questions, texts, max_length)
     own = 0 if questions is None else 1
     sequences = [encoded.sequence_ids(row) for row in range(len(texts))]
@@ -145,16 +149,17 @@ def structured_inputs(
         [at if number == own else None for at, number in zip(first_letters(text, each), numbers, strict=True)]
         for text, each, numbers in zip(texts, offsets, sequences, strict=True)
     ]
-    each_text = zip(places, sequences, parts, [None] * len(texts) if contexts is None else contexts, strict=True)
+    own_contexts = [None] * len(texts) if contexts is None else contexts
+    own_candidates = [()] * len(texts) if candidates is None else candidates
     rows = [
-        link(at, [own == 1 and each == 0 for each in numbers], of_text, of_parts, has_whole_text)
-        for at, numbers, of_text, of_parts in each_text
+        link(at, [own == 1 and each == 0 for each in numbers], *of_text, has_whole_text)
+        for at, numbers, *of_text in zip(places, sequences, parts, own_contexts, own_candidates, strict=True)
     ]
     _add_globals(encoded, rows, global_token_id, has_whole_text)
     if contexts is not None:
         encoded["global_contexts"] = _padded([row.contexts for row in rows])
     if questions is not None:
-        _add_types(encoded, rows, sequences, question_token_ids)
+        _add_types(encoded, rows, sequences, (*question_token_ids, candidate_token_id))
     if answers is not None:
         is_cut = [bool(each.overflowing) for each in encoded.encodings or ()]
         _add_answers(encoded, zip(rows, places, offsets, is_cut, texts, answers, strict=True))
@@ -181,6 +186,29 @@ def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str
                 f"texts has {shown(each)}; give texts alone, or pairs (question, text) of two strings alone."
             )
     return [question for question, _ in texts], [text for _, text in texts]
+
+
+def _check_parts(
+    parts: Sequence[Sequence[TextPart]],
+    num_texts: int,
+    contexts: Sequence[Sequence[int]] | None,
+    candidates: Sequence[Sequence[int]] | None,
+    are_pairs: bool,
+) -> None:
+    """Raise InputError if parts, or what is said about them, are not one list for each text."""
+    if len(parts) != num_texts or not all(isinstance(each, Sized) for each in parts):
+        raise InputError(
+            f"parts has {len(parts)} lists for {num_texts} texts; give one for each text, of intervals (start, stop)."
+        )
+    if contexts is not None:
+        check_contexts(contexts, parts)
+    if candidates is not None:
+        if not are_pairs:
+            raise InputError(
+                f"candidates has {len(candidates)} lists for texts without a question. Give pairs (question, text), "
+                "or leave them out."
+            )
+        check_candidates(candidates, parts)
 
 
 def _refuse_padding(tokenizer: Any, token_ids: Sequence[int]) -> None:
@@ -231,19 +259,21 @@ def _add_globals(encoded: BatchEncoding, rows: Sequence[Row], token_id: int, has
 
 
 def _add_types(
-    encoded: BatchEncoding, rows: Sequence[Row], sequences: Sequence[list[int | None]], token_ids: tuple[int, int]
+    encoded: BatchEncoding, rows: Sequence[Row], sequences: Sequence[list[int | None]], token_ids: tuple[int, int, int]
 ) -> None:
     """Add the types of tokens of pairs, and the ids of their global tokens.
 
     sequences: 0 of tokens of a question, 1 of those of its text.
     """
     types = _padded([row.global_types for row in rows])
-    for kind, number in zip((GLOBAL_QUESTION_TYPE, PARAGRAPH_TYPE), token_ids, strict=True):
+    for kind, number in zip((GLOBAL_QUESTION_TYPE, PARAGRAPH_TYPE, GLOBAL_CANDIDATE_TYPE), token_ids, strict=True):
         encoded["global_input_ids"][types == kind] = number
     encoded["global_token_type_ids"] = types
     encoded["token_type_ids"] = torch.tensor(
         [[QUESTION_TYPE if each == 0 else TEXT_TYPE for each in numbers] for numbers in sequences]
     )
+    for number, row in enumerate(rows):
+        encoded["token_type_ids"][number, sorted(row.candidate_tokens)] = CANDIDATE_TYPE
 
 
 def _add_answers(encoded: BatchEncoding, answers: Iterable[tuple[Any, ...]]) -> None:

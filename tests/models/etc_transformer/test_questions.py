@@ -47,6 +47,45 @@ def test_an_answer_is_tokens_and_a_paragraph() -> None:
     assert model(**cut).loss.isfinite()
 
 
+def test_candidates_have_ids_and_types_of_their_own() -> None:
+    """WikiHop: the text lists the candidates w4 and w5 6, and then mentions w4 in its second paragraph."""
+    text = "w4 w5 w6\n\nw7 w4 w8"
+    at = text.index("w7 w4") + 3
+    parts = [[(0, 2), (at, at + 2)], (3, 8), (at - 3, len(text))]
+    pairs = [("w1 w2", text), ("w9", "w10 w11")]
+    tokenizer = word_tokenizer(61, writes_end=True)
+    options = {"contexts": [[0, 0, 1], [0]], "answers": [(0, 2), None]}
+    found = hea.structured_inputs(tokenizer, pairs, [parts, [(0, 3)]], candidates=[[0, 1], []], **options)
+    assert found["global_input_ids"].tolist() == [[3, 3, 4, 4, 5], [3, 5, 1, 1, 1]]
+    assert found["global_token_type_ids"].tolist() == [[5, 5, 6, 6, 7], [5, 7, 0, 0, 0]]
+    # the mention keeps the type of its paragraph, and is linked with both
+    assert found["token_type_ids"][0].tolist() == [3, 3, 4, 4, 4, 1, 1, 1, 1]
+    assert found["long_to_global"][0, 6].tolist() == [2, 4]
+    assert found["global_contexts"][0].tolist() == [0, 0, 1, 1, 2]
+    assert found["long_answer_positions"].tolist() == [2, -100]
+    other = hea.structured_inputs(tokenizer, pairs, [parts, [(0, 3)]], candidates=[[1], [0]], candidate_token_id=42)
+    assert other["global_input_ids"].tolist() == [[3, 3, 5, 42, 5], [3, 42, 1, 1, 1]]
+    without = hea.structured_inputs(tokenizer, pairs, [parts, [(0, 3)]], **options)
+    assert without["global_token_type_ids"][0].tolist() == [5, 5, 7, 7, 7]
+    assert build("AutoModelForQuestionAnswering", long_answers=True)(**found).loss.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("candidates", "message"),
+    [
+        ([[0]], "candidates has 1 lists for 2 texts; give one for each text"),
+        ([[0], [2]], r"candidates has \[2\] for a text of 2 parts; give numbers of parts, which are counted from 0"),
+        ([[-1], []], r"candidates has \[-1\] for a text of 2 parts"),
+    ],
+)
+def test_candidates_that_are_no_parts(candidates: Any, message: str) -> None:
+    with pytest.raises(hea.InputError, match=message):
+        encode(candidates=candidates)
+    texts = [text for _, text in PAIRS]
+    with pytest.raises(hea.InputError, match="candidates has 2 lists for texts without a question"):
+        hea.structured_inputs(word_tokenizer(61, writes_end=True), texts, candidates=[[0], [0]])
+
+
 def test_white_space_around_an_answer_is_none_of_it() -> None:
     text = PAIRS[0][1]
     for said in ("w5\n\n", " w5", " w5\n\nw6 "):
