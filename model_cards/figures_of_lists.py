@@ -14,5 +14,11 @@ from comparison.list_scores import results_text  # noqa: E402
 
 
 def list_operations(found: dict[str, Any]) -> str:
-    """Return what the mechanisms of `listops.py` reach, and how long they take."""
-    return f"{results_text(found)} `{found['command']}`. *{machine_line(found['machine'])}. {found['note']}*"
+    """Return what the mechanisms of `listops.py` reach, and how long they take; `added`: rows of later runs."""
+    later = [f"Added: {', '.join(run['mechanisms'])}. {origin(run)}" for run in found.get("added", ())]
+    return "\n\n".join((f"{results_text(found)} {origin(found)}", *later))
+
+
+def origin(run: dict[str, Any]) -> str:
+    """Return how, where and when a run was made."""
+    return f"`{run['command']}`. *{machine_line(run['machine'])}. {run['note']}*"

@@ -19,8 +19,9 @@ from hf_efficient_attn.backends.fused_cpu import fused_attention, fused_attentio
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.sinks import cap
 
-# exp of it is not denormal, and far below the rounding of 1 in float64
-LOWEST_SCORE = -80.0
+# exp of it is far below the rounding of 1 in float64, and large enough that its product with a gradient of 1e-16 is no
+# denormal number of float32: products of matrices that hold many of these take ten times as long, and more
+LOWEST_SCORE = -50.0
 FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # torch's operator computes all of a triangle that is not larger than its blocks: so many queries at a time read only
 # the keys up to the last of them

@@ -43,7 +43,8 @@ def draw_listops(content: dict[str, Any]) -> Any:
     told.axvline(content["most_frequent_value"], color="#333333", linestyle="--", label="most frequent value")
     told.set_xlabel("accuracy")
     told.legend()
-    cost.barh(names, [1000 * each["seconds_per_step"] for each in results], color="#ee8866")
+    # rows of another machine have no time
+    cost.barh(names, [1000 * (each["seconds_per_step"] or 0) for each in results], color="#ee8866")
     cost.set_xlabel("milliseconds of a training step")
     settings = content["settings"]
     figure.suptitle(f"ListOps of {settings['min_tokens']:,} to {settings['max_tokens']:,} tokens")

@@ -86,33 +86,52 @@ class TermLookup:
 
 @dataclass
 class SharedRows:
-    """What the pieces of a run of one block read of a term by distance: the same labels, moved from piece to piece.
+    """What the pieces of a run of one block read of a term by distance: the same scores, moved from piece to piece.
 
     Attributes:
-        lookup: of the queries of the first piece, and of the keys that all pieces read, as seen from these queries.
+        lookup: of the last query of the first piece, which meets all distances of the others, too: a query's scores are
+            those of the query behind it, moved by one key.
+        num_queries: of the first piece.
         moved: how many keys before those of the first piece there are, for the later ones.
-        sums: gradients of these scores, added up over pieces; None: there are none so far.
+        sums: gradients of scores, added up over pieces, in the rows of `as_pairs`; None: there are none so far.
     """
 
     lookup: TermLookup
+    num_queries: int
     moved: int
     sums: Tensor | None = None
 
     def scores(self, run: Run, piece: Run) -> Tensor:
         """Return what the term adds to the scores of a piece."""
-        return self.of_piece(self.lookup.scores, run, piece)
+        return self.of_piece(self.rows, run, piece)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The scores by distance, once for each query: [heads or 1, 1, queries, distances]."""
+        scores = self.lookup.scores
+        return scores.expand(*scores.shape[:2], self.num_queries, self.lookup.labels.shape[-1]).contiguous()
 
     def add_scores(self, d_scores: Tensor, run: Run, piece: Run) -> None:
         """Add the gradient of the scores of a piece."""
-        scores = self.lookup.scores
         if self.sums is None:
-            self.sums = torch.zeros_like(scores).expand(-1, -1, *self.lookup.labels.shape[1:]).clone()
+            self.sums = torch.zeros_like(self.rows)
         self.of_piece(self.sums, run, piece).add_(d_scores.sum_to_size(len(self.sums), *d_scores.shape[1:]))
 
-    def of_piece(self, scores: Tensor, run: Run, piece: Run) -> Tensor:
-        """Return the part [heads or 1, 1, queries, keys] of scores that a piece reads, a view."""
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Add the gradient of the term to `gradient`, which has the shape of the values."""
+        if self.sums is not None:
+            self.lookup.add_gradient(gradient, self.sums.sum(-2, keepdim=True))
+
+    def of_piece(self, rows: Tensor, run: Run, piece: Run) -> Tensor:
+        """Return the part [heads or 1, 1, queries, keys] of `as_pairs` that a piece reads, a view."""
         first = self.moved - (piece.first_query - run.first_query)
-        return scores[:, :, : piece.block_tokens, first : first + piece.key_tokens]
+        return self.as_pairs(rows)[:, :, : piece.block_tokens, first : first + piece.key_tokens]
+
+    def as_pairs(self, rows: Tensor) -> Tensor:
+        """Return rows by distance as rows by key, a view: in memory, rows one entry shorter begin one earlier each."""
+        num_queries, num_distances = rows.shape[2:]
+        read = rows.flatten(2)[..., : num_queries * (num_distances - 1)]
+        return read.unflatten(-1, (num_queries, num_distances - 1))[..., num_queries - 1 :]
 
 
 class TermLookups:
@@ -161,17 +180,24 @@ class TermLookups:
         kept = self.rows.get(number)
         if kept is None or kept[0] != key:
             self.drop_rows(number)
-            moved = 0 if piece.block_tokens == run.block_tokens else run.block_tokens
-            whole = replace(piece, first_key=run.first_key - moved, key_tokens=moved + run.key_tokens)
-            labels = labels_of(term.label, region, whole, term.values.device)
-            kept = self.rows[number] = (key, SharedRows(TermLookup(term, region, whole, labels), moved))
+            num_queries = piece.block_tokens
+            moved = 0 if num_queries == run.block_tokens else run.block_tokens
+            last = replace(
+                piece,
+                first_query=piece.first_query + num_queries - 1,
+                block_tokens=1,
+                first_key=run.first_key - moved,
+                key_tokens=moved + run.key_tokens + num_queries,
+            )
+            labels = labels_of(term.label, region, last, term.values.device)
+            kept = self.rows[number] = (key, SharedRows(TermLookup(term, region, last, labels), num_queries, moved))
         return kept[1]
 
     def drop_rows(self, number: int) -> None:
         """Forget the rows of a term, and add their gradient to its own."""
         _, rows = self.rows.pop(number, (None, None))
-        if rows is not None and rows.sums is not None:
-            rows.lookup.add_gradient(self.gradients[number], rows.sums)
+        if rows is not None:
+            rows.add_gradient(self.gradients[number])
 
     def lookup(self, number: int, region: Region, run: Run) -> TermLookup:
         """Return the part of one term that a run reads; it may be shared with an earlier run."""
