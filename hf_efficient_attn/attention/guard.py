@@ -20,6 +20,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
 from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
+from hf_efficient_attn.attention.notices import warn_of_base
 from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
 from hf_efficient_attn.attention.pictures import refuse_other_pictures
 from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
@@ -116,6 +117,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     # checks must not become part of a traced graph
     if not is_tracing():
         if has_pattern(model.config):
+            warn_of_base(model)
             refuse_division(model)
             check_once(model)
         check_inputs(given)

@@ -20,6 +20,8 @@ MAX_CLASSES = 64
 NEAR_TOKENS = 1024
 # the reach of a query that reads its own token alone
 NOTHING_BEFORE = DecodingReach(0, 0)
+# the attribute in which a model that was sparsified after loading keeps the name that it was loaded by
+BASE = "_name_without_pattern"
 # configs whose models were warned of, by identity, since configs have no hash
 _mixing: dict[int, "weakref.ref[Any]"] = {}
 
@@ -28,6 +30,17 @@ _mixing: dict[int, "weakref.ref[Any]"] = {}
 def warn_once(message: str) -> None:
     """Warn with this message, but only once."""
     warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def warn_of_base(model: Any) -> None:
+    """Warn that an adapter of PEFT, which is trained on this model, will name a base that has no pattern."""
+    base = model.__dict__.get(BASE)
+    if base and model.training and "peft_config" in model.__dict__:
+        warn_once(
+            f"An adapter that is trained on this model will name {base} as its base, where no pattern is saved: who "
+            "loads it by that name gets the base's own attention. Save the sparsified model (save_pretrained), and "
+            "train from that folder; or sparsify the base again wherever the adapter is loaded."
+        )
 
 
 def warn_of_weights() -> None:

@@ -12,6 +12,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
 from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts
+from hf_efficient_attn.attention.notices import BASE
 from hf_efficient_attn.attention.trial import base_class, try_model
 from hf_efficient_attn.errors import ConfigurationError
 
@@ -90,6 +91,8 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
     for config in copies:
         config._attn_implementation = text_config._attn_implementation
+    # an adapter names it, see `warn_of_base`
+    setattr(model, BASE, None if pattern is None else model.name_or_path)
     mark_parts(model)
     watch(model)
     mark_checked(model)
