@@ -118,7 +118,7 @@ def is_fastest(call: AttentionCall) -> bool:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the estimated time for one example, in scores of dense attention; infinite where compiling does not pay."""
+    """Return the estimated time for one example in scores of dense attention; infinite where compiling does not pay."""
     if is_only_by_name(call):
         return inf
     costs = costs_of(call)
