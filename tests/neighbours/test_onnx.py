@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnxruntime
 import pytest
 import torch
 from attention_models import PATTERN
@@ -16,6 +14,8 @@ from models.onnx_export import check_runs, encoder_inputs, export, first_output,
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.errors import UnsupportedBackendError
+
+onnx, onnxruntime = (pytest.importorskip(name) for name in ("onnx", "onnxruntime"))
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
