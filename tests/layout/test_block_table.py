@@ -14,10 +14,11 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
-from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.sized_grid import SizedGrid
 
 CPU = torch.device("cpu")
 QUERY_TOKENS, KEY_TOKENS = 8, 16
@@ -106,6 +107,12 @@ def test_global_tokens_fill_few_blocks_once_they_come_first() -> None:
 def test_an_order_is_for_few_scattered_global_tokens(positions: Sequence[int]) -> None:
     layout = Layout(Band(3, 3) | GlobalTokens(positions), 1, 64, 64)
     assert globals_first(layout, ((Document(0, 64),),)) is None
+
+
+def test_numbers_of_blocks_and_coordinates_of_a_grid_are_no_positions() -> None:
+    blocks, grid = Blocks(GlobalTokens([0, 3]), 16), SizedGrid([1, 64], [Full(), GlobalTokens([0, 50])])
+    for pattern in (blocks, grid, bigbird(block_tokens=16)):
+        assert globals_first(Layout(pattern, 1, 64, 64), ((Document(0, 20), Document(20, 64)),)) is None
 
 
 def test_tables_are_cached_by_value() -> None:
