@@ -66,11 +66,14 @@ def globals_first(layout: Layout, documents: tuple[tuple[Document, ...], ...]) -
         return None
     found: set[int] = set()
     for document in {document for listed in documents for document in listed}:
+        own: set[int] = set()
         for pattern in set(layout.of_document(document).head_patterns()):
             # blocks of tokens fill those of a kernel where they are
-            named = (each.position for each in pattern.global_positions() if each.block_tokens == 1)
-            found |= {document.start + position for position in named}
+            own |= {each.position for each in pattern.global_positions() if each.block_tokens == 1}
+        # the first tokens of a document lie in few blocks; those of other examples would be moved with them in vain
+        if own != set(range(len(own))):
+            found |= {document.start + position for position in own}
     chosen = tuple(sorted(found))
-    if chosen == tuple(range(len(chosen))) or len(chosen) > MOST * layout.num_keys:
+    if not chosen or len(chosen) > MOST * layout.num_keys:
         return None
     return GlobalsFirst(chosen, layout.num_keys)
