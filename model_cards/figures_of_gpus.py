@@ -22,4 +22,5 @@ def kernels(found: dict[str, Any]) -> str:
         what = [row["way"], row["pattern"], f"{row['tokens']:,}", str(row["head_dim"])]
         lines.append([*what, *times, " / ".join(speeds)])
     header = ["way", "pattern", "tokens", "D", "forward, ms", "backward, ms", "both, ms", "TFLOP/s"]
-    return f"{markdown_table(header, lines)}\n\n*{machine_line(found['machine'])}. {found['note']}*"
+    said = f"{machine_line(found['machine'])}. {found['note']}".strip()
+    return f"{markdown_table(header, lines)}\n\n*{said}*"

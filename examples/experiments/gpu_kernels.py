@@ -25,6 +25,7 @@ from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.bench.attention.cases import pattern_of
+from hf_efficient_attn.bench.attention.measure import one_line
 from hf_efficient_attn.bench.harness.report import resolve_device
 
 HEADS = 16
@@ -62,11 +63,13 @@ def dense(is_causal: bool = False) -> Way:
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
-def flash(left: int, right: int) -> Way:
+def flash(left: int, right: int, tokens: int, device: torch.device) -> Way:
     from torch.nn.attention.varlen import varlen_attn
 
+    # made beforehand: the device would wait for it
+    ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
+
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ends = torch.tensor([0, q.shape[2]], dtype=torch.int32, device=q.device)
         rows = (each[0].transpose(0, 1) for each in (q, k, v))
         out: Any = varlen_attn(*rows, ends, ends, q.shape[2], k.shape[2], window_size=(left, right))
         return out.transpose(0, 1)[None]
@@ -89,7 +92,7 @@ def rows(args: Arguments, device: torch.device) -> Iterator[Row]:
     window, band = hea.patterns.Band(1024, 0), hea.patterns.Band(256, 256)
     ways = [
         ("dense", "causal", long // 2, 128, dense(is_causal=True), triangle),
-        ("flash", "window of 1,024", long, 128, flash(1024, 0), window),
+        ("flash", "window of 1,024", long, 128, flash(1024, 0, long, device), window),
         ("flex", "window of 1,024", long, 128, ours(window, "flex"), window),
         ("flex_attention", "window of 1,024", long, 128, torch_flex(1024, 0, long, device), window),
         ("blocked", "window of 1,024", long, 128, ours(window, "blocked"), window),
@@ -121,7 +124,7 @@ def measured(row: Row, device: torch.device) -> dict[str, Any]:
         said["backward"] = milliseconds(lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True), device)
         said["both"] = milliseconds(lambda: torch.autograd.grad(row.run(*leaves), leaves, grad), device)
     except Exception as error:  # whatever a way fails by is its result
-        said["reason"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        said["reason"] = one_line(error)[:200]
     return said
 
 

@@ -98,6 +98,8 @@ class Explanation:
         found = next(((name, what) for name, what in lacking.items() if what is not None), None)
         if device == "cpu" or found is None:
             return ""
+        if BACKENDS[found[0]].cost(self.call) >= BACKENDS[self.backend].cost(self.call):
+            return ""
         return f" (on {device}, auto may take {found[0]} where {found[1]} is installed; here it is not)"
 
     def _in_short(self) -> str:

@@ -33,12 +33,12 @@ def warn_once(message: str) -> None:
 
 
 def warn_of_base(model: Any) -> None:
-    """Warn that an adapter of PEFT, which is trained on this model, will name a base that has no pattern."""
+    """Warn that an adapter of PEFT, which is trained on this model, will name a base that has not its pattern."""
     base = model.__dict__.get(BASE)
     if base and model.training and "peft_config" in model.__dict__:
         warn_once(
-            f"An adapter that is trained on this model will name {base} as its base, where no pattern is saved: who "
-            "loads it by that name gets the base's own attention. Save the sparsified model (save_pretrained), and "
+            f"An adapter that is trained on this model will name {base} as its base, where this pattern is not saved: "
+            "who loads it by that name gets the base's own attention. Save the sparsified model (save_pretrained), and "
             "train from that folder; or sparsify the base again wherever the adapter is loaded."
         )
 

@@ -77,8 +77,9 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
 def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     check_class(type(model), model.config)
     is_tried = _try(type(model), model.config, pattern)
-    spec = _record(model.config, pattern)
     text_config = model.config.get_text_config()
+    before = getattr(text_config, FIELD, None)
+    spec = _record(model.config, pattern)
     copies = copies_of(text_config, model)
     for config in copies:
         _write(config, spec)
@@ -91,8 +92,9 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
     for config in copies:
         config._attn_implementation = text_config._attn_implementation
-    # an adapter names it, see `warn_of_base`
-    setattr(model, BASE, None if pattern is None else model.name_or_path)
+    if spec != before:
+        # an adapter names it, see `warn_of_base`
+        setattr(model, BASE, None if pattern is None else model.name_or_path)
     mark_parts(model)
     watch(model)
     mark_checked(model)

@@ -22,6 +22,8 @@ from hf_efficient_attn.layout.sinks import cap
 # exp of it is far below the rounding of 1 in float64, and large enough that its product with a gradient of 1e-16 is no
 # denormal number of float32: products of matrices that hold many of these take ten times as long, and more
 LOWEST_SCORE = -50.0
+# where a sink has most of a row's weight, all other weights are small, and the gradients of the row are made of these
+LOWEST_BESIDE_SINKS = -80.0
 FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # torch's operator computes all of a triangle that is not larger than its blocks: so many queries at a time read only
 # the keys up to the last of them
@@ -105,6 +107,7 @@ class Explicit:
         drop: draws which weights are dropped, a bool tensor of the given shape; None: none are.
         dropout: probability with which `drop` drops.
         softcap: bound of the scaled scores, before terms are added.
+        has_sinks: whether sinks take weight from the keys.
     """
 
     scale: float
@@ -112,6 +115,7 @@ class Explicit:
     drop: Callable[[tuple[int, ...]], Tensor] | None = None
     dropout: float = 0.0
     softcap: float | None = None
+    has_sinks: bool = False
 
     def products(self, q: Tensor, k: Tensor) -> Tensor:
         """Return the scaled products of queries and keys [h, n, q, k], in float32 or float64, capped."""
@@ -154,7 +158,8 @@ class Explicit:
 
         delta: the products of `grad` and `out` less the gradient of the log-sum-exp, [h, n, q]; None: it has none.
         """
-        weights = exp_(self.scores(q, k, bias).sub_(lse[..., None]))
+        lowest = LOWEST_BESIDE_SINKS if self.has_sinks else LOWEST_SCORE
+        weights = exp_(self.scores(q, k, bias).sub_(lse[..., None]), lowest)
         grad = wide(grad)
         delta = (grad * wide(out)).sum(-1) if delta is None else delta
         kept, d_weights = weights, torch.matmul(grad, wide(v).transpose(-1, -2))
@@ -220,12 +225,12 @@ def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
     return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
 
 
-def exp_(scores: Tensor) -> Tensor:
+def exp_(scores: Tensor, lowest: float = LOWEST_SCORE) -> Tensor:
     """Replace scores by exp(scores), with 0 where a weight is too small to change a sum of about 1.
 
     On CPUs exp(-inf) takes five times as long as other values, and a result that is nearly 0 thirty times.
     """
-    return torch.threshold_(scores.clamp_(min=LOWEST_SCORE).exp_(), 2 * math.exp(LOWEST_SCORE), 0.0)
+    return torch.threshold_(scores.clamp_(min=lowest).exp_(), 2 * math.exp(lowest), 0.0)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def test_adapters_learn_under_a_pattern() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_training_an_adapter_warns_of_a_base_that_holds_no_pattern(tmp_path: Path) -> None:
-    """Once for a base that was sparsified after loading; not for one that was saved since, or is only used."""
+    """Once for a base that was sparsified after loading; not for one that was saved so, or is only used."""
     peft = pytest.importorskip("peft")
     build("llama").save_pretrained(tmp_path / "dense")
     model: Any = hea.sparsify(tr.LlamaForCausalLM.from_pretrained(tmp_path / "dense"), PATTERN)
@@ -86,9 +86,11 @@ def test_training_an_adapter_warns_of_a_base_that_holds_no_pattern(tmp_path: Pat
     ids, options = token_ids(2, 12), {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     adapted = peft.get_peft_model(model, peft.LoraConfig(**options)).eval()
     adapted(ids)
-    with pytest.warns(UserWarning, match=r"will name .*dense as its base, where no pattern is saved"):
+    with pytest.warns(UserWarning, match=r"will name .*dense as its base, where this pattern is not saved"):
         adapted.train()(ids)
     adapted(ids)
+    # it has the pattern already
+    hea.sparsify(saved, PATTERN)
     peft.get_peft_model(saved, peft.LoraConfig(**options)).train()(ids)
 
 

@@ -8,6 +8,7 @@ import torch
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.blocked import execute
+from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.machines import current
 from hf_efficient_attn.backends.machines.known import EPYC, GPU, KNOWN, TILELESS_XEON, XEON
 from hf_efficient_attn.backends.machines.machine import Machine
@@ -123,3 +124,9 @@ def test_the_cheapest_length_is_taken() -> None:
     keys = {32: 544, 192: 704}
     assert BlockCosts(((32, 1.2), (192, 1.0))).cheapest({32, 192}, keys.__getitem__) == 32
     assert BlockCosts(((32, 1.33), (192, 1.02))).cheapest({32, 192}, keys.__getitem__) == 192
+
+
+def test_explain_names_a_missing_compiler_only_where_its_backend_costs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "_compiler", lambda device: ("triton", False))
+    said = [str(hea.explain(hea.patterns.Band(64, 64), tokens, device="cuda")) for tokens in (1024, 32_768)]
+    assert ["auto may take flex where triton is installed" in each for each in said] == [False, True]

@@ -7,17 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.blocks.globals_first import globals_first
+from hf_efficient_attn.layout.blocks.globals_first import GlobalsFirst, globals_first
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
-from hf_efficient_attn.patterns.blocks import BlockLocal
+from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.sized_grid import SizedGrid
 
 CPU = torch.device("cpu")
 QUERY_TOKENS, KEY_TOKENS = 8, 16
@@ -106,6 +107,21 @@ def test_global_tokens_fill_few_blocks_once_they_come_first() -> None:
 def test_an_order_is_for_few_scattered_global_tokens(positions: Sequence[int]) -> None:
     layout = Layout(Band(3, 3) | GlobalTokens(positions), 1, 64, 64)
     assert globals_first(layout, ((Document(0, 64),),)) is None
+
+
+def test_the_first_tokens_of_documents_stay_where_they_are() -> None:
+    """Of packed texts and beside padding, too: moved, they would fill blocks of the examples that begin elsewhere."""
+    layout = Layout(Band(9, 0) | GlobalTokens([0, 1]).causal(), 1, 64, 64)
+    packed = (Document(0, 20), Document(20, 64)), (Document(0, 35), Document(35, 64)), (Document(7, 64),)
+    assert globals_first(layout, packed) is None
+    scattered = Document(7, 64, global_positions=(30,))
+    assert globals_first(layout, (*packed, (scattered,))) == GlobalsFirst((7, 8, 37), 64)
+
+
+def test_numbers_of_blocks_and_coordinates_of_a_grid_are_no_positions() -> None:
+    blocks, grid = Blocks(GlobalTokens([0, 3]), 16), SizedGrid([1, 64], [Full(), GlobalTokens([0, 50])])
+    for pattern in (blocks, grid, bigbird(block_tokens=16)):
+        assert globals_first(Layout(pattern, 1, 64, 64), ((Document(0, 20), Document(20, 64)),)) is None
 
 
 def test_tables_are_cached_by_value() -> None:

@@ -245,8 +245,8 @@ class Kernels:
         if self.is_fused:
             return FusedCPU(self.call.scale)
         self.count += 1
-        terms = self.lookups.scores(region, run, piece)
-        return Explicit(self.call.scale, terms, self.drop(), self.call.dropout, self.call.softcap)
+        terms, call = self.lookups.scores(region, run, piece), self.call
+        return Explicit(call.scale, terms, self.drop(), call.dropout, call.softcap, call.sinks is not None)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
         """Return a function that draws which weights are dropped; the same count gives the same draw."""

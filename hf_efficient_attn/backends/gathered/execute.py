@@ -173,10 +173,11 @@ class Work:
             if self.is_fused:
                 yield tiles, mask, FusedCPU(self.call.scale, is_triangle), []
                 continue
-            terms = self.terms(tiles)
-            drop = dropper(self.call.dropout, self.seed + number, self.device)
+            terms, call = self.terms(tiles), self.call
+            drop = dropper(call.dropout, self.seed + number, self.device)
             scores = [term.scores for term in terms]
-            yield tiles, mask, Explicit(self.call.scale, scores, drop, self.call.dropout, self.call.softcap), terms
+            kernel = Explicit(call.scale, scores, drop, call.dropout, call.softcap, call.sinks is not None)
+            yield tiles, mask, kernel, terms
 
     def terms(self, tiles: Tiles) -> list[TileTerm]:
         """Return the parts of the terms that tiles read."""

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document
-from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.intervals import Intervals, normalize
-from hf_efficient_attn.patterns.pattern import Pattern
 
 # more global tokens than this part of all are left where they are
 MOST = 1 / 8
@@ -68,14 +66,14 @@ def globals_first(layout: Layout, documents: tuple[tuple[Document, ...], ...]) -
         return None
     found: set[int] = set()
     for document in {document for listed in documents for document in listed}:
+        own: set[int] = set()
         for pattern in set(layout.of_document(document).head_patterns()):
-            found |= {document.start + position for position in _global_positions(pattern)}
+            # blocks of tokens fill those of a kernel where they are
+            own |= {each.position for each in pattern.global_positions() if each.block_tokens == 1}
+        # the first tokens of a document lie in few blocks; those of other examples would be moved with them in vain
+        if own != set(range(len(own))):
+            found |= {document.start + position for position in own}
     chosen = tuple(sorted(found))
-    if chosen == tuple(range(len(chosen))) or len(chosen) > MOST * layout.num_keys:
+    if not chosen or len(chosen) > MOST * layout.num_keys:
         return None
     return GlobalsFirst(chosen, layout.num_keys)
-
-
-def _global_positions(pattern: Pattern) -> set[int]:
-    own = set(pattern.positions) if isinstance(pattern, GlobalTokens) else set()
-    return own.union(*map(_global_positions, pattern.parts))
