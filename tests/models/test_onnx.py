@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from families import BY_NAME
+from models.onnx_export import check_runs, encoder_inputs, export
 
 from hf_efficient_attn.attention.select import use_backend
 from hf_efficient_attn.errors import UnsupportedBackendError
 
 pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
-from models.onnx_export import check_runs, encoder_inputs, export  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
