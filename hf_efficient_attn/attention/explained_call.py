@@ -119,7 +119,8 @@ def _notes(call: AttentionCall) -> list[str]:
     """Return what the estimated cost of a call leaves out."""
     notes = [] if call.softcap is None else [UNCAPPED]
     device = call.inputs.device
-    return [*notes, UNCONFIRMED.format(device=device)] if machine_of(device).is_estimated else notes
+    is_measured = machine_of(device).processor.device == device
+    return notes if is_measured else [*notes, UNCONFIRMED.format(device=device)]
 
 
 def times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:

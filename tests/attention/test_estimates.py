@@ -18,3 +18,10 @@ def test_estimates_are_as_low_as_the_docstring_says() -> None:
         for measure in ("forward", "forward_backward"):
             measured = 1 / row[measure]["speed_against_dense"]["median"]
             assert 1.0 <= measured / said.relative_cost <= 2.6, (row["pattern"], row["tokens"], measure)
+
+
+def test_costs_of_a_device_of_another_kind_are_said_to_be_unconfirmed() -> None:
+    said = {
+        device: str(hea.explain(hea.patterns.Band(64, 64), 1024, device=device)) for device in ("cpu", "cuda", "mps")
+    }
+    assert [device for device, text in said.items() if "no measurement there has confirmed" in text] == ["mps"]

@@ -25,8 +25,9 @@ from hf_efficient_attn.backends.flex.dropout import Dropout, draw_seed
 from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import Mods, mods_of
-from hf_efficient_attn.backends.flex.order import layout_order, order_of
+from hf_efficient_attn.backends.flex.order import order_of
 from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.layout.blocks.globals_first import globals_first
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.lse import row_lse
@@ -152,7 +153,7 @@ def computed_pairs(call: AttentionCall) -> int:
     """Return the scores of all blocks that hold an allowed pair, in all heads."""
     layout, block_size = call.layout, BLOCK_SIZES[call.inputs.device]
     device = torch.device("cpu")
-    table = block_table(layout, None, block_size, device, layout_order(layout))
+    table = block_table(layout, None, block_size, device, globals_first(layout, None))
     num_blocks = int(table.num_partial.sum() + table.num_full.sum())
     # all heads may share one table
     heads = layout.num_heads // table.num_full.shape[1]

@@ -13,7 +13,6 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.token_mask import NO_MASK
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +58,9 @@ def order_of(call: AttentionCall, device: torch.device) -> Order | None:
     return None if torch.compiler.is_compiling() or has_own_values else _order(call.layout, documents_of(call), device)
 
 
-def layout_order(layout: Layout) -> GlobalsFirst | None:
-    """Return the order of a layout taken as one whole document."""
-    return globals_first(layout, NO_MASK.documents(1, layout.num_keys, layout.num_positions))
-
-
 @cached()
 def _order(layout: Layout, documents: Documents | None, device: torch.device) -> Order | None:
-    kind = layout_order(layout) if documents is None else globals_first(layout, documents)
+    kind = globals_first(layout, documents)
     if kind is None:
         return None
     positions = kind.positions()

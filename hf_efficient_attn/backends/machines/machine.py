@@ -16,13 +16,11 @@ class Machine:
     Attributes:
         source: where its costs come from, in words.
         costs: (name of a dtype, its costs).
-        is_estimated: whether nothing was measured.
     """
 
     processor: Processor
     source: str
     costs: tuple[tuple[str, Costs], ...]
-    is_estimated: bool = False
 
     def __str__(self) -> str:
         return f"{self.processor}: {self.source}" if self.processor.name else self.source
@@ -35,8 +33,7 @@ class Machine:
     def to_dict(self) -> dict[str, Any]:
         """Return the machine in JSON types."""
         costs = {name: asdict(each) for name, each in self.costs}
-        said = {"processor": asdict(self.processor), "source": self.source, "is_estimated": self.is_estimated}
-        return {**said, "costs": costs}
+        return {"processor": asdict(self.processor), "source": self.source, "costs": costs}
 
     def rounded(self) -> "Machine":
         """Return the machine with times of three digits, more than any measurement gives."""
@@ -52,7 +49,7 @@ class Machine:
             KeyError, TypeError: it did not.
         """
         costs = tuple((name, _costs(each)) for name, each in data["costs"].items())
-        return cls(Processor(**data["processor"]), data["source"], costs, data["is_estimated"])
+        return cls(Processor(**data["processor"]), data["source"], costs)
 
 
 def _costs(data: dict[str, Any]) -> Costs:

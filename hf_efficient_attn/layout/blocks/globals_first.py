@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.token_mask import Document
+from hf_efficient_attn.layout.token_mask import NO_MASK, Document
 from hf_efficient_attn.patterns.intervals import Intervals, normalize
 
 # more global tokens than this part of all are left where they are
@@ -60,12 +60,15 @@ class GlobalsFirst:
             begin = end + 1
 
 
-def globals_first(layout: Layout, documents: tuple[tuple[Document, ...], ...]) -> GlobalsFirst | None:
-    """Return the order of a whole sequence with scattered global tokens; None: it has none, or is no such sequence."""
+def globals_first(layout: Layout, documents: tuple[tuple[Document, ...], ...] | None) -> GlobalsFirst | None:
+    """Return the order of a whole sequence with scattered global tokens; None: it has none, or is no such sequence.
+
+    documents: those of each example; None: every example is one whole document.
+    """
     if layout.is_cross or layout.num_queries != layout.num_keys:
         return None
     found: set[int] = set()
-    for document in {document for listed in documents for document in listed}:
+    for document in {document for listed in documents or NO_MASK.documents(1, layout.num_keys) for document in listed}:
         own: set[int] = set()
         for pattern in set(layout.of_document(document).head_patterns()):
             # blocks of tokens fill those of a kernel where they are

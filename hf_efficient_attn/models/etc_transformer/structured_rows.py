@@ -121,13 +121,15 @@ def mentions(part: Any) -> list[Interval]:
     return [(int(start), int(stop)) for start, stop in listed]
 
 
+def check_lists(name: str, given: Sequence[Any], parts: Sequence[Any], held: str) -> None:
+    """Raise InputError if there is not a list for each text; held: what it holds, in words."""
+    if len(given) != len(parts) or not all(isinstance(each, Sized) for each in given):
+        raise InputError(f"{name} has {len(given)} lists for {len(parts)} texts; give one for each text, with {held}.")
+
+
 def check_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> None:
     """Raise InputError if contexts are not a number for each part, or if parts of one lie between those of others."""
-    if len(contexts) != len(parts) or not all(isinstance(each, Sized) for each in contexts):
-        raise InputError(
-            f"contexts has {len(contexts)} lists for {len(parts)} texts; give one for each text, with the number of "
-            "the context of each of its parts."
-        )
+    check_lists("contexts", contexts, parts, "the number of the context of each of its parts")
     for numbers, of_text in zip(contexts, parts, strict=True):
         if len(numbers) != len(of_text) or not all(isinstance(each, Integral) for each in numbers):
             raise InputError(
@@ -143,11 +145,7 @@ def check_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[T
 
 def check_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> None:
     """Raise InputError if candidates are not, for each text, numbers of some of its parts."""
-    if len(candidates) != len(parts) or not all(isinstance(each, Sized) for each in candidates):
-        raise InputError(
-            f"candidates has {len(candidates)} lists for {len(parts)} texts; give one for each text, with the numbers "
-            "of those of its parts that are candidate answers."
-        )
+    check_lists("candidates", candidates, parts, "the numbers of those of its parts that are candidate answers")
     for numbers, of_text in zip(candidates, parts, strict=True):
         if not all(isinstance(each, Integral) and 0 <= int(each) < len(of_text) for each in numbers):
             raise InputError(
