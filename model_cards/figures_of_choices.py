@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from comparison.seeds import spread
+
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
 
 
@@ -9,14 +11,14 @@ def copied_symbols(found: dict[str, Any]) -> str:
     """Return the share of symbols that `copy_task.py` copies, by what networks were trained and evaluated with."""
     rows = found["rows"]
     lines = [
-        [row["trained"], *(f"{share:.1%}" for share in row["copied"].values()), f"{row['train_seconds']:.0f}"]
+        [row["trained"], *(spread(shares, ".1%") for shares in row["copied"].values()), f"{row['train_seconds']:.0f}"]
         for row in rows
     ]
     header = ["trained with, evaluated with", *rows[0]["copied"], "training (s)"]
     return f"""{markdown_table(header, lines)}
 
-Texts of {found["tokens"]:,} symbols, {rows[0]["num_steps"]:,} steps, {rows[0]["parameters"]:,} parameters; a guess is \
-right for {found["guessed"]:.1%}. {_conditions(found)}"""
+Texts of {found["tokens"]:,} symbols, {rows[0]["num_steps"]:,} steps, {rows[0]["parameters"]:,} parameters, \
+{len(found["seeds"])} seed(s); a guess is right for {found["guessed"]:.1%}. {_conditions(found)}"""
 
 
 def routing_losses(found: dict[str, Any]) -> str:

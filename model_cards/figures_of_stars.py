@@ -1,15 +1,10 @@
 """Tables of the star's card, for `figures.py`."""
 
-import sys
 from typing import Any
 
-from committed import CARDS
+from comparison.seeds import spread
 
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
-
-sys.path.append(str(CARDS.parent / "examples" / "experiments"))
-
-from comparison.marked_vectors import over_seeds  # noqa: E402
 
 
 def masked_summation(found: dict[str, Any]) -> str:
@@ -25,9 +20,3 @@ The sum of {found["num_marked"]} marked vectors, after {num_steps:,} steps on {s
 error is over that of always saying the expected sum; {num_seeds} seed{"s" * (num_seeds > 1)}. `star` is \
 `StarTransformerForSequenceClassification`, `dense` and `lstm` are torch's. `{found["command"]}`. \
 *{machine_line(found["machine"])}*"""
-
-
-def spread(values: list[float]) -> str:
-    """Return the mean and, of several seeds, the standard deviation."""
-    mean, deviation = over_seeds(values)
-    return f"{mean:.3f} ± {deviation:.3f}" if len(values) > 1 else f"{mean:.3f}"

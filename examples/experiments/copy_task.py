@@ -8,8 +8,9 @@ where the first one stands (Kitaev et al., arXiv:2001.04451, section 5 and table
 equal texts in equal steps, and starts from equal weights; one has full attention, the others hash with one, two and
 four rounds. Every one is then evaluated with full attention and with one to eight rounds: the table gives the share of
 the symbols that are copied. `outputs/copy_task` then holds a folder for each network, which `AutoModelForCausalLM`
-loads, results.json, results.md and accuracy.png. Longer words, as in the paper, and two networks alone:
+loads, results.json, results.md and accuracy.png. Several seeds, longer words as in the paper, and two networks alone:
 
+    python examples/experiments/copy_task.py --seeds 0 1 2 --output_dir outputs/copy_task_seeds
     python examples/experiments/copy_task.py --word_length 511 --num_symbols 127 --hidden_size 256 \
         --intermediate_size 256 --num_attention_heads 4 --chunk_length 64 --max_steps 150000
     python examples/experiments/copy_task.py --train_hashes 0 8 --output_dir outputs/copy_task_8
@@ -17,6 +18,7 @@ loads, results.json, results.md and accuracy.png. Longer words, as in the paper,
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from comparison.copied_symbols import FULL, CopiedWords, copied_share, draw_copies, reading, reading_name
@@ -29,6 +31,7 @@ from comparison.run_folder import (
     say_where,
     write_results,
 )
+from comparison.seeds import spread
 from comparison.training import ClockedTrainer, share, training_arguments
 from transformers import set_seed
 from transformers.hf_argparser import HfArg
@@ -55,7 +58,9 @@ class Arguments:
     batch_size: int = HfArg(default=16, help="Texts of a step.")
     learning_rate: float = HfArg(default=3e-3, help="Highest rate of AdamW.")
     max_test_samples: int = HfArg(default=256, help="Texts of the evaluation.")
-    seed: int = HfArg(default=42, help="Of weights, hashes and texts.")
+    seeds: list[int] = HfArg(
+        default_factory=lambda: [42], help="Of weights, hashes and texts; train each network once for each."
+    )
 
     def __post_init__(self) -> None:
         self.train_hashes, self.eval_hashes = (list(dict.fromkeys(x)) for x in (self.train_hashes, self.eval_hashes))
@@ -88,22 +93,22 @@ def main(args: Arguments) -> None:
     """Train every network, evaluate it in every way, and report."""
     args.config()  # refused now, not after the run has begun
     folder = open_run(args)
-    train = CopiedWords(args.max_steps * args.batch_size, args.word_length, args.num_symbols, args.seed)
-    test = CopiedWords(args.max_test_samples, args.word_length, args.num_symbols, args.seed + 1)
-    rows = [train_and_evaluate(args, hashes, train, test, folder) for hashes in args.train_hashes]
+    rows = [
+        joined([train_and_evaluate(args, hashes, seed, folder) for seed in args.seeds]) for hashes in args.train_hashes
+    ]
     report(args, folder, rows)
 
 
-def train_and_evaluate(
-    args: Arguments, hashes: int, train: CopiedWords, test: CopiedWords, folder: Path
-) -> dict[str, Any]:
-    """Train one network, save it, and return its row of the table."""
+def train_and_evaluate(args: Arguments, hashes: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Train one network from one seed, save it, and return what it copies."""
     name = reading_name(hashes)
-    print(f"\n{name}", flush=True)
-    set_seed(args.seed)
+    print(f"\n{name}, seed {seed}", flush=True)
+    train = CopiedWords(args.max_steps * args.batch_size, args.word_length, args.num_symbols, seed)
+    test = CopiedWords(args.max_test_samples, args.word_length, args.num_symbols, seed + 1)
+    set_seed(seed)
     model = hea.EfficientReformerForCausalLM(args.config())
     with reading(model, hashes, test.num_tokens):
-        trainer = train_network(args, model, train, folder / name)
+        trainer = train_network(args, model, train, seed, folder / name)
         model.save_pretrained(folder / name)
         difference = reload_difference(model, folder / name, test.input_ids[:2])
     copied = {}
@@ -123,12 +128,12 @@ def train_and_evaluate(
 
 
 def train_network(
-    args: Arguments, model: hea.EfficientReformerForCausalLM, train: CopiedWords, folder: Path
+    args: Arguments, model: hea.EfficientReformerForCausalLM, train: CopiedWords, seed: int, folder: Path
 ) -> ClockedTrainer:
     """Train a network on all texts once."""
     training = training_arguments(
         folder,
-        args.seed,
+        seed,
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
         per_device_train_batch_size=args.batch_size,
@@ -142,20 +147,26 @@ def train_network(
     return trainer
 
 
+def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a network: of every reading the shares copied, one a seed, and the losses of the first."""
+    copied = {reader: [run["copied"][reader] for run in runs] for reader in runs[0]["copied"]}
+    return runs[0] | {"copied": copied, "train_seconds": fmean(run["train_seconds"] for run in runs)}
+
+
 def report(args: Arguments, folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write the table and the picture, and print the table."""
-    readers = list(rows[0]["copied"])
-    columns = {"trained": ("trained with", "{}"), **{reader: (reader, "{:.1%}") for reader in readers}}
+    columns = {"trained": ("trained with", "{}"), **{reader: (reader, "{}") for reader in rows[0]["copied"]}}
     columns |= {"num_steps": ("steps", "{:,}"), "train_seconds": ("training (s)", "{:.0f}")}
+    lines = [row | {reader: spread(shares, ".1%") for reader, shares in row["copied"].items()} for row in rows]
     guessed = 1 / args.num_symbols
-    text = f"""{results_table(columns, [{**row, **row["copied"]} for row in rows])}
+    text = f"""{results_table(columns, lines)}
 
 The share of the {args.word_length:,} symbols of the second w that the most probable symbol is right for, over
 {args.max_test_samples:,} texts that were not trained on; a guess has {guessed:.1%}. Rows are networks, by what they \
 were trained with;
-columns are what they are evaluated with."""
+columns are what they are evaluated with. {len(args.seeds)} seed(s): mean ± standard deviation."""
     save_picture(draw_copies(rows), folder / "accuracy.png")
-    content = {"tokens": 2 * (args.word_length + 1), "guessed": guessed, "rows": rows}
+    content = {"tokens": 2 * (args.word_length + 1), "guessed": guessed, "seeds": args.seeds, "rows": rows}
     print(write_results(folder, "Copying symbols by full attention and by hashes", content, text))
     say_where(folder, [row["trained"] for row in rows], "accuracy.png")
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison.marked_vectors import MarkedVectors, draw_errors, over_seeds, relative_error
+from comparison.marked_vectors import MarkedVectors, draw_errors, relative_error
 from comparison.option_checks import known_once
 from comparison.run_folder import open_run, results_table, run_experiment, save_picture, say_where, write_results
+from comparison.seeds import over_seeds, spread
 from comparison.shape import Shape
 from comparison.summation_networks import DenseSummation, LSTMSummation
 from comparison.training import ClockedTrainer, share, training_arguments
@@ -155,8 +156,7 @@ def report(args: Arguments, folder: Path, networks: dict[str, dict[str, Any]]) -
     sizes = {"parameters": ("parameters", "{:,}"), "train_seconds": ("training (s)", "{:.0f}")}
     errors, times = [], []
     for kind, row in networks.items():
-        spread = {length: "{:.3f} ± {:.3f}".format(*over_seeds(row["errors"][length])) for length in lengths}
-        errors.append({"kind": kind, **row, **spread})
+        errors.append({"kind": kind, **row, **{length: spread(row["errors"][length]) for length in lengths}})
         times.append({"kind": kind, **{length: f"{row['milliseconds'][length]:.2f}" for length in lengths}})
     shortest, longest = args.train_lengths
     text = f"""Error by length:

@@ -15,14 +15,15 @@ TINY += ["--chunk_length", "4", "--max_steps", "4", "--batch_size", "4", "--max_
 
 
 def test_each_network_is_evaluated_in_each_way(tmp_path: Path) -> None:
-    choice = ["--train_hashes", "0", "2", "--eval_hashes", "0", "4", "1"]
+    choice = ["--train_hashes", "0", "2", "--eval_hashes", "0", "4", "1", "--seeds", "0", "1"]
     output = finish_example(start_forked(tmp_path, SCRIPT, *TINY, *choice))
     assert "a guess has 33.3%" in output
+    assert "2 seed(s)" in output
     rows = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
     assert [row["trained"] for row in rows] == ["full", "LSH-2"]
     for row in rows:
         assert list(row["copied"]) == ["full", "LSH-4", "LSH-1"]
-        assert all(0 <= share <= 1 for share in row["copied"].values())
+        assert all(len(shares) == 2 and all(0 <= each <= 1 for each in shares) for shares in row["copied"].values())
         assert (row["num_steps"], row["reload_difference"]) == (4, 0)
         config = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / row["trained"]).config
         assert (config.num_hashes, config.lsh_attn_chunk_length) == {"full": (1, 16), "LSH-2": (2, 4)}[row["trained"]]

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from comparison.seeds import over_seeds
 from hf_efficient_attn.pictures import new_figure
 
 # instead of a number of rounds: one chunk that holds the whole text
@@ -82,7 +83,9 @@ def draw_copies(rows: Sequence[dict[str, Any]]) -> Any:
     for row in rows:
         losses.plot(*zip(*row["losses"], strict=True), label=row["trained"])
         readers = list(row["copied"])[::-1]
-        copied.plot(readers, [row["copied"][reader] for reader in readers], marker="o", label=row["trained"])
+        shares, deviations = zip(*(over_seeds(row["copied"][reader]) for reader in readers), strict=True)
+        bars = deviations if any(deviations) else None
+        copied.errorbar(readers, shares, bars, marker="o", capsize=3, label=row["trained"])
     losses.set(xlabel="training step", ylabel="cross-entropy (nats per copied symbol)", yscale="log", xlim=(0, None))
     losses.legend(title="trained with")
     copied.set(xlabel="evaluated with", ylabel="share of the symbols copied", ylim=(0, 1.05))

@@ -1,7 +1,7 @@
 """Masked summation: sequences of vectors of which a few are marked, their sum, and how far off a network is."""
 
-from collections.abc import Iterator, Sequence
-from statistics import fmean, stdev
+from collections.abc import Iterator
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from comparison.seeds import over_seeds
 from hf_efficient_attn.bench.harness.panels import label_decades
 from hf_efficient_attn.pictures import new_figure
 
@@ -56,11 +57,6 @@ def relative_error(model: nn.Module, batches: MarkedVectors, num_batches: int) -
         squares.append((found - batch["labels"]).square().mean().item())
     guessed = VARIANCE * batches.num_marked
     return (fmean(squares) / guessed) ** 0.5, 1000 * seconds / (num_batches * batches.batch_size)
-
-
-def over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation; of one value the latter is 0."""
-    return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 
 def draw_errors(content: dict[str, Any]) -> Any:
