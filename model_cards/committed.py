@@ -1,13 +1,10 @@
 """What was measured and committed, by the name of its benchmark, example or analysis."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 CARDS = Path(__file__).parent
-# what experiments draw and write at the end of a run is imported from there: `comparison`
-sys.path.append(str(CARDS.parent / "examples" / "experiments"))
 
 
 def files(name: str) -> list[Path]:

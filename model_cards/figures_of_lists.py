@@ -1,10 +1,16 @@
 """The table of every mechanism on ListOps, for `figures.py`."""
 
+import sys
 from typing import Any
 
-from comparison.list_scores import results_text
+from committed import CARDS
 
 from hf_efficient_attn.bench.harness.report import machine_line
+
+# what the experiment prints at the end of a run
+sys.path.append(str(CARDS.parent / "examples" / "experiments"))
+
+from comparison.list_scores import results_text  # noqa: E402
 
 
 def list_operations(found: dict[str, Any]) -> str:

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from comparison.seeds import spread
-
 from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.harness.seeds import spread
 
 
 def masked_summation(found: dict[str, Any]) -> str:

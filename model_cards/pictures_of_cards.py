@@ -1,5 +1,6 @@
 """Every picture of `pictures/`, by its name: a function that makes it from committed data; for `figures.py`."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -8,12 +9,7 @@ from typing import Any
 
 import figures_of_training
 import pictures_of_families
-from committed import files, results
-from comparison.list_scores import draw_listops
-from comparison.marked_vectors import draw_errors
-from comparison.named_sections import draw_named
-from comparison.span_curves import draw_span_curves
-from comparison.tree_reading import draw_trees
+from committed import CARDS, files, results
 
 from hf_efficient_attn.analysis.draw import patterns_figure
 from hf_efficient_attn.analysis.pattern_sources import read_pattern
@@ -29,6 +25,15 @@ from hf_efficient_attn.bench.mechanisms.report import results_figure as mechanis
 from hf_efficient_attn.bench.models.report import results_figure as models_figure
 from hf_efficient_attn.bench.sequence.report import results_figure as sequence_figure
 from hf_efficient_attn.bench.spans.report import results_figure as bench_spans_figure
+
+# what experiments draw at the end of a run
+sys.path.append(str(CARDS.parent / "examples" / "experiments"))
+
+from comparison.list_scores import draw_listops  # noqa: E402
+from comparison.marked_vectors import draw_errors  # noqa: E402
+from comparison.named_sections import draw_named  # noqa: E402
+from comparison.span_curves import draw_span_curves  # noqa: E402
+from comparison.tree_reading import draw_trees  # noqa: E402
 
 PIXELS_PER_INCH, PIXELS_PER_INCH_OF_FAMILIES = 160, 100
 # title -> an expression that `hf-efficient-attn draw` draws, too

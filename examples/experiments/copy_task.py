@@ -31,12 +31,12 @@ from comparison.run_folder import (
     say_where,
     write_results,
 )
-from comparison.seeds import spread
 from comparison.training import ClockedTrainer, share, training_arguments
 from transformers import set_seed
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.bench.harness.seeds import spread
 
 
 @dataclass

@@ -22,7 +22,6 @@ from typing import Any
 from comparison.marked_vectors import MarkedVectors, draw_errors, relative_error
 from comparison.option_checks import known_once
 from comparison.run_folder import open_run, results_table, run_experiment, save_picture, say_where, write_results
-from comparison.seeds import over_seeds, spread
 from comparison.shape import Shape
 from comparison.summation_networks import DenseSummation, LSTMSummation
 from comparison.training import ClockedTrainer, share, training_arguments
@@ -32,6 +31,7 @@ from transformers import AutoModelForSequenceClassification, set_seed
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.bench.harness.seeds import over_seeds, spread
 
 KINDS = ("star", "dense", "lstm")
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from comparison.seeds import over_seeds
+from hf_efficient_attn.bench.harness.seeds import over_seeds
 from hf_efficient_attn.pictures import new_figure
 
 # instead of a number of rounds: one chunk that holds the whole text

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from comparison.seeds import over_seeds
 from hf_efficient_attn.bench.harness.panels import label_decades
+from hf_efficient_attn.bench.harness.seeds import over_seeds
 from hf_efficient_attn.pictures import new_figure
 
 # of numbers that are uniform from 0 to 1
