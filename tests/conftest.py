@@ -47,6 +47,16 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 
 @pytest.fixture
+def machine_anew() -> Generator[None]:
+    """Let a test find the machine and its costs anew, and the tests behind it, too."""
+    from hf_efficient_attn.backends.machines import current
+
+    current._found.cache_clear()
+    yield
+    current._found.cache_clear()
+
+
+@pytest.fixture
 def capability() -> Any:
     """Return the function by which a test says what a family can do with a neighbour, see capabilities.py.
 

@@ -18,19 +18,14 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 
 PATTERN = hea.patterns.Band(20, 20)
+pytestmark = pytest.mark.usefixtures("machine_anew")
 
 
 @pytest.fixture
 def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "new" / "machines.json"
     monkeypatch.setenv(current.VARIABLE, str(path))
-    current._found.cache_clear()
     return path
-
-
-@pytest.fixture(autouse=True)
-def _found_anew() -> None:
-    current._found.cache_clear()
 
 
 @pytest.mark.parametrize("machine", KNOWN, ids=str)

@@ -12,10 +12,9 @@ from hf_efficient_attn.cli import main
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch: pytest.MonkeyPatch, machine_anew: None) -> None:
     monkeypatch.setattr(measure, "TOKENS", 512)
     monkeypatch.setattr(measure, "LENGTHS", (32, 192))
-    current._found.cache_clear()
 
 
 def test_costs_are_kept_and_used(
