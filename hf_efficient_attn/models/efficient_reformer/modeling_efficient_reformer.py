@@ -98,7 +98,7 @@ class ReformerLayer(GradientCheckpointingLayer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Return the streams behind the layer; `states`: the first before it, which is only recorded."""
-        first, second = streams.opened(mark)
+        first, second = streams.opened(states, mark)
         kept: dict[str, Tensor] = {}
 
         def attend(states: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class ReformerLayer(GradientCheckpointingLayer):
             parts = [self.transform(first[:, tokens]) for tokens in stretches_of(first.shape[1], size)]
             return first, second + (parts[0] if len(parts) == 1 else torch.cat(parts, 1))
         first = first + stack.run(attend, second)
-        return first, second + stack.run(self.transform, first, self.stretch_tokens)
+        return stack.leave(first, second + stack.run(self.transform, first, self.stretch_tokens))
 
     def transform(self, states: Tensor) -> Tensor:
         """Return what the MLP adds."""
@@ -182,11 +182,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         embedded, where = self.positions(call.embedded, call)
         embedded = self.embedding_dropout(embedded)
         if self.training and self.config.hash_seed is None and LSH in self.config.layer_kinds:
-            # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
-            step = torch.randint(MAX_STEP, (), device=embedded.device)
-            shards = shards_of(self)
-            # the same in all processes that share a text
-            where["hash_step"] = step if shards is None else summed(step * (shards.rank == 0), shards.group)
+            where["hash_step"] = self._hash_step(embedded.device)
         kwargs = {**kwargs, **where, **call.masks(self.config), "cache": call.cache}
         stack = self._reversible_stack(call.cache)
         # narrower streams would be computed again too inexactly
@@ -194,10 +190,19 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         for layer in self.layers:
             streams = Streams(first, second)
             first, second = layer(first, streams, streams.mark(), stack=stack, **kwargs)
+            if stack is not None:
+                stack.follow(first, second)
         if stack is not None:
             stack.close(first, second)
         joined = torch.cat((first, second), -1) if self.config.stream_join == "concat" else (first + second) / 2
         return BackboneOutput(self.dropout(self.norm(narrowed(joined, self.norm))), call.cache)
+
+    def _hash_step(self, device: torch.device) -> Tensor:
+        """Return a number to hash by that is drawn anew for every batch, the same in processes that share a text."""
+        # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
+        step = torch.randint(MAX_STEP, (), device=device)
+        shards = shards_of(self)
+        return step if shards is None else summed(step * (shards.rank == 0), shards.group)
 
     def _reversible_stack(self, cache: Cache | None) -> ReversibleStack | None:
         """Return what computes activations again in the backward pass; None: they are kept, or none are needed."""

@@ -136,6 +136,10 @@ class ReversibleStack:
         self.is_random = is_random
         self.steps: list[Step] = []
         self.streams: list[Tensor] = []
+        # what the last layer has returned, and the versions of its tensors
+        self.left: list[tuple[Tensor, int]] = []
+        # the streams behind so many steps, where hooks have put others in their place
+        self.replaced: dict[int, list[Tensor]] = {}
 
     def run(self, function: Function, states: Tensor, stretch_tokens: int = 0) -> Tensor:
         """Return function(states), [B, T, hidden_size], the next step.
@@ -152,6 +156,27 @@ class ReversibleStack:
                 results.append(function(states[:, tokens]))
         return results[0] if len(results) == 1 else torch.cat(results, 1)
 
+    def leave(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the streams behind a layer, which is over."""
+        self.left = [(stream, stream._version) for stream in (first, second)]
+        return first, second
+
+    def follow(self, first: Tensor, second: Tensor) -> None:
+        """Go on behind a layer with these streams; its own are kept if hooks have put others in their place.
+
+        Raises:
+            EfficientAttentionError: a hook has written into them.
+        """
+        left, self.left = self.left, []
+        if any(stream._version != version for stream, version in left):
+            raise EfficientAttentionError(
+                f"A hook has written into what layer {len(self.steps) // 2 - 1} of a Reformer returned, from which the "
+                "backward pass computes the layer again. Let the hook return new tensors instead."
+            )
+        own = [stream for stream, _ in left]
+        if first is not own[0] or second is not own[1]:
+            self.replaced[len(self.steps)] = [stream.detach() for stream in own]
+
     def close(self, first: Tensor, second: Tensor) -> None:
         """Keep the two streams behind the last step."""
         self.streams = [first.detach(), second.detach()]
@@ -160,8 +185,10 @@ class ReversibleStack:
         """Return a promised tensor; it computes again as many steps as necessary, the last first."""
         if promise.value is None:
             step = promise.stretch.step
+            self.streams = self.replaced.pop(len(self.steps), self.streams)
             while self.steps[-1] is not step:
                 self._undo(self.steps.pop())
+                self.streams = self.replaced.pop(len(self.steps), self.streams)
             promise.stretch.compute_again(self.streams[1 - step.number % 2])
         if promise.value is None:
             raise EfficientAttentionError("A reversible layer has lost a tensor that the backward pass needs.")

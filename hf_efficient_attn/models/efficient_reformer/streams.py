@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.errors import EfficientAttentionError
+
 
 class Streams:
     """What a layer reads: two streams [B, T, hidden_size], of which its MLP writes the second."""
@@ -28,11 +30,28 @@ class Streams:
             return None
         return self.second.new_zeros(0).requires_grad_(self.second.requires_grad)
 
-    def opened(self, mark: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both streams; the gradient of `mark` is known once that of the second is."""
+    def opened(self, recorded: Tensor, mark: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return both streams; the gradient of `mark` is known once that of the second is.
+
+        recorded: the first stream, as the layer has got it beside them; FSDP may have narrowed it.
+
+        Raises:
+            EfficientAttentionError: it has other contents.
+        """
+        if recorded is not self.first and _differ(recorded, self.first):
+            raise EfficientAttentionError(
+                "A hook has put another tensor in place of `states`, which a layer of a Reformer only records: it "
+                "reads `streams`. Change what the layer before returns, or the embeddings, by a forward hook instead."
+            )
         if mark is None or not mark.requires_grad:
             return self.first, self.second
         return self.first, _Marked.apply(self.second, mark)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    if (one.dtype, one.device) != (other.dtype, other.device):
+        return False
+    return one.data_ptr() != other.data_ptr()
 
 
 class _Marked(torch.autograd.Function):

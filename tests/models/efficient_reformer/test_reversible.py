@@ -42,6 +42,39 @@ def test_gradients_are_those_of_plain_autograd(fields: dict[str, Any], monkeypat
         torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-9)
 
 
+@pytest.mark.parametrize("layer", [0, 1, 3], ids="layer {}".format)
+@pytest.mark.parametrize("stream", [0, 1], ids=["first stream", "second stream"])
+def test_gradients_where_a_hook_changes_what_a_layer_returns(
+    layer: int, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where activations are steered: by a vector that is learned here, beside a hook that changes all streams."""
+    model, inputs = CASE.model(num_hidden_layers=4).double().train(), CASE.inputs()
+    model.steering = torch.nn.Parameter(torch.linspace(-1, 1, 32, dtype=torch.double))
+
+    def steer(module: Any, given: Any, out: tuple[Tensor, Tensor]) -> list[Tensor]:
+        return [each + model.steering if number == stream else each for number, each in enumerate(out)]
+
+    model.model.layers[layer].register_forward_hook(steer)
+    model.model.layers[2].register_forward_hook(lambda module, given, out: tuple(1.5 * each for each in out))
+    found, expected = (gradients(model, inputs, plain, monkeypatch) for plain in (False, True))
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-9)
+
+
+def test_hooks_that_would_be_lost_are_refused() -> None:
+    """Written into what is computed again, or into what nobody reads."""
+    model, inputs = CASE.model(num_hidden_layers=2).train(), CASE.inputs()
+    layer = model.model.layers[1]
+    hook = layer.register_forward_hook(lambda module, given, out: (out[0].add_(1.0), out[1]))
+    with pytest.raises(hea.EfficientAttentionError, match="written into what layer 1 of a Reformer returned"):
+        model(**inputs)
+    hook.remove()
+    layer.register_forward_pre_hook(lambda module, given: (given[0] + 1.0, *given[1:]))
+    for mode in (model.train(), model.eval()):
+        with pytest.raises(hea.EfficientAttentionError, match="in place of `states`, which a layer of a Reformer only"):
+            mode(**inputs)
+
+
 def test_gradients_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass runs outside of autocast, and computes layers again inside."""
     model, inputs = CASE.model(num_hidden_layers=4).train(), CASE.inputs()
