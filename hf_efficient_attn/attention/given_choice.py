@@ -58,16 +58,24 @@ def given_choice(
             f"{type(module).__name__} chooses blocks of keys (block_indices), but its config has no index_block_size, "
             'their length in tokens. Load it with attn_implementation="eager".'
         )
-    refuse_padding_before(module, tokens)
+    refuse_other_starts(module, tokens)
     return followed, ChosenBlocks(blocks, block_tokens, counted_from=AXIS), matrix
 
 
-def refuse_padding_before(module: nn.Module, tokens: TokenMask) -> None:
-    """Raise UnsupportedBackendError for padding before tokens: the model counts blocks from it, and may choose it."""
-    if tokens.key_mask is None or torch.compiler.is_compiling():
+def refuse_other_starts(module: nn.Module, tokens: TokenMask) -> None:
+    """Raise UnsupportedBackendError for texts that do not begin with the first slot, from which blocks are counted."""
+    if torch.compiler.is_compiling():
         return
-    known = on_host(tokens.key_mask)
-    if bool((~known[:, :-1] & known[:, 1:]).any()):
+    known = None if tokens.key_mask is None else on_host(tokens.key_mask)
+    if tokens.segment_ids is not None:
+        ids = on_host(tokens.segment_ids)
+        begins = ids[:, 1:] != ids[:, :-1]
+        if bool((begins if known is None else begins & known[:, 1:] & known[:, :-1]).any()):
+            raise UnsupportedBackendError(
+                f"{type(module).__name__} counts blocks of keys from the first slot, also those of later documents of "
+                "a packed row, for which its own code then chooses other blocks. Give each document a row of its own."
+            )
+    if known is not None and bool((~known[:, :-1] & known[:, 1:]).any()):
         raise UnsupportedBackendError(
             f"{type(module).__name__} counts blocks of keys from the first slot and lets padding take part in the "
             "choice, so that padding on the left changes what other tokens read, in its own code, too. Pad on the "

@@ -86,6 +86,18 @@ def test_padding_from_which_blocks_would_be_counted_is_refused() -> None:
         model(ids, attention_mask=mask)
 
 
+def test_packed_documents_from_which_blocks_are_not_counted_are_refused() -> None:
+    """By positions that begin again, where transformers' own code lets documents choose for one another."""
+    model, ids = tiny("minimax_m3"), token_ids(2, 12)
+    positions = torch.arange(12).expand(2, -1).clone()
+    model.set_attn_implementation("efficient")
+    found = model(ids, position_ids=positions).logits
+    assert torch.isfinite(found).all()
+    positions[1, 5:] -= 5
+    with pytest.raises(UnsupportedBackendError, match="Give each document a row of its own"):
+        model(ids, position_ids=positions, use_cache=False)
+
+
 def test_blocks_of_unknown_length_are_refused() -> None:
     module, states = nn.Module(), torch.zeros(1, 1, 4, 8)
     module.config, module.is_causal, module.layer_idx = tr.LlamaConfig(), True, 0  # type: ignore[assignment]
