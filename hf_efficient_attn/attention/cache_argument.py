@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+from transformers import GenerationMixin
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -72,6 +73,8 @@ class CacheGeneration:
     where it finds none.
     """
 
+    # `generate` reads in the signature that it may be called with `inputs_embeds`
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """As transformers', with the cache under its old name."""
         parent: Any = super()

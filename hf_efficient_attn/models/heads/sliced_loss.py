@@ -28,16 +28,16 @@ def sliced_loss(
     Args:
         head: hidden states → logits.
         loss_function: of transformers, `(logits, labels, vocab_size, num_items_in_batch, ...)`.
-        hidden_states: [B, T, width]. labels: [B, T], -100 where they do not count.
+        hidden_states: [B, T, width]. labels: [B, T], -100, or `ignore_index` of the options, where they do not count.
         is_causal: labels are those of the tokens themselves; each token is to predict the next.
         num_items: what the sum over tokens is divided by; None: the number of labels.
         options: further arguments of the loss.
     """
-    shifted = options.pop("shift_labels", None)
+    shifted, ignored = options.pop("shift_labels", None), options.get("ignore_index", IGNORED)
     targets = labels
     if is_causal:
-        targets = pad(labels, (0, 1), value=IGNORED)[..., 1:] if shifted is None else shifted
-    total = targets.ne(IGNORED).sum() if num_items is None else num_items
+        targets = pad(labels, (0, 1), value=ignored)[..., 1:] if shifted is None else shifted
+    total = targets.ne(ignored).sum() if num_items is None else num_items
 
     def of_slice(states: Tensor, own: Tensor) -> Tensor:
         given = {"shift_labels": own} if is_causal else {}

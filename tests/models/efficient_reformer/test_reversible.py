@@ -181,8 +181,11 @@ def test_loss_in_slices_is_the_loss(name: str) -> None:
         model = case.model(chunk_size_lm_head=size).double().train()
         output = model(**case.inputs(), num_items_in_batch=17)
         mean = model(**case.inputs()).loss
+        inputs = case.inputs()
+        inputs["labels"][inputs["labels"] == -100] = 7
+        other = model(**inputs, ignore_index=7).loss
         assert (output.logits is None) is (size > 0)
         assert model.eval()(**case.inputs()).logits is not None
-        results.append((output.loss, mean, *torch.autograd.grad(output.loss + mean, list(model.parameters()))))
+        results.append((output.loss, mean, other, *torch.autograd.grad(output.loss + mean, list(model.parameters()))))
     for actual, wanted in zip(*results, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-5)
