@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends.test_chosen_contract import special_cases, varied_cases
+from backends.chosen_cases import special_cases, varied_cases
 from backends_cases import BATCH_SIZE, Case, tensors_of
 from backends_contract import check
 from pretended_cuda import on_cuda, pretended_cuda

@@ -55,7 +55,7 @@ class BlockChoice:
         # a dimension of size 1 is read at 0; flex needs tensors as indices
         example = example if sizes[0] > 1 else example * 0
         own = head // self.heads_per_choice if sizes[1] > 1 else head * 0
-        choice = query // self.queries_per_choice
+        choice = query if self.queries_per_choice == 1 else query // self.queries_per_choice
         found = block < 0
         for number in range(self.numbers.shape[3]):
             found = found | (self.numbers[example, own, choice, choice * 0 + number] == block)
