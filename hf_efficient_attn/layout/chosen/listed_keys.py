@@ -120,7 +120,8 @@ class ChosenBlocks(ChosenKeys):
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield tiles of queries that read the same block."""
         starts = self.starts(layout, tokens)
-        return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes)
+        masks = () if self.counted_from == AXIS else tokens.tensors
+        return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes, masks)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold, if blocks are read by equally many queries."""
