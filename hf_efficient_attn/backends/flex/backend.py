@@ -21,6 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
 from hf_efficient_attn.backends.flex.captured import by_pair, in_memory
+from hf_efficient_attn.backends.flex.chosen_order import AS_ALL, NEVER, ONLY, ordered_places
 from hf_efficient_attn.backends.flex.chosen_work import (
     choice_bytes,
     comparing_cost,
@@ -38,6 +39,7 @@ from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.globals_first import globals_first
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.exporting import is_exporting
 from hf_efficient_attn.layout.sinks import join_sinks
@@ -146,11 +148,12 @@ def rank_while_compiling(call: AttentionCall) -> int | None:
 
 
 def is_only_by_name(call: AttentionCall) -> bool:
-    """Return whether "auto" leaves a call to others: on CPUs, and for a step of cached decoding.
+    """Return whether "auto" leaves a call to others: on CPUs, for a step of cached decoding, and for orders of tokens.
 
-    Each step has another length, for which the blocks would have to be listed again.
+    Each step has another length, for which the blocks would have to be listed again; orders have not been measured.
     """
-    return call.inputs.device == "cpu" or call.layout.num_queries == 1
+    is_order = call.chosen is not None and call.chosen.are_chunks
+    return is_order or call.inputs.device == "cpu" or call.layout.num_queries == 1
 
 
 def remark(call: AttentionCall) -> str:
@@ -159,6 +162,10 @@ def remark(call: AttentionCall) -> str:
         return "flex compiles a kernel for seconds at its first call; on cpu it is chosen only by name."
     if call.layout.num_queries == 1:
         return "flex would list the blocks again at every step of cached decoding."
+    if call.chosen is not None and call.chosen.are_chunks:
+        return (
+            "flex sorts queries and keys into the order of each head, which nobody has measured: it is chosen by name."
+        )
     if call.chosen is not None:
         queries, keys = BLOCK_SIZES[call.inputs.device]
         said = f"flex computes all blocks of {keys} keys of which one of {queries} neighbouring queries has chosen any"
@@ -230,6 +237,8 @@ def _in_best_order(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return output and, if needed, lse, computed in an order of tokens in which few blocks hold allowed pairs."""
+    if call.chosen is not None and call.chosen.are_chunks:
+        return _in_chosen_order(q, k, v, call)
     order = order_of(call, q.device)
     if order is None:
         mods = mods_of(call, q.device)
@@ -239,6 +248,20 @@ def _in_best_order(
     q, k, v = (order.sort(each) for each in (q, k, v))
     out, lse = _kernel(q, k, v, call, mods, mask, need_lse)
     return order.sort_back(out), None if lse is None else order.sort_back(lse)
+
+
+def _in_chosen_order(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return output and lse of queries that read chunks of an order."""
+    places, reads_self_last = ordered_places(call, q.device), cast(ChosenKeys, call.chosen).reads_self_last
+    states = (places.of_queries(q), places.of_keys(k), places.of_keys(v))
+    out, lse = _kernel(*states, call, *places.kernel(NEVER if reads_self_last else AS_ALL), need_lse=True)
+    out, lse = places.joined(out, cast(Tensor, lse))
+    if not reads_self_last:
+        return out, lse
+    # no output of it is used
+    queries, keys, values = (*states[:2], states[2].detach()[..., :CUDA_MIN_HEAD_DIM])
+    _, alone = run(queries, keys, values, *places.kernel(ONLY), call.scale, need_lse=True)
+    return places.with_self(out, lse, v, cast(Tensor, alone.lse))
 
 
 def _kernel(

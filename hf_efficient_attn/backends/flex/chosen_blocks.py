@@ -51,15 +51,27 @@ class BlockChoice:
     def holds(self, example: Tensor, head: Tensor, query: Tensor, place: Tensor) -> Tensor:
         """Return whether a query has chosen the block of the key at a place that blocks are counted from."""
         block = place // self.block_tokens
+        found = block < 0
+        for number in range(self.numbers.shape[3]):
+            found = found | (self._chosen(example, head, query, number) == block)
+        return found
+
+    def count(self, example: Tensor, head: Tensor, query: Tensor, place: Tensor) -> Tensor:
+        """Return how often a query has chosen this block."""
+        block = place // self.block_tokens
+        found = block * 0
+        for number in range(self.numbers.shape[3]):
+            found = found + (self._chosen(example, head, query, number) == block)
+        return found
+
+    def _chosen(self, example: Tensor, head: Tensor, query: Tensor, number: int) -> Tensor:
+        """Return one of the blocks of a query."""
         sizes = (self.numbers.shape[0], self.numbers.shape[1])
         # a dimension of size 1 is read at 0; flex needs tensors as indices
         example = example if sizes[0] > 1 else example * 0
         own = head // self.heads_per_choice if sizes[1] > 1 else head * 0
         choice = query if self.queries_per_choice == 1 else query // self.queries_per_choice
-        found = block < 0
-        for number in range(self.numbers.shape[3]):
-            found = found | (self.numbers[example, own, choice, choice * 0 + number] == block)
-        return found
+        return self.numbers[example, own, choice, choice * 0 + number]
 
 
 def choice_of(call: AttentionCall) -> BlockChoice:
@@ -85,7 +97,11 @@ def chosen_tables(
     needs_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Return the tables of a BlockMask, made anew for every call: of its rows, and with gradients of its columns."""
-    partial, full = blocks_with_pairs(chosen, layout, tokens, documents, block_size, device)
+    return lists_of_blocks(*blocks_with_pairs(chosen, layout, tokens, documents, block_size, device), needs_grad)
+
+
+def lists_of_blocks(partial: Tensor, full: Tensor, needs_grad: bool) -> tuple[Tensor, ...]:
+    """Return the tables of a BlockMask: of its rows, and with gradients of its columns."""
     of_rows = (*listed(partial), *listed(full))
     if not needs_grad:
         return of_rows

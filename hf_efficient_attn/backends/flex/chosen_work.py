@@ -3,12 +3,17 @@
 from dataclasses import replace
 from typing import cast
 
+import torch
+
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES
 from hf_efficient_attn.backends.flex.chosen_blocks import blocks_with_pairs
+from hf_efficient_attn.backends.flex.chosen_order import blocks_of_places
 from hf_efficient_attn.layout.blocks.table import MAX_TABLE_BYTES
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.chosen.listed_tiles import MOST_LISTED
+from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK
 
 # blocks of keys that a query may have chosen: a kernel compares every pair with each of them
@@ -26,16 +31,17 @@ BYTES_PER_ENTRY = 80
 
 def refused_choice(call: AttentionCall) -> str | None:
     """Return one sentence why flex cannot compute the chosen keys of a call; None: it can, or there are none."""
-    if call.chosen is None:
+    chosen = call.chosen
+    if chosen is None:
         return None
-    if not call.chosen.are_blocks:
-        return (
-            "flex leaves out whole blocks of neighbouring keys, not chosen ones that lie anywhere or in another order: "
-            "use gathered."
-        )
-    num_chosen = _blocks(call).blocks.shape[3]
-    if num_chosen > MOST_CHOSEN:
-        return f"flex compares a pair with up to {MOST_CHOSEN} chosen blocks, not with {num_chosen}: use gathered."
+    if not (chosen.are_blocks or chosen.are_chunks):
+        return "flex leaves out whole blocks of neighbouring keys, not chosen ones that lie anywhere: use gathered."
+    refused = _refused_order(call) if chosen.are_chunks else None
+    if refused is not None:
+        return refused
+    num_read = _num_read(call)
+    if num_read > MOST_CHOSEN:
+        return f"flex compares a pair with up to {MOST_CHOSEN} chosen blocks, not with {num_read}: use gathered."
     if call.counts_from_other_documents:
         return (
             "flex cannot count blocks from the start of several documents of another sequence: use sdpa or "
@@ -49,9 +55,19 @@ def refused_choice(call: AttentionCall) -> str | None:
     return None
 
 
+def _refused_order(call: AttentionCall) -> str | None:
+    if not cast(ChunkedOrder, call.chosen).counts_duplicates:
+        return "flex counts a key as often as it meets its query in all rounds, and here it counts once: use gathered."
+    if call.inputs.device == "cpu":
+        return "flex gives no log-sum-exp on cpu, by which the rounds of an order are joined: use gathered."
+    if call.inputs.is_compiling:
+        return "flex sorts tokens into an order outside of compiled programs alone: use gathered there."
+    return None
+
+
 def comparing_cost(call: AttentionCall) -> float:
     """Return the time in which a pair is compared with the blocks that its query has chosen."""
-    return 0.0 if call.chosen is None else COMPARED_COST * _blocks(call).blocks.shape[3]
+    return 0.0 if call.chosen is None else COMPARED_COST * _num_read(call)
 
 
 def most_pairs(call: AttentionCall, most: int) -> int:
@@ -61,11 +77,12 @@ def most_pairs(call: AttentionCall, most: int) -> int:
     """
     if call.chosen is None:
         return most
-    chosen, layout = _blocks(call), call.layout
+    chosen, layout = _blocks(call)
     query_tokens, key_tokens = BLOCK_SIZES[call.inputs.device]
     choices = _num_met(query_tokens, chosen.queries_per_choice)
     read = key_tokens * choices * chosen.blocks.shape[3] * _num_met(chosen.block_tokens, key_tokens)
-    return min(most, layout.num_heads * -(-layout.num_queries // query_tokens) * query_tokens * read)
+    listed = layout.num_heads * -(-layout.num_queries // query_tokens) * query_tokens * read
+    return _num_passes(call) * min(layout.num_pairs if call.chosen.are_chunks else most, listed)
 
 
 def may_waste(call: AttentionCall, most: int) -> bool:
@@ -95,32 +112,50 @@ def pairs_of_choice(call: AttentionCall, most: int) -> int:
 
     most: as for `most_pairs`, which is returned of a choice without contents.
     """
-    chosen, layout = _blocks(call), call.layout
+    chosen, layout = _blocks(call)
     device, block_size = chosen.blocks.device, BLOCK_SIZES[call.inputs.device]
     if device.type == "meta":
         return most_pairs(call, most)
     first = replace(chosen, blocks=chosen.blocks[:1])
     partial, full = blocks_with_pairs(first, layout, NO_MASK, None, block_size, device)
     found = partial | full
-    heads = layout.num_heads // found.shape[1]
-    return min(int(found.sum()) * heads * block_size[0] * block_size[1], layout.num_pairs)
+    num_blocks = int(found.sum()) * layout.num_heads // found.shape[1]
+    return _num_passes(call) * min(num_blocks * block_size[0] * block_size[1], layout.num_pairs)
 
 
 def choice_bytes(call: AttentionCall) -> int:
-    """Return the memory of the tables of one example, and of making them; 0 without chosen keys."""
+    """Return the memory of the tables of one example, and of making them; 0 without chosen keys.
+
+    In an order also that of the states at all places, and of sums that are wider than the output.
+    """
     if call.chosen is None:
         return 0
-    blocks = _blocks(call).blocks
-    num_entries = blocks.shape[1] * call.layout.num_queries * blocks.shape[3]
-    return table_bytes(call) + BYTES_PER_ENTRY * min(MOST_LISTED, num_entries)
+    (chosen, layout), inputs = _blocks(call), call.inputs
+    num_entries = chosen.blocks.shape[1] * layout.num_queries * chosen.blocks.shape[3]
+    states = (2 * inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize + 8 * inputs.value_dim
+    in_order = layout.num_rows * states if call.chosen.are_chunks else 0
+    return table_bytes(call) + BYTES_PER_ENTRY * min(MOST_LISTED, num_entries) + in_order
 
 
 def table_bytes(call: AttentionCall) -> int:
     """Return the memory of the tables of one example, in which every head has its own blocks."""
-    layout, sizes = call.layout, BLOCK_SIZES[call.inputs.device]
+    (_, layout), sizes = _blocks(call), BLOCK_SIZES[call.inputs.device]
     num_blocks = layout.num_heads * -(-layout.num_queries // sizes[0]) * -(-layout.num_keys // sizes[1])
-    return BYTES_PER_BLOCK * num_blocks * (2 if call.inputs.needs_grad else 1)
+    return BYTES_PER_BLOCK * num_blocks * (2 if call.inputs.needs_grad or call.chosen.are_chunks else 1)  # type: ignore[union-attr]
 
 
-def _blocks(call: AttentionCall) -> ChosenBlocks:
-    return cast(ChosenBlocks, call.chosen)
+def _blocks(call: AttentionCall) -> tuple[ChosenBlocks, Layout]:
+    """Return the blocks that are chosen, of keys or of the places of an order, and where they lie."""
+    if cast(ChosenBlocks | ChunkedOrder, call.chosen).are_chunks:
+        return blocks_of_places(cast(ChunkedOrder, call.chosen), call.layout, torch.device("cpu"))
+    return cast(ChosenBlocks, call.chosen), call.layout
+
+
+def _num_read(call: AttentionCall) -> int:
+    """Return how many blocks, or chunks, a query reads."""
+    return _blocks(call)[0].blocks.shape[3]
+
+
+def _num_passes(call: AttentionCall) -> int:
+    """Return how often a kernel computes the scores: a second time for tokens that may read themselves alone."""
+    return 2 if cast(ChosenBlocks | ChunkedOrder, call.chosen).reads_self_last else 1
