@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.chosen.chosen_keys import DOCUMENT, ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -82,6 +82,12 @@ class AttentionCall:
     def differentiates_lse(self) -> bool:
         """Whether the log-sum-exp without sinks has a gradient: its own, or that of the sinks that join it."""
         return self.lse_needs_grad or (self.sinks is not None and self.inputs.needs_grad)
+
+    @property
+    def counts_from_other_documents(self) -> bool:
+        """Whether chosen keys are counted from the starts of several documents of another sequence."""
+        counts = self.chosen is not None and self.chosen.counted_from == DOCUMENT
+        return counts and self.layout.is_cross and self.tokens.segment_ids is not None
 
     @property
     def masked_queries(self) -> Tensor | None:

@@ -8,8 +8,8 @@ import torch
 from torch.nn.attention.flex_attention import _transpose_ordered
 
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.flex.blocks import by_column
 from hf_efficient_attn.backends.flex.kernel import _compiled
+from hf_efficient_attn.backends.flex.lists import by_column
 from hf_efficient_attn.backends.flex.mods import structure_of
 from hf_efficient_attn.layout.call import AttentionCall, Inputs, inputs_of
 from hf_efficient_attn.layout.layout import Layout

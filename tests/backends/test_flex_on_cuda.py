@@ -1,19 +1,27 @@
-"""Compiled models on a GPU: one program without breaks, which holds flex, right to the last digits of its dtype.
+"""Flex on a GPU, right to the last digits of its dtype: compiled models, one program without breaks; dropout; choices.
 
 Collected only where a GPU is: `pytest -m gpu`.
 """
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from backends.chosen_cases import special_cases, varied_cases
+from backends_cases import Case
+from backends_contract import check
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.flex.dropout import Dropout
+from hf_efficient_attn.backends.gathered import backend as gathered
+from hf_efficient_attn.backends.protocol import Backend
+from hf_efficient_attn.layout.chosen.block_choice import choose_blocks
 
 pytestmark = pytest.mark.gpu
 SIZES = {
@@ -23,6 +31,7 @@ SIZES = {
     "num_attention_heads": 4,
     "vocab_size": 60,
 }
+CHOSEN = [*varied_cases(), *special_cases()]
 # the first is compiled for itself, the others share a program
 LENGTHS = (300, 700, 1000)
 
@@ -123,3 +132,65 @@ def test_dropout_drops_the_weights_that_its_hash_names(
 
 def test_auto_is_flex_for_long_inputs() -> None:
     assert hea.explain(hea.patterns.Band(64, 0), 32_768, device="cuda", training=True).backend == "flex"
+
+
+@pytest.mark.parametrize("case", CHOSEN if torch.cuda.is_available() else [], ids=str)
+@pytest.mark.parametrize("backend", [flex, gathered], ids=["flex", "gathered"])
+def test_contract_of_chosen_keys(backend: Backend, case: Case) -> None:
+    reason = backend.why_not(case.call("cuda"))
+    if reason is not None:
+        pytest.skip(reason)
+    check(case, backend, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+def test_block_top_k_trains_with_flex(num_tokens: int, dtype: torch.dtype) -> None:
+    """Packed, at lengths that share a kernel, by itself and within a program; against the same blocks in float64."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    shapes = ((2, 4, num_tokens, 64), (2, 2, num_tokens, 64), (2, 2, num_tokens, 64), (2, 4, num_tokens, 64))
+    *leaves, grad = (torch.randn(shape, generator=generator).to("cuda", dtype) for shape in shapes)
+    segment_ids = (torch.arange(num_tokens, device="cuda") // 210).expand(2, -1).contiguous()
+    blocks = choose_blocks(*leaves[:2], [None, segment_ids, None, None, None], 32, 3, 0, None)
+    own = {"chosen": hea.ChosenBlocks(blocks, 32), "segment_ids": segment_ids}
+    choosing = partial(hea.attention, pattern=hea.patterns.BlockTopK(32, 3), segment_ids=segment_ids)
+    given = partial(hea.attention, pattern=hea.patterns.Causal(), backend="reference", **own)
+
+    def gradients(attend: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        states = [each.detach().to(dtype).requires_grad_() for each in leaves]
+        out = attend(*states)
+        return [each.detach().double() for each in (out, *torch.autograd.grad(out, states, grad.to(dtype)))]
+
+    exact, rounded = (gradients(given, each) for each in (torch.float64, dtype))
+    by_itself = partial(choosing, backend="flex")
+    for attend in (by_itself, torch.compile(by_itself, fullgraph=True)):
+        for found, typical, correct in zip(gradients(attend, dtype), rounded, exact, strict=True):
+            last_digit = torch.finfo(dtype).eps * correct.abs().max()
+            assert (found - correct).abs().max() <= 8 * ((typical - correct).abs().max() + last_digit)
+
+
+def test_dropout_of_chosen_blocks_is_the_same_backward() -> None:
+    """The output is linear in v, so that the gradient of v must give back the output of the same draw."""
+    q, k, v = (torch.randn(2, 4, 300, 32, device="cuda", requires_grad=True) for _ in range(3))
+    chosen = hea.ChosenBlocks(torch.randint(0, 5, (1, 4, 300, 2), device="cuda"), 64)
+    attend = partial(hea.attention, q, k, v, hea.patterns.Causal(), chosen=chosen, backend="flex")
+    out, plain = attend(dropout=0.4), attend()
+    assert not torch.allclose(out, plain, atol=0.1)
+    weight = torch.randn_like(out)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), v)
+    torch.testing.assert_close((gradient * v).sum(), (out * weight).sum(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("block_tokens", [64, 128, 200])
+def test_the_kernel_leaves_out_nothing_of_many_blocks(block_tokens: int) -> None:
+    """Of more blocks of scores than a row of them holds in the contract, some of them full."""
+    case = Case("causal", 2000, "documents", heads=(4, 2))
+    blocks = torch.randint(-1, 2000 // block_tokens + 1, (2, 2, 2000, 4), generator=torch.Generator().manual_seed(3))
+    chosen = hea.ChosenBlocks(blocks.cuda(), block_tokens)
+    call = case.call("cuda")
+    q, k, v = (torch.randn(2, heads, 2000, 16, device="cuda") for heads in (4, 2, 2))
+    for changed in (chosen, replace(chosen, blocks=chosen.blocks[:, :, ::250], queries_per_choice=250)):
+        own = replace(call, chosen=changed, inputs=replace(call.inputs, needs_grad=False))
+        (out, lse), (expected, expected_lse) = (each.attend(q, k, v, own) for each in (flex, gathered))
+        torch.testing.assert_close(out, expected, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)

@@ -21,6 +21,7 @@ from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.flex.dropout import Dropout
 from hf_efficient_attn.layout.call import Inputs, inputs_of
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.terms import Distance, Label, Slope, Term
 from hf_efficient_attn.patterns.bands import Band, Causal
 from hf_efficient_attn.patterns.big_bird import bigbird
@@ -148,6 +149,28 @@ def test_dropout_is_part_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None
     found = with_gradients(partial(compiled, pattern=pattern, scale=SCALE, dropout=0.3), leaves)
     torch.testing.assert_close(found, with_gradients(formula, leaves), atol=1e-4, rtol=1e-4)
     assert programs.of() == {"flex"}
+
+
+@pytest.mark.parametrize("masks", [(), ("key_mask", "segment_ids")], ids=["no masks", "packed"])
+def test_one_program_holds_flex_with_chosen_blocks(masks: tuple[str, ...]) -> None:
+    """On request: what they cost depends on what was chosen. Blocks are computed by the program itself."""
+    case, programs = Case(Causal(), masks, lengths=(140, 200)), Programs()
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, backend: str = "flex", **given: Tensor) -> Tensor:
+        chosen = ChosenBlocks(blocks + 1, 16)
+        return attention(q, k, v, Causal(), scale=SCALE, backend=backend, chosen=chosen, **given)
+
+    compiled = torch.compile(compute, fullgraph=True, backend=programs.compile, dynamic=True)
+    for num_tokens in case.lengths:
+        blocks = torch.randint(-1, 12, (2, 2, num_tokens, 3), generator=torch.Generator().manual_seed(1))
+        leaves, given = leaves_of(case, num_tokens), case.arguments(num_tokens)
+        found, expected = (
+            with_gradients(partial(forward, blocks=blocks, **given), leaves)
+            for forward in (compiled, partial(compute, backend="reference"))
+        )
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert programs.of() == {"flex"}
+    assert len(programs.code) == 2
 
 
 @pytest.mark.parametrize("label", [Distance(-2, 5), Slope()], ids=["values a head", "a value a head"])

@@ -21,6 +21,15 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
 from hf_efficient_attn.backends.flex.captured import by_pair, in_memory
+from hf_efficient_attn.backends.flex.chosen_order import AS_ALL, NEVER, ONLY, ordered_places
+from hf_efficient_attn.backends.flex.chosen_work import (
+    choice_bytes,
+    comparing_cost,
+    may_waste,
+    most_pairs,
+    pairs_of_choice,
+    refused_choice,
+)
 from hf_efficient_attn.backends.flex.dropout import Dropout, draw_seed
 from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
@@ -30,6 +39,7 @@ from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.blocks.globals_first import globals_first
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.exporting import is_exporting
 from hf_efficient_attn.layout.sinks import join_sinks
@@ -47,25 +57,25 @@ def why_not(call: AttentionCall) -> str | None:
     device = call.inputs.device
     if call.query_start is not None:
         return "flex cannot compile a query_offset that is a tensor: use blocked."
-    return _refused_inputs(call) or _refused_pattern(call) or (None if _compiler(device)[1] else _not_installed(device))
+    refused = refused_choice(call) or _refused_inputs(call) or _refused_pattern(call)
+    return refused or (None if _compiler(device)[1] else _not_installed(device))
 
 
 def _refused_inputs(call: AttentionCall) -> str | None:
+    other = "blocked" if call.chosen is None else "gathered"
     inputs, dim = call.inputs, min(call.inputs.head_dim, call.inputs.value_dim)
-    if call.chosen is not None:
-        return "flex compiles keys that a pattern names, not chosen ones: use gathered."
     if inputs.device not in BLOCK_SIZES:
-        return f"flex runs on cpu and cuda, not on {inputs.device}: use blocked or sdpa."
+        return f"flex runs on cpu and cuda, not on {inputs.device}: use {other} or sdpa."
     if inputs.dtype not in DTYPES:
-        return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use blocked or sdpa."
+        return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use {other} or sdpa."
     if call.dropout > 0 and inputs.device == "cpu":
-        return f"flex gives no log-sum-exp on cpu, which dropout needs (it is {call.dropout}): use blocked or sdpa."
+        return f"flex gives no log-sum-exp on cpu, which dropout needs (it is {call.dropout}): use {other} or sdpa."
     if inputs.device == "cpu" and inputs.needs_grad:
-        return "flex has no backward pass on cpu: use blocked or sdpa, or torch.no_grad()."
+        return f"flex has no backward pass on cpu: use {other} or sdpa, or torch.no_grad()."
     if inputs.device == "cpu" and call.sinks is not None:
-        return "flex gives no log-sum-exp on cpu, which sinks need: use blocked."
+        return f"flex gives no log-sum-exp on cpu, which sinks need: use {other}."
     if inputs.device == "cuda" and dim < CUDA_MIN_HEAD_DIM:
-        return f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use blocked or sdpa."
+        return f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use {other} or sdpa."
     return _refused_program(call) if inputs.is_compiling else None
 
 
@@ -80,9 +90,10 @@ def _refused_program(call: AttentionCall) -> str | None:
     if any(term.values.requires_grad and not is_parameter(term.values) for term in call.terms):
         # torch's trace of the backward pass loses the gradient of what the program computes before
         return "flex learns no terms that a compiled program computes itself: use blocked there."
-    if call.inputs.device == "cpu" and not (call.tokens.is_empty and not call.terms):
+    if call.inputs.device == "cpu" and (call.terms or call.chosen is not None or not call.tokens.is_empty):
         # torch's compiler for CPUs takes no captured tensors that the program computes itself
-        return "flex on cpu cannot be compiled with masks or terms: use blocked or sdpa there."
+        other = "blocked" if call.chosen is None else "gathered"
+        return f"flex on cpu cannot be compiled with masks, terms or chosen keys: use {other} or sdpa there."
     return None
 
 
@@ -119,25 +130,30 @@ def is_fastest(call: AttentionCall) -> bool:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the estimated time for one example in scores of dense attention; infinite where compiling does not pay."""
-    if is_only_by_name(call):
+    """Return the estimated time for one example in scores of dense attention; infinite where compiling does not pay.
+
+    Nobody asks a device which blocks were chosen: it is the time of the most scores that there can be, and infinite if
+    these are many more than the pairs that are chosen.
+    """
+    if is_only_by_name(call) or may_waste(call, most := _pairs_of_pattern(call)):
         return inf
     costs = costs_of(call)
-    one = costs.flex_call / call.inputs.batch_size + costs.flex * computed_pairs(call)
+    one = costs.flex_call / call.inputs.batch_size + (costs.flex + comparing_cost(call)) * most_pairs(call, most)
     return one * (DROPOUT_COST if call.dropout > 0 else 1.0)
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
-    """Return its rank where compiling is worth it, otherwise None."""
-    return None if is_only_by_name(call) else RANK_WORTH_COMPILING
+    """Return its rank where compiling is worth it, otherwise None: of chosen keys it depends on what was chosen."""
+    return None if is_only_by_name(call) or call.chosen is not None else RANK_WORTH_COMPILING
 
 
 def is_only_by_name(call: AttentionCall) -> bool:
-    """Return whether "auto" leaves a call to others: on CPUs, and for a step of cached decoding.
+    """Return whether "auto" leaves a call to others: on CPUs, for a step of cached decoding, and for orders of tokens.
 
-    Each step has another length, for which the blocks would have to be listed again.
+    Each step has another length, for which the blocks would have to be listed again; orders have not been measured.
     """
-    return call.inputs.device == "cpu" or call.layout.num_queries == 1
+    is_order = call.chosen is not None and call.chosen.are_chunks
+    return is_order or call.inputs.device == "cpu" or call.layout.num_queries == 1
 
 
 def remark(call: AttentionCall) -> str:
@@ -146,14 +162,30 @@ def remark(call: AttentionCall) -> str:
         return "flex compiles a kernel for seconds at its first call; on cpu it is chosen only by name."
     if call.layout.num_queries == 1:
         return "flex would list the blocks again at every step of cached decoding."
+    if call.chosen is not None and call.chosen.are_chunks:
+        return (
+            "flex sorts queries and keys into the order of each head, which nobody has measured: it is chosen by name."
+        )
+    if call.chosen is not None:
+        queries, keys = BLOCK_SIZES[call.inputs.device]
+        said = f"flex computes all blocks of {keys} keys of which one of {queries} neighbouring queries has chosen any"
+        return f"{said}, which may be all that the pattern allows: it is chosen where these are few, or by name."
     return "flex computes whole blocks, allowed or not."
 
 
 def computed_pairs(call: AttentionCall) -> int:
-    """Return the scores of all blocks that hold an allowed pair, in all heads."""
+    """Return the scores of all blocks that hold an allowed pair, in all heads; of chosen keys without contents, the
+    most that there can be.
+    """
+    pairs = _pairs_of_pattern(call)
+    return pairs if call.chosen is None else pairs_of_choice(call, pairs)
+
+
+def _pairs_of_pattern(call: AttentionCall) -> int:
+    """Return the scores of all blocks that hold a pair which the pattern allows, in all heads."""
     layout, block_size = call.layout, BLOCK_SIZES[call.inputs.device]
-    device = torch.device("cpu")
-    table = block_table(layout, None, block_size, device, globals_first(layout, None))
+    device, order = torch.device("cpu"), globals_first(layout, None) if call.chosen is None else None
+    table = block_table(layout, None, block_size, device, order)
     num_blocks = int(table.num_partial.sum() + table.num_full.sum())
     # all heads may share one table
     heads = layout.num_heads // table.num_full.shape[1]
@@ -161,8 +193,8 @@ def computed_pairs(call: AttentionCall) -> int:
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return 0: beyond its tensors a kernel needs little memory."""
-    return 0
+    """Return that of the tables of chosen blocks; beyond its tensors a kernel needs little memory."""
+    return choice_bytes(call)
 
 
 # a constant in programs that are being compiled
@@ -205,6 +237,8 @@ def _in_best_order(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return output and, if needed, lse, computed in an order of tokens in which few blocks hold allowed pairs."""
+    if call.chosen is not None and call.chosen.are_chunks:
+        return _in_chosen_order(q, k, v, call)
     order = order_of(call, q.device)
     if order is None:
         mods = mods_of(call, q.device)
@@ -214,6 +248,20 @@ def _in_best_order(
     q, k, v = (order.sort(each) for each in (q, k, v))
     out, lse = _kernel(q, k, v, call, mods, mask, need_lse)
     return order.sort_back(out), None if lse is None else order.sort_back(lse)
+
+
+def _in_chosen_order(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return output and lse of queries that read chunks of an order."""
+    places, reads_self_last = ordered_places(call, q.device), cast(ChosenKeys, call.chosen).reads_self_last
+    states = (places.of_queries(q), places.of_keys(k), places.of_keys(v))
+    out, lse = _kernel(*states, call, *places.kernel(NEVER if reads_self_last else AS_ALL), need_lse=True)
+    out, lse = places.joined(out, cast(Tensor, lse))
+    if not reads_self_last:
+        return out, lse
+    # no output of it is used
+    queries, keys, values = (*states[:2], states[2].detach()[..., :CUDA_MIN_HEAD_DIM])
+    _, alone = run(queries, keys, values, *places.kernel(ONLY), call.scale, need_lse=True)
+    return places.with_self(out, lse, v, cast(Tensor, alone.lse))
 
 
 def _kernel(

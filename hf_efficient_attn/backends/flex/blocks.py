@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from hf_efficient_attn.backends.flex.chosen_blocks import chosen_tables
 from hf_efficient_attn.backends.flex.groups import layout_text
+from hf_efficient_attn.backends.flex.lists import by_column
 from hf_efficient_attn.backends.flex.mods import MaskMod
 from hf_efficient_attn.layout.blocks.globals_first import GlobalsFirst
 from hf_efficient_attn.layout.blocks.table import CACHE_BYTES, Documents, block_table
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import read_call_text, read_layout
+from hf_efficient_attn.layout.chosen.chosen_text import read_chosen, write_chosen_text
 from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -30,15 +33,20 @@ def block_mask(
     layout, tokens, inputs = call.layout, call.tokens, call.inputs
     lengths = layout.num_queries, layout.num_keys
     if torch.compiler.is_compiling():
-        batch_size = 1 if tokens.is_empty else inputs.batch_size
+        batch_size = 1 if tokens.is_empty and call.chosen is None else inputs.batch_size
         tables = blocks_operator(
             list(tokens.tensors),
+            [] if call.chosen is None else call.chosen.tensors,
             layout_text(layout),
+            "" if call.chosen is None else write_chosen_text(call.chosen),
             [batch_size, layout.num_heads, *lengths],
             layout.query_offset,
             inputs.needs_grad,
             device,
         )
+    elif call.chosen is not None:
+        masks = (tokens, documents_of(call))
+        tables = chosen_tables(call.chosen, layout, *masks, BLOCK_SIZES[device.type], device, inputs.needs_grad)
     else:
         tables = _tables(layout, documents_of(call), device, inputs.needs_grad, order)
     of_columns = tables[4:] or (None,) * 4
@@ -69,30 +77,13 @@ def _tables(
     return (*partial, *full, *by_column(*partial), *by_column(*full)) if needs_grad else (*partial, *full)
 
 
-def by_column(counts: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many rows list each column, [..., columns], and their indices, [..., columns, rows], before the rest.
-
-    torch does the same by vmap, which cannot be called within an operator.
-
-    Args:
-        counts: how many columns each row lists, [..., rows].
-        indices: their indices, which come first in their row, [..., rows, columns].
-    """
-    num_columns = indices.shape[-1]
-    is_listed = torch.arange(num_columns, device=indices.device) < counts[..., None]
-    # entries that are not listed go to an extra column
-    places = indices.masked_fill(~is_listed, num_columns).long()
-    lists = torch.zeros(*indices.shape[:-1], num_columns + 1, dtype=torch.int32, device=indices.device)
-    columns = lists.scatter_(-1, places, 1)[..., :num_columns].transpose(-1, -2)
-    rows = torch.argsort(columns, dim=-1, descending=True, stable=True)
-    return columns.sum(-1, dtype=torch.int32), rows.to(torch.int32).contiguous()
-
-
 # it reads masks on the host, which a CUDA graph cannot replay
 @torch.library.custom_op("hf_efficient_attn::flex_blocks", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def blocks_operator(
     masks: list[Tensor | None],
+    chosen: list[Tensor | None],
     call_text: str,
+    chosen_text: str,
     shape: Sequence[int],
     query_offset: int,
     needs_grad: bool,
@@ -100,14 +91,20 @@ def blocks_operator(
 ) -> list[Tensor]:
     """Return the tables of a BlockMask, four, or eight with gradients; opaque, since a compiler cannot trace this.
 
-    shape: (batch or 1, heads, queries, keys).
+    Args:
+        chosen, chosen_text: the tensors of chosen blocks, and what else they are, by `write_chosen_text`; "": all keys.
+        shape: (batch or 1, heads, queries, keys).
     """
     batch_size, num_heads, num_queries, num_keys = shape
     layout = read_layout(call_text, num_heads, num_queries, num_keys, query_offset)
     tokens = TokenMask(*masks)
     documents = None if tokens.is_empty else tokens.documents(batch_size, num_keys, layout.num_positions)
-    tables = _tables(layout, documents, device, needs_grad)
-    lead = batch_size, _num_table_heads(layout.pattern, num_heads)
+    if chosen_text:
+        own = (read_chosen(chosen_text, chosen), layout, tokens, documents)
+        tables = chosen_tables(*own, BLOCK_SIZES[device.type], device, needs_grad)
+    else:
+        tables = _tables(layout, documents, device, needs_grad)
+    lead = batch_size, num_heads if chosen_text else _num_table_heads(layout.pattern, num_heads)
     # copies, since a compiled program may write into what an operator returned
     return [table.expand(*lead, *table.shape[2:]).clone(memory_format=torch.contiguous_format) for table in tables]
 
@@ -115,7 +112,9 @@ def blocks_operator(
 @blocks_operator.register_fake
 def _(
     masks: list[Tensor | None],
+    chosen: list[Tensor | None],
     call_text: str,
+    chosen_text: str,
     shape: Sequence[int],
     query_offset: int,
     needs_grad: bool,
@@ -123,7 +122,7 @@ def _(
 ) -> list[Tensor]:
     batch_size, num_heads, *lengths = shape
     rows, columns = (-(-length // size) for length, size in zip(lengths, BLOCK_SIZES[device.type], strict=True))
-    lead = batch_size, _num_table_heads(read_call_text(call_text)[0], num_heads)
+    lead = batch_size, num_heads if chosen_text else _num_table_heads(read_call_text(call_text)[0], num_heads)
     sizes = [(rows,), (rows, columns)] * 2 + ([(columns,), (columns, rows)] * 2 if needs_grad else [])
     return [torch.empty(*lead, *size, dtype=torch.int32, device=device) for size in sizes]
 

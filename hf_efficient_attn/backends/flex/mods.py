@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.flex.captured import by_pair, captured, captured_locations, in_memory, kind_of
+from hf_efficient_attn.backends.flex.chosen_blocks import BlockChoice, choice_of
 from hf_efficient_attn.backends.flex.dropout import Dropout
 from hf_efficient_attn.backends.flex.groups import head_groups, is_causal
 from hf_efficient_attn.layout.cache import cached
@@ -62,11 +63,15 @@ def mods_of(call: AttentionCall, device: torch.device, order: Tensor | None = No
     terms = [dataclasses.replace(term, values=captured(by_pair(term.values), (0, 2))) for term in call.terms]
     lookup = PositionLookup(offset_of(layout.query_offset, device), locations, order)
     score_mod = _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None
+    mask_mod = _mask_mod(layout, lookup, device)
+    choice = None if call.chosen is None else choice_of(call)
+    if choice is not None:
+        mask_mod = _of_chosen(mask_mod, choice, lookup)
     kind = None
     if not torch.compiler.is_compiling():
         of_terms = tuple((term.label, kind_of(term.values)) for term in terms)
-        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms)
-    return Mods(_mask_mod(layout, lookup, device), score_mod, kind)
+        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms, None if choice is None else choice.kind)
+    return Mods(mask_mod, score_mod, kind)
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,16 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
         return allowed & (of_queries.documents[example, row] == document) & (document >= 0)
 
     return of_tokens
+
+
+def _of_chosen(mask_mod: MaskMod, choice: BlockChoice, lookup: PositionLookup) -> MaskMod:
+    """Return the pairs whose key lies in a block that its query has chosen."""
+
+    def of_chosen(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        place = key if choice.counts_axis else lookup.positions(example, query, key)[1]
+        return mask_mod(example, head, query, key) & choice.holds(example, head, query, place)
+
+    return of_chosen
 
 
 def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | None) -> ScoreMod:

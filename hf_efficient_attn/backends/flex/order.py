@@ -54,8 +54,8 @@ class Sorted(torch.autograd.Function):
 
 def order_of(call: AttentionCall, device: torch.device) -> Order | None:
     """Return the order of a call; None: that of the positions, as in every program of a caller's own."""
-    has_own_values = any(term.values.shape[2] > 1 for term in call.terms)
-    return None if torch.compiler.is_compiling() or has_own_values else _order(call.layout, documents_of(call), device)
+    keeps_order = call.chosen is not None or any(term.values.shape[2] > 1 for term in call.terms)
+    return None if torch.compiler.is_compiling() or keeps_order else _order(call.layout, documents_of(call), device)
 
 
 @cached()

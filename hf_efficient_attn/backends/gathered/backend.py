@@ -9,7 +9,6 @@ from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import write_call_text
-from hf_efficient_attn.layout.chosen.chosen_keys import DOCUMENT
 from hf_efficient_attn.layout.chosen.chosen_text import write_chosen_text
 from hf_efficient_attn.layout.chosen.tiles import Sizes, TileWork
 from hf_efficient_attn.layout.chosen.token_tiles import MOST_ENTRIES, MOST_KEY_ROWS
@@ -41,7 +40,7 @@ def why_not(call: AttentionCall) -> str | None:
             f"gathered lays one pattern over all documents, and {call.layout.pattern.kind} is drawn anew for the "
             "length of each: use sdpa or reference."
         )
-    if call.layout.is_cross and call.tokens.segment_ids is not None and call.chosen.counted_from == DOCUMENT:
+    if call.counts_from_other_documents:
         return (
             "gathered cannot count blocks from the start of several documents of another sequence: use sdpa or "
             "reference, or counted_from='axis'."

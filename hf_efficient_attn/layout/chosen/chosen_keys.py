@@ -58,6 +58,10 @@ class ChosenKeys:
     has_full_tiles: ClassVar[bool] = False
     # whether a mask of its tiles is that of all heads that are computed together, so that their number does not matter
     shares_masks: ClassVar[bool] = False
+    # whether what is listed for each query are blocks of neighbouring keys (`ChosenBlocks`)
+    are_blocks: ClassVar[bool] = False
+    # whether keys are read in whole chunks of an order of tokens (`ChunkedOrder`)
+    are_chunks: ClassVar[bool] = False
 
     @property
     def tensors(self) -> list[Tensor | None]:

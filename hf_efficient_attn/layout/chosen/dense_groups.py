@@ -81,21 +81,13 @@ def _joined(outs: Tensor, lses: Tensor, rows: Tensor, call: AttentionCall) -> tu
     Args:
         outs, lses, rows: [B, H, places, Dv], [B, H, places] and the same; the row `num_queries` is of empty places.
     """
-    batch_size, num_heads, _, width = outs.shape
-    sizes = (batch_size, num_heads, call.layout.num_queries + 1)
-    largest = lses.new_full(sizes, -torch.inf).scatter_reduce(2, rows, lses.detach(), "amax")
-    largest = largest.masked_fill(largest == -torch.inf, 0.0)
-    totals = lses.new_zeros(sizes).scatter_add(2, rows, (lses - largest.gather(2, rows)).exp())
-    lse = torch.where(totals > 0, totals, 1.0).log().add(largest).masked_fill(totals == 0, -torch.inf)
+    num_queries, width = call.layout.num_queries, outs.shape[3]
+    lse, shares = joined_shares(lses, rows, num_queries + 1)
     if call.chosen.join == MEAN:  # type: ignore[union-attr]
-        counts = lses.new_zeros(sizes).scatter_add(2, rows, torch.ones_like(lses))
+        counts = torch.zeros_like(lse).scatter_add(2, rows, torch.ones_like(lses))
         shares = 1 / (counts.clamp(min=1) + call.chosen.mean_epsilon).gather(2, rows)  # type: ignore[union-attr]
-    else:
-        has_keys = lses > -torch.inf
-        safe = lse.masked_fill(totals == 0, 0.0).gather(2, rows)
-        shares = torch.where(has_keys, torch.where(has_keys, lses, 0.0) - safe, -torch.inf).exp()
     index = rows[..., None].expand(-1, -1, -1, width)
-    out = outs.new_zeros(*sizes, width).scatter_add(2, index, outs * shares[..., None])[:, :, :-1]
+    out = outs.new_zeros(*lse.shape, width).scatter_add(2, index, outs * shares[..., None])[:, :, :-1]
     lse = lse[:, :, :-1]
     if call.sinks is not None:
         out, lse = join_sinks(out, lse, call.sinks.to(lse.dtype))
@@ -103,3 +95,19 @@ def _joined(outs: Tensor, lses: Tensor, rows: Tensor, call: AttentionCall) -> tu
     if masked is not None:
         out, lse = out.masked_fill(masked, 0.0), lse.masked_fill(masked[..., 0], -torch.inf)
     return out, lse
+
+
+def joined_shares(lses: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp of each row, [B, H, rows], and the share in it of each of its places, [B, H, places].
+
+    Args:
+        lses, rows: of every place, [B, H, places].
+    """
+    sizes = (*lses.shape[:2], num_rows)
+    largest = lses.new_full(sizes, -torch.inf).scatter_reduce(2, rows, lses.detach(), "amax")
+    largest = largest.masked_fill(largest == -torch.inf, 0.0)
+    totals = lses.new_zeros(sizes).scatter_add(2, rows, (lses - largest.gather(2, rows)).exp())
+    lse = torch.where(totals > 0, totals, 1.0).log().add(largest).masked_fill(totals == 0, -torch.inf)
+    has_keys = lses > -torch.inf
+    safe = lse.masked_fill(totals == 0, 0.0).gather(2, rows)
+    return lse, torch.where(has_keys, torch.where(has_keys, lses, 0.0) - safe, -torch.inf).exp()

@@ -185,6 +185,7 @@ class ChunkedOrder(GroupedKeys):
     counts_duplicates: bool = True
     reads: Tensor | None = None
     kind: ClassVar[str] = "order"
+    are_chunks: ClassVar[bool] = True
     tensor_names: ClassVar[tuple[str, ...]] = ("order", "buckets", "reads")
     number_names: ClassVar[tuple[str, ...]] = (
         "chunk_tokens",

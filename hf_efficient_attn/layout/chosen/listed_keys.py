@@ -89,6 +89,7 @@ class ChosenBlocks(ChosenKeys):
     counted_from: str = DOCUMENT
     kind: ClassVar[str] = "blocks"
     has_full_tiles: ClassVar[bool] = True
+    are_blocks: ClassVar[bool] = True
     tensor_names: ClassVar[tuple[str, ...]] = ("blocks",)
     number_names: ClassVar[tuple[str, ...]] = ("block_tokens", "queries_per_choice", "counted_from")
 
@@ -118,18 +119,9 @@ class ChosenBlocks(ChosenKeys):
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield tiles of queries that read the same block."""
-        device = self.blocks.device
-        if self.counted_from == AXIS or (tokens.is_empty and not layout.is_cross):
-            starts = torch.zeros(1, layout.num_queries, dtype=torch.long, device=device)
-        elif layout.is_cross:
-            # all keys are one document, which begins with the first that is not masked
-            positions = token_locations(tokens, layout.num_keys, device).positions
-            starts = (torch.arange(layout.num_keys, device=device) - positions).amax(1, keepdim=True)
-            starts = starts.expand(-1, layout.num_queries)
-        else:
-            positions = token_locations(tokens, layout.num_keys, device).positions
-            starts = (torch.arange(layout.num_keys, device=device) - positions)[:, layout.queries]
-        return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes)
+        starts = self.starts(layout, tokens)
+        masks = () if self.counted_from == AXIS else tokens.tensors
+        return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes, masks)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold, if blocks are read by equally many queries."""
@@ -148,6 +140,18 @@ class ChosenBlocks(ChosenKeys):
     def has_single_rows(self, layout: Layout) -> bool:
         """Return whether each query has a tile of its own."""
         return layout.num_queries <= FEW_QUERIES
+
+    def starts(self, layout: Layout, tokens: TokenMask) -> Tensor:
+        """Return the key from which the blocks of each query are counted, int [batch or 1, queries]."""
+        device = self.blocks.device
+        if self.counted_from == AXIS or (tokens.is_empty and not layout.is_cross):
+            return torch.zeros(1, layout.num_queries, dtype=torch.long, device=device)
+        positions = token_locations(tokens, layout.num_keys, device).positions
+        starts = torch.arange(layout.num_keys, device=device) - positions
+        if layout.is_cross:
+            # all keys are one document, which begins with the first that is not masked
+            return starts.amax(1, keepdim=True).expand(-1, layout.num_queries)
+        return starts[:, layout.queries]
 
     def key_places(self, layout: Layout, tokens: TokenMask) -> Tensor:
         """Return the number of each key from which blocks are counted, int [batch or 1, keys]."""

@@ -1,15 +1,19 @@
 """The tiles of blocks of keys that are listed for each query: many queries of one block."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.few_queries import FEW_QUERIES, each_once, tiles_of_few
 from hf_efficient_attn.layout.chosen.own_blocks import diagonal_tiles, reads_own_block
+from hf_efficient_attn.layout.chosen.tile_counts import counted_once
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, own_head, ranges, single_tiles
 from hf_efficient_attn.layout.layout import Layout
 
+# returns counts as integers
+Counted = Callable[[Tensor], list[int]]
 # queries of a tile that reads one block: few where blocks are read by few
 MOST_TILE_QUERIES, FEWEST_TILE_QUERIES = 512, 16
 # ... and in how many sizes, each the half of another
@@ -17,13 +21,20 @@ TILE_SIZES = 4
 
 
 def block_tiles(
-    blocks: Tensor, starts: Tensor, block_tokens: int, queries_per_choice: int, layout: Layout, sizes: Sizes
+    blocks: Tensor,
+    starts: Tensor,
+    block_tokens: int,
+    queries_per_choice: int,
+    layout: Layout,
+    sizes: Sizes,
+    masks: Sequence[Tensor | None] = (),
 ) -> Iterator[Tiles]:
     """Yield tiles of queries that read the same block.
 
     Args:
         blocks: [batch or 1, heads, choices, k].
         starts: the key from which the blocks of each query are counted, [batch or 1, queries].
+        masks: what `starts` follow from, besides the layout.
     """
     num_queries, num_chosen = layout.num_queries, blocks.shape[3]
     if num_queries * num_chosen * sizes.batch_size == 0:
@@ -41,7 +52,9 @@ def block_tiles(
     for first, stop in ranges(sizes.batch_size * num_shares, most_heads):
         head = torch.arange(first, stop, device=blocks.device)
         entries = _sorted_entries(blocks, starts, block_tokens, queries_per_choice, layout, head, num_shares)
-        yield from _of_entries(*entries, block_tokens, layout, sizes, (first, stop), num_shares, group)
+        key = (block_tokens, queries_per_choice, layout, sizes, first)
+        counted = partial(counted_once, (blocks, *masks), key)
+        yield from _of_entries(*entries, block_tokens, layout, sizes, (first, stop), num_shares, group, counted)
 
 
 # entries (query, block) that are sorted together
@@ -91,6 +104,7 @@ def _of_entries(
     bounds: tuple[int, int],
     num_shares: int,
     group: int,
+    counted: Counted,
 ) -> Iterator[Tiles]:
     """Yield the tiles of sorted pairs of a query and a block.
 
@@ -102,7 +116,8 @@ def _of_entries(
     per_tile = max(1, min(tile_queries(mean) // group, sizes.most_pairs // (block_tokens * group)))
     offsets = torch.arange(block_tokens, device=codes.device)
     places = torch.arange(group, device=codes.device)
-    for table, code_of_tile in _filled_tiles(codes, queries, counts, per_tile, -(-FEWEST_TILE_QUERIES // group)):
+    fewest = -(-FEWEST_TILE_QUERIES // group)
+    for table, code_of_tile in _filled_tiles(codes, queries, counts, per_tile, fewest, counted):
         head, first_key = bounds[0] + code_of_tile // layout.num_keys, code_of_tile % layout.num_keys
         width = table.shape[1]
         for start, stop in ranges(len(table), max(1, sizes.most_pairs // (width * group * block_tokens))):
@@ -120,7 +135,7 @@ def _of_entries(
 
 
 def _filled_tiles(
-    codes: Tensor, queries: Tensor, counts: Tensor, per_tile: int, fewest: int
+    codes: Tensor, queries: Tensor, counts: Tensor, per_tile: int, fewest: int, counted: Counted
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield tiles of equal size, [tiles, queries] with -1 for empty places, and the code of each, in ascending order.
 
@@ -136,7 +151,7 @@ def _filled_tiles(
     numbers = [whole + has_rest[0], *(each.long() for each in has_rest[1:])]
     lasts = [number.cumsum(0) for number in numbers]
     # the host waits for a device here
-    totals = torch.stack([last[-1] for last in lasts]).tolist()
+    totals = counted(torch.stack([last[-1] for last in lasts]))
     # where the first entry of a code, and the first of its rest, lie in the table of all tiles
     first_entry = of_codes.cumsum(0) - of_codes
     first_place, first_of_rest, base = (lasts[0] - numbers[0]) * per_tile, torch.zeros_like(rest), 0

@@ -1,0 +1,271 @@
+"""Chosen blocks and orders in flex: gradients by its functions, the blocks that its kernel visits, what it refuses."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from backends.chosen_cases import special_cases, varied_cases
+from backends_cases import BATCH_SIZE, Case, tensors_of
+from backends_contract import check
+from pretended_cuda import on_cuda, pretended_cuda
+from torch import Tensor
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask, documents_of
+from hf_efficient_attn.backends.flex.chosen_blocks import chosen_tables
+from hf_efficient_attn.backends.flex.chosen_order import AS_ALL, NEVER, ONLY, ordered_places
+from hf_efficient_attn.backends.flex.lists import are_listed
+from hf_efficient_attn.backends.flex.mods import mods_of
+from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
+from hf_efficient_attn.layout.dense.pairs import allowed_pairs
+
+CPU = torch.device("cpu")
+ORDERS = ("order", "order of rounds", "order of lists")
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{start}:UserWarning")
+    for start in ("flex_attention called without", "There is a performance drop")
+]
+
+
+def on_gpu(case: Case) -> Any:
+    """Return the call of a case, which says that it is on a GPU."""
+    call = case.call()
+    return replace(call, inputs=replace(call.inputs, device="cuda"))
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "_found_compiler", lambda device: ("triton", True))
+
+
+@pytest.fixture
+def pretended_gpu(triton: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # flex would refuse gradients on a CPU
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def computed_by_flex() -> list[Case]:
+    """Return cases of blocks and orders, without gradients of terms, which flex has on GPUs and in programs alone."""
+    cases = [replace(case, learned=(0, 1, 2)) for case in (*varied_cases(), *special_cases())]
+    kinds = ("blocks", "own blocks", *ORDERS)
+    return [case for case in cases if case.choice.startswith(kinds) and case.dtype != torch.float64]
+
+
+def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, call: Any) -> tuple[Tensor, Tensor | None]:
+    return flex.attend(q, k, v, replace(call, inputs=replace(call.inputs, device="cuda")))
+
+
+@pytest.mark.parametrize("case", computed_by_flex(), ids=str)
+def test_contract_by_the_functions_of_the_kernel(case: Case, pretended_gpu: None) -> None:
+    """Gradients included, as torch computes them of all pairs by these functions."""
+    reason = flex.why_not(on_gpu(case))
+    assert reason is None or any(each in reason for each in ("drawn anew", "several documents", "here it counts once"))
+    if reason is None:
+        check(case, SimpleNamespace(NAME="flex", attend=attend_on_gpu))
+
+
+# torch's own imports warn when it compiles for the first time
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("causal", 200, "documents", torch.bfloat16, (6, 2), choice="own blocks", needs_grad=False),
+        Case("causal", 330, heads=(4, 2), choice="blocks for blocks", needs_grad=False),
+    ],
+    ids=str,
+)
+def test_contract_of_the_kernel(case: Case) -> None:
+    assert flex.why_not(case.call()) is None
+    check(case, flex)
+
+
+def pooled(pairs: Tensor, block_size: tuple[int, int], join: Callable[[Tensor], Tensor], rest: bool) -> Tensor:
+    """Return blocks of pairs, joined, of which those beyond the last query or key are as `rest` says."""
+    queries, keys = block_size
+    sizes = (-pairs.shape[3] % keys, -pairs.shape[2] % queries)
+    padded = torch.nn.functional.pad(pairs, (0, sizes[0], 0, sizes[1]), value=rest)
+    return join(padded.unflatten(3, (-1, keys)).unflatten(2, (-1, queries)).transpose(3, 4).flatten(4))
+
+
+@pytest.mark.parametrize("mask", ["none", "left", "documents", "holes", "globals"])
+@pytest.mark.parametrize("choice", ["blocks", "own blocks", "blocks of key heads", "blocks for blocks", "wide"])
+def test_the_kernel_visits_the_blocks_of_chosen_pairs(choice: str, mask: str) -> None:
+    """All that hold a pair which is read, and none without both a chosen and an allowed one."""
+    case = Case("causal", 200, mask, choice="own blocks" if choice == "wide" else choice)
+    layout, tokens, call, block_size = case.layout, case.tokens, case.call(), BLOCK_SIZES["cpu"]
+    chosen: Any = call.chosen
+    if choice == "wide":
+        # all queries of a block choose alike, so that whole blocks of scores are read
+        chosen = hea.ChosenBlocks(torch.tensor([[[[0, 0]], [[1, 0]]]]).expand(-1, -1, 4, -1), 96, 64)
+    tables = chosen_tables(chosen, layout, tokens, documents_of(call), block_size, CPU, needs_grad=True)
+    partial, full, *by_column = (are_listed(*tables[first : first + 2]) for first in range(0, 8, 2))
+    for of_rows, of_columns in zip((partial, full), by_column, strict=True):
+        assert torch.equal(of_rows, of_columns.transpose(-1, -2))
+    allowed = allowed_pairs(layout, tokens, BATCH_SIZE, CPU)
+    assert allowed is not None
+    read, _ = chosen_pairs(chosen, allowed, layout, tokens, case.heads[1])
+    is_chosen, _ = chosen_pairs(chosen, None, layout, tokens, case.heads[1])
+    some, whole = (lambda blocks: blocks.any(4)), (lambda blocks: blocks.all(4))
+    listed = partial | full
+    assert not (partial & full).any()
+    assert (pooled(read, block_size, some, False) <= listed).all()
+    # blocks are counted from the start of a query's document, and reach into the next one
+    if mask != "documents":
+        assert (listed <= pooled(is_chosen, block_size, some, False)).all()
+    assert (listed <= pooled(allowed, block_size, some, False)).all()
+    complete = pooled(read, block_size, whole, False)
+    assert (full <= complete).all()
+    if mask == "none":
+        assert torch.equal(full.expand_as(complete), complete)
+        assert full.any() == (choice == "wide")
+
+
+@pytest.mark.parametrize("mask", ["none", "documents"])
+@pytest.mark.parametrize("choice", ORDERS)
+def test_the_kernel_visits_the_places_that_are_read(choice: str, mask: str) -> None:
+    call = on_gpu(Case("causal", 200, mask, choice=choice))
+    places = ordered_places(call, CPU)
+    for self_pairs in (AS_ALL, NEVER, ONLY):
+        mods, visited = places.kernel(self_pairs)
+        sizes = (BATCH_SIZE, 4, *visited.seq_lengths)
+        read = mods.mask_mod(*(torch.arange(size).view(-1, *[1] * (3 - dim)) for dim, size in enumerate(sizes)))
+        partial = are_listed(visited.kv_num_blocks, visited.kv_indices)
+        by_column = are_listed(visited.q_num_blocks, visited.q_indices)
+        assert torch.equal(partial, by_column.transpose(-1, -2))
+        assert (pooled(read, BLOCK_SIZES["cpu"], lambda blocks: blocks.any(4), False) <= partial).all()
+        assert not visited.full_kv_num_blocks.any()
+        assert not partial.all()
+
+
+def test_the_choice_is_part_of_the_kind_of_a_kernel() -> None:
+    chosen = hea.ChosenBlocks(torch.zeros(1, 4, 64, 3, dtype=torch.long), 8)
+    kinds = {}
+    for name, changes in {
+        "plain": {},
+        "other contents": {"blocks": torch.ones(1, 4, 64, 3, dtype=torch.long)},
+        "length": {"block_tokens": 16},
+        "number": {"blocks": torch.zeros(1, 4, 64, 2, dtype=torch.long)},
+        "heads": {"blocks": torch.zeros(1, 2, 64, 3, dtype=torch.long)},
+        "shared": {"blocks": torch.zeros(1, 4, 16, 3, dtype=torch.long), "queries_per_choice": 4},
+        "axis": {"counted_from": "axis"},
+    }.items():
+        call = replace(Case("causal", 64).call(), chosen=replace(chosen, **changes))
+        kinds[name] = mods_of(call, CPU).kind
+    assert kinds["plain"] == kinds["other contents"]
+    assert len(set(kinds.values())) == len(kinds) - 1
+
+
+@pytest.mark.parametrize("choice", ["own blocks", *ORDERS])
+def test_the_host_does_not_wait_for_what_was_chosen(choice: str) -> None:
+    call, device = on_gpu(Case("causal", 90, choice=choice)), torch.device("cuda", 0)
+    with pretended_cuda() as waits:
+        tensors = zip(call.chosen.tensor_names, call.chosen.tensors, strict=True)
+        own = {name: on_cuda(each) for name, each in tensors if each is not None}
+        moved = replace(call, chosen=replace(call.chosen, **own))
+        for _ in range(2):
+            waits.clear()
+            if call.chosen.are_chunks:
+                ordered_places(moved, device).kernel(NEVER)
+            else:
+                block_mask(moved, device, mods_of(moved, device).mask_mod)
+    assert waits.total() == 0, dict(waits)
+
+
+def test_refusals() -> None:
+    def refusal(chosen: Any) -> str:
+        return str(flex.why_not(replace(Case("causal", 64, needs_grad=False).call(), chosen=chosen)))
+
+    assert "not chosen ones" in refusal(hea.ChosenTokens(torch.zeros(1, 1, 64, 3, dtype=torch.long)))
+    order = hea.ChunkedOrder(torch.arange(64).expand(1, 1, 1, -1), 8)
+    assert "no log-sum-exp on cpu, by which the rounds of an order are joined" in refusal(order)
+    assert "here it counts once" in refusal(replace(order, counts_duplicates=False))
+    compiling = Case("causal", 64).call()
+    compiling = replace(compiling, inputs=replace(compiling.inputs, device="cuda", is_compiling=True), chosen=order)
+    assert "outside of compiled programs" in str(flex.why_not(compiling))
+    assert "up to 64 chosen blocks, not with 65" in refusal(hea.ChosenBlocks(torch.zeros(1, 1, 64, 65).long(), 1))
+    two_axes = Case("full", 40, "documents", num_queries=60, cross_offset=3, choice="blocks", needs_grad=False)
+    assert "several documents of another sequence" in str(flex.why_not(two_axes.call()))
+    trained = str(flex.why_not(Case("causal", 64, choice="blocks").call()))
+    assert "no backward pass on cpu: use gathered" in trained
+
+
+def test_tables_that_no_device_holds_are_refused(triton: None) -> None:
+    call = Case("causal", 64, choice="blocks").call()
+    layout = replace(call.layout, num_queries=1 << 20, num_keys=1 << 20)
+    large = replace(call, layout=layout, inputs=replace(call.inputs, device="cuda"))
+    assert "tables of chosen blocks of 8 GiB: use gathered" in str(flex.why_not(large))
+
+
+def alike(num_tokens: int, num_blocks: int, block_tokens: int) -> Any:
+    """Return for every query the first block, and its own."""
+    own = torch.arange(num_tokens)[:, None] // block_tokens
+    return hea.ChosenBlocks(torch.cat([own.expand(-1, num_blocks - 1), own * 0], 1)[None, None], block_tokens)
+
+
+def test_explain_counts_the_blocks_of_scores(triton: None) -> None:
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "num_heads": 2, "backend": "flex"}
+    said = hea.explain(hea.patterns.Causal(), 1024, chosen=alike(1024, 2, 256), **options)
+    # of 8 rows, in pairs with a block of 256 keys: their own triangle, and 2 blocks of the first 256 keys
+    assert said.computed_pairs == 2 * 128**2 * (4 * 3 + 6 * 2)
+    assert said.allowed_pairs == 2 * (4 * 256 * 257 // 2 + 768 * 256)
+    dense = hea.explain(hea.patterns.Causal(), 1024, **options)
+    unknown = hea.explain(hea.patterns.BlockTopK(256, 2), 1024, **options)
+    assert said.block_density < unknown.block_density == dense.block_density
+    shared = hea.ChosenBlocks(torch.zeros(1, 1, 8, 2, device="meta", dtype=torch.int32), 128, 128)
+    known = hea.explain(hea.patterns.Causal(), 1024, chosen=shared, **options)
+    assert known.computed_pairs == 2 * 8 * 2 * 128**2
+
+
+def test_explain_counts_the_places_of_an_order(triton: None) -> None:
+    order = torch.arange(1024).expand(1, 2, 2, -1)
+    options: dict[str, Any] = {"device": "cuda", "num_heads": 2, "backend": "flex"}
+    for shape_alone in (False, True):
+        chosen = hea.ChunkedOrder(order.to("meta") if shape_alone else order, 128, reads_self_last=False)
+        said = hea.explain(hea.patterns.Full(), 1024, chosen=chosen, **options)
+        # two rounds of 8 chunks, which read themselves and another
+        assert said.computed_pairs == 2 * 16 * 2 * 128**2
+    said = hea.explain(hea.patterns.Full(), 1024, chosen=chosen, **{**options, "backend": "auto"})
+    assert "chosen by name" in said.reasons["flex"]
+
+
+def test_auto_takes_flex_where_few_blocks_can_be_wasted(triton: None) -> None:
+    def backend(num_tokens: int, device: str = "cuda", chosen: Any = None) -> str:
+        pattern = hea.patterns.BlockTopK(512, 3) if chosen is None else hea.patterns.Causal()
+        options: dict[str, Any] = {"device": device, "dtype": torch.bfloat16, "training": True, "chosen": chosen}
+        return hea.explain(pattern, num_tokens, **options).backend
+
+    def shared(num_tokens: int) -> hea.ChosenBlocks:
+        blocks = torch.empty(1, 1, num_tokens // 128, 4, dtype=torch.int32, device="meta")
+        return hea.ChosenBlocks(blocks, 128, queries_per_choice=128)
+
+    # 128 neighbours may choose all blocks, which then are up to 3 times as many as one of them chooses
+    assert backend(8192) == "flex"
+    assert backend(32_768) == "gathered"
+    assert backend(8192, chosen=shared(8192)) == backend(131_072, chosen=shared(131_072)) == "flex"
+    assert backend(8192, "cpu") == "gathered"
+
+
+OWN_KEY = [
+    hea.ChosenBlocks(torch.arange(50).expand(1, 1, -1)[..., None], 1),
+    hea.ChunkedOrder(torch.arange(50).expand(1, 1, 1, -1), 1, chunks_before=0),
+    hea.ChunkedOrder(torch.arange(50).expand(1, 1, 1, -1), 1, chunks_before=0, reads_self_last=False),
+]
+
+
+@pytest.mark.parametrize("chosen", OWN_KEY, ids=["block", "alone", "order"])
+def test_dropout_is_that_of_the_functions(chosen: Any, pretended_gpu: None) -> None:
+    """Of a query that reads one key, the weight is dropped or divided by the share that is kept."""
+    case = Case("causal", 50)
+    tensors = tensors_of(case, torch.float32)
+    call = replace(on_gpu(case), chosen=chosen, dropout=0.25)
+    out, _ = flex.attend(tensors.q, tensors.k, tensors.v, call)
+    values = tensors.v.repeat_interleave(2, 1)
+    shares = (out / values).mean(-1)
+    assert ((shares.abs() < 1e-4) | ((shares - 4 / 3).abs() < 1e-4)).all()
+    assert 0.6 < (shares > 1).float().mean() < 0.9
