@@ -8,6 +8,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.gathered.joined_rows import JoinedRows, MeanRows, SingleRows
 from hf_efficient_attn.backends.gathered.rows import Rows, rows_of
 from hf_efficient_attn.backends.gathered.tile_masks import NO_KEYS, TileMasks
+from hf_efficient_attn.backends.gathered.tile_rows import TileRows
 from hf_efficient_attn.backends.gathered.tile_terms import TileTerm, gradient_rows, wide_rows
 from hf_efficient_attn.backends.kernels import (
     Explicit,
@@ -65,12 +66,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
 def _forward_tiles(work: "Work", part: Part, joined: Joined) -> None:
     """Compute tiles and join them to the rows so far."""
     tiles, mask, kernel, _ = part
-    q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
+    rows = TileRows(tiles, work.call.layout.num_keys)
+    q, k, v = rows.of_queries(work.q), rows.of_keys(work.k), rows.of_keys(work.v)
     out, lse = kernel.forward(q, k, v, mask)
     lse = lse.masked_fill(tiles.queries < 0, -torch.inf)
     numbers, out, lse = work.row_numbers(tiles).flatten(), out.flatten(0, 2), lse.flatten()
     if isinstance(joined, SingleRows):
-        joined.join(numbers, work.query_numbers(joined.rows, tiles).flatten(), out, lse)
+        joined.join(numbers, rows.query_numbers(joined.rows).flatten(), out, lse)
     else:
         joined.join(numbers, out, lse, (tiles.first_head, tiles.stop_head))
 
@@ -115,21 +117,22 @@ def backward(
 def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Rows], d_terms: list[Rows]) -> None:
     """Add the gradients of tiles to dq, dk and dv, the targets, and to those of the terms."""
     tiles, mask, kernel, terms = part
-    q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
+    own = TileRows(tiles, work.call.layout.num_keys)
+    q, k, v = own.of_queries(work.q), own.of_keys(work.k), own.of_keys(work.v)
     is_empty = tiles.queries < 0
     if len(rows) == 2:
         # every group has a softmax of its own; that of all is +inf at masked tokens, whose weights are 0
-        grad, joint = (work.of_queries(each, tiles) for each in rows)
+        grad, joint = (own.of_queries(each) for each in rows)
         out, lse = kernel.forward(q, k, v, mask)
         lse = lse.masked_fill(is_empty | (lse < NO_KEYS) | (joint == torch.inf), torch.inf)
         out = out.to(q.dtype)
     else:
-        grad, out, lse = (work.of_queries(each, tiles) for each in rows)
+        grad, out, lse = (own.of_queries(each) for each in rows)
         lse = lse.masked_fill(is_empty, torch.inf)
     dq, dk, dv, *d_scores = _gradients(kernel, (grad, q, k, v, out, lse), mask)
-    targets[0].add(work.query_numbers(targets[0], tiles), dq)
+    targets[0].add(own.query_numbers(targets[0]), dq)
     for target, gradient in zip(targets[1:], (dk, dv), strict=True):
-        target.add(work.key_numbers(target, tiles), tiles.added_keys(gradient))
+        target.add(own.key_numbers(target), tiles.added_keys(gradient))
     for term, gradient_of_term in zip(terms, d_terms, strict=True):
         term.add_gradient(gradient_of_term, d_scores[0])
 
@@ -211,23 +214,6 @@ class Work:
         """Return the numbers of the queries among those of all heads of all examples."""
         heads = tiles.examples[:, None, None] * self.sizes.num_heads + tiles.heads
         return heads * self.call.layout.num_queries + tiles.queries.clamp(min=0)
-
-    def query_numbers(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the numbers of the rows of queries, [sets, tiles, queries]."""
-        return rows.numbers(tiles.examples[:, None, None], tiles.heads, tiles.queries)
-
-    def key_numbers(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the numbers of the rows of keys, [sets, places]."""
-        keys = torch.where(tiles.keys < self.call.layout.num_keys, tiles.keys, -1)
-        return rows.numbers(tiles.examples[:, None], tiles.key_heads[:, None], keys)
-
-    def of_queries(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the rows of queries, [sets, tiles, queries, ...]."""
-        return rows.take(self.query_numbers(rows, tiles))
-
-    def of_keys(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the rows of the keys of each tile, overlapping views [sets, tiles, keys, width]."""
-        return tiles.of_keys(rows.take(self.key_numbers(rows, tiles)))
 
 
 def key_cost(call: AttentionCall) -> float:

@@ -120,14 +120,18 @@ class Tiles:
     def added_keys(self, blocks: Tensor) -> Tensor:
         """Return [sets, places, width]: the sums over all tiles of what [sets, tiles, keys of a tile, width] adds."""
         num_tiles, step = self.queries.shape[1], self.key_step
-        if num_tiles == 1:
-            return blocks[:, 0]
-        # the last keys of all tiles are different ones
         last = self.tile_keys - step
+        if num_tiles == 1 or last == 0:
+            return blocks.flatten(1, 2)
+        # the last keys of all tiles are different ones, and so are those before, the last but one of the next tiles
         total = blocks.new_empty(*self.keys.shape, blocks.shape[3])
-        total[:, :last] = 0
-        total[:, last:].unflatten(1, (num_tiles, step)).copy_(blocks[:, :, last:])
-        for first in range(0, last, step):
+        before, end = last - step, last + (num_tiles - 1) * step
+        total[:, :before] = 0
+        total[:, before:last] = blocks[:, 0, before:last]
+        both = total[:, last:end].unflatten(1, (num_tiles - 1, step))
+        torch.add(blocks[:, :-1, last:], blocks[:, 1:, before:last], out=both)
+        total[:, end:] = blocks[:, -1, last:]
+        for first in range(0, before, step):
             shifted = total[:, first : first + num_tiles * step].unflatten(1, (num_tiles, step))
             shifted.add_(blocks[:, :, first : first + step])
         return total
