@@ -35,6 +35,10 @@ class TileRows:
         """Return the rows of queries, [sets, tiles, queries, ...]."""
         return rows.take(self.query_numbers(rows))
 
+    def keys(self, rows: Rows) -> Tensor:
+        """Return the rows of the keys of sets, [sets, places, width]."""
+        return rows.take(self.key_numbers(rows))
+
     def of_keys(self, rows: Rows) -> Tensor:
         """Return the rows of the keys of each tile, overlapping views [sets, tiles, keys, width]."""
-        return self.tiles.of_keys(rows.take(self.key_numbers(rows)))
+        return self.tiles.of_keys(self.keys(rows))

@@ -68,6 +68,7 @@ class Tiles:
             for its heads, and `keys`; the number of places: none. None: all are chosen.
         are_diagonal: whether query and key i of each tile are the same token or empty, all of them neighbours.
         counts: how often each pair counts, broadcasts to [sets, tiles, queries, keys]; None: once.
+        own_place: from which place on the keys of a set are its queries, one tile after the other; None: they are not.
     """
 
     examples: Tensor
@@ -86,6 +87,7 @@ class Tiles:
     counts: Tensor | None = None
     listed: Tensor | None = None
     are_diagonal: bool = False
+    own_place: int | None = None
 
     def of_sets(self, sets: Tensor) -> "Tiles":
         """Return some of the sets, by their numbers, of tiles without rounds."""
@@ -116,6 +118,12 @@ class Tiles:
         sets, step = tensor.shape[0], tensor.stride(1)
         shape = (sets, self.queries.shape[1], self.tile_keys, *tensor.shape[2:])
         return tensor.as_strided(shape, (tensor.stride(0), self.key_step * step, *tensor.stride()[1:]))
+
+    def own_keys(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor [sets, places, ...] that is of the queries, [sets, tiles, queries, ...]."""
+        assert self.own_place is not None
+        own = tensor[:, self.own_place : self.own_place + self.queries[0].numel()]
+        return own.unflatten(1, self.queries.shape[1:])
 
     def added_keys(self, blocks: Tensor) -> Tensor:
         """Return [sets, places, width]: the sums over all tiles of what [sets, tiles, keys of a tile, width] adds."""
