@@ -109,7 +109,8 @@ def backward(
         rows = [rows_of(each) for each in (grad, lse)]
     else:
         rows = [rows_of(each) for each in (grad, out, lse)]
-    targets = [rows_of(each) for each in (*grads[:1], *grads[-2:])]
+    # of queries, keys and values: the first twice if keys are queries
+    targets = [rows_of(each) for each in (grads[0], *grads[-2:])]
     for part in work.parts():
         _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
     if alone.numel():
@@ -196,7 +197,7 @@ class Work:
             yield tiles, mask, kernel, terms
 
     def states(self, rows: TileRows) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return queries, keys and values of tiles, and the vectors that keys are at length 1, [sets, places, width]."""
+        """Return queries, keys and values of tiles, and of which vectors the keys are made, [sets, places, width]."""
         values = rows.of_keys(self.v)
         if not self.chosen.unit_keys:
             return rows.of_queries(self.q), rows.of_keys(self.k), values, None
