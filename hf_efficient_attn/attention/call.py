@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from hf_efficient_attn.attention.checks import (
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, remembered, select
+from hf_efficient_attn.backends.gathered.backend import NAME as GATHERED
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.chosen.unit_keys import unit
 from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.sinks import join_sinks
@@ -160,6 +163,8 @@ def compute(
     name = preferred_backend() if backend == AUTO else backend
     chosen = remembered(call) if name == AUTO else select(call, name)
     with autocast_off(q.device.type) if is_autocast(q.device.type) else nullcontext():
+        if call.chosen is not None and call.chosen.unit_keys and not (k is q and chosen.NAME == GATHERED):
+            k, call = unit(k), replace(call, chosen=replace(call.chosen, unit_keys=False))  # type: ignore[type-var]
         return chosen.attend(q, k, v, call, need_lse=need_lse)
 
 

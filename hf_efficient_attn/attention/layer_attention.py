@@ -19,6 +19,7 @@ from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_sh
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.chosen.unit_keys import unit
 from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 from hf_efficient_attn.layout.dense.read_pairs import read_pairs
@@ -88,6 +89,7 @@ def attend_layer(
         ready = made_ready(wanted, call)
         out, _ = compute(query, key, value, call, backend) if ready is None else ready.run(query, key, value)
         return out.transpose(1, 2).contiguous(), None
+    key = unit(key) if chosen is not None and chosen.unit_keys else key
     sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
     pairs, added = pairs_and_scores(query, key, followed, tokens, query_offset, matrix, bias, terms, chosen)
     out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)

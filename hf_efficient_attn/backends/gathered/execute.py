@@ -8,6 +8,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.gathered.joined_rows import JoinedRows, MeanRows, SingleRows
 from hf_efficient_attn.backends.gathered.rows import Rows, rows_of
 from hf_efficient_attn.backends.gathered.tile_masks import NO_KEYS, TileMasks
+from hf_efficient_attn.backends.gathered.tile_rows import TileRows
 from hf_efficient_attn.backends.gathered.tile_terms import TileTerm, gradient_rows, wide_rows
 from hf_efficient_attn.backends.kernels import (
     Explicit,
@@ -18,12 +19,14 @@ from hf_efficient_attn.backends.kernels import (
     is_fused,
     lse_of_weights,
     sink_gradient,
+    wide,
     wide_dtype,
 )
 from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles
+from hf_efficient_attn.layout.chosen.unit_keys import unit, unit_gradient
 from hf_efficient_attn.layout.sinks import join_sinks
 
 # pairs that are computed together: on CPUs so few that their buffers stay in a cache, more if there are none because
@@ -65,12 +68,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
 def _forward_tiles(work: "Work", part: Part, joined: Joined) -> None:
     """Compute tiles and join them to the rows so far."""
     tiles, mask, kernel, _ = part
-    q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
+    rows = TileRows(tiles, work.call.layout.num_keys)
+    q, k, v, _ = work.states(rows)
     out, lse = kernel.forward(q, k, v, mask)
     lse = lse.masked_fill(tiles.queries < 0, -torch.inf)
     numbers, out, lse = work.row_numbers(tiles).flatten(), out.flatten(0, 2), lse.flatten()
     if isinstance(joined, SingleRows):
-        joined.join(numbers, work.query_numbers(joined.rows, tiles).flatten(), out, lse)
+        joined.join(numbers, rows.query_numbers(joined.rows).flatten(), out, lse)
     else:
         joined.join(numbers, out, lse, (tiles.first_head, tiles.stop_head))
 
@@ -86,13 +90,17 @@ def backward(
     call: AttentionCall,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return the gradients of q, k, v, and of the values of each term and the sinks."""
+    """Return the gradients of q, k, v, and of the values of each term and the sinks.
+
+    If keys are queries, the gradient of q is that of both, and that of k is empty.
+    """
     dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
     work = Work(q, k, v, call, seed)
     masked = call.masked_queries
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
     lse = lse_of_weights(lse).contiguous()
-    grads = [torch.zeros_like(each, dtype=wide_dtype(q.dtype)) for each in (q, k, v)]
+    is_shared = work.chosen.unit_keys
+    grads = [torch.zeros_like(each, dtype=wide_dtype(q.dtype)) for each in ((q, v) if is_shared else (q, k, v))]
     if any(not _is_dense(each) for each in grads):
         grads = [each.contiguous() for each in grads]
     d_terms = [gradient_rows(term.values) for term in call.terms]
@@ -101,35 +109,44 @@ def backward(
         rows = [rows_of(each) for each in (grad, lse)]
     else:
         rows = [rows_of(each) for each in (grad, out, lse)]
-    targets = [rows_of(each) for each in grads]
+    # of queries, keys and values: the first twice if keys are queries
+    targets = [rows_of(each) for each in (grads[0], *grads[-2:])]
     for part in work.parts():
         _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
     if alone.numel():
         for part in work.parts(alone):
             _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
-    dq, dk, dv = (total.to(dtype) for total in grads)
+    dq, *dk, dv = (total.to(dtype) for total in grads)
     learned = [total.to(term.values.dtype) for (total, _), term in zip(d_terms, call.terms, strict=True)]
-    return dq, dk, dv, learned if call.sinks is None else [*learned, sink_gradient(call.sinks, grad, out, lse)]
+    learned = learned if call.sinks is None else [*learned, sink_gradient(call.sinks, grad, out, lse)]
+    return dq, dq.new_empty(0) if is_shared else dk[0], dv, learned
 
 
 def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Rows], d_terms: list[Rows]) -> None:
     """Add the gradients of tiles to dq, dk and dv, the targets, and to those of the terms."""
     tiles, mask, kernel, terms = part
-    q, (k, v) = work.of_queries(work.q, tiles), (work.of_keys(each, tiles) for each in (work.k, work.v))
+    own = TileRows(tiles, work.call.layout.num_keys)
+    q, k, v, vectors = work.states(own)
     is_empty = tiles.queries < 0
     if len(rows) == 2:
         # every group has a softmax of its own; that of all is +inf at masked tokens, whose weights are 0
-        grad, joint = (work.of_queries(each, tiles) for each in rows)
+        grad, joint = (own.of_queries(each) for each in rows)
         out, lse = kernel.forward(q, k, v, mask)
         lse = lse.masked_fill(is_empty | (lse < NO_KEYS) | (joint == torch.inf), torch.inf)
         out = out.to(q.dtype)
     else:
-        grad, out, lse = (work.of_queries(each, tiles) for each in rows)
+        grad, out, lse = (own.of_queries(each) for each in rows)
         lse = lse.masked_fill(is_empty, torch.inf)
     dq, dk, dv, *d_scores = _gradients(kernel, (grad, q, k, v, out, lse), mask)
-    targets[0].add(work.query_numbers(targets[0], tiles), dq)
-    for target, gradient in zip(targets[1:], (dk, dv), strict=True):
-        target.add(work.key_numbers(target, tiles), tiles.added_keys(gradient))
+    added = [tiles.added_keys(dk), tiles.added_keys(dv)]
+    if vectors is not None:
+        added[0] = unit_gradient(wide(vectors), wide(added[0]))
+    if vectors is not None and tiles.own_place is not None:
+        tiles.own_keys(added[0]).add_(dq)
+    else:
+        targets[0].add(own.query_numbers(targets[0]), dq)
+    for target, gradient in zip(targets[1:], added, strict=True):
+        target.add(own.key_numbers(target), gradient)
     for term, gradient_of_term in zip(terms, d_terms, strict=True):
         term.add_gradient(gradient_of_term, d_scores[0])
 
@@ -179,6 +196,15 @@ class Work:
             kernel = Explicit(call.scale, scores, drop, call.dropout, call.softcap, call.sinks is not None)
             yield tiles, mask, kernel, terms
 
+    def states(self, rows: TileRows) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return queries, keys and values of tiles, and of which vectors the keys are made, [sets, places, width]."""
+        values = rows.of_keys(self.v)
+        if not self.chosen.unit_keys:
+            return rows.of_queries(self.q), rows.of_keys(self.k), values, None
+        vectors, tiles = rows.keys(self.k), rows.tiles
+        queries = rows.of_queries(self.q) if tiles.own_place is None else tiles.own_keys(vectors)
+        return queries, tiles.of_keys(unit(vectors)), values, vectors
+
     def terms(self, tiles: Tiles) -> list[TileTerm]:
         """Return the parts of the terms that tiles read."""
         if not self.call.terms:
@@ -211,23 +237,6 @@ class Work:
         """Return the numbers of the queries among those of all heads of all examples."""
         heads = tiles.examples[:, None, None] * self.sizes.num_heads + tiles.heads
         return heads * self.call.layout.num_queries + tiles.queries.clamp(min=0)
-
-    def query_numbers(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the numbers of the rows of queries, [sets, tiles, queries]."""
-        return rows.numbers(tiles.examples[:, None, None], tiles.heads, tiles.queries)
-
-    def key_numbers(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the numbers of the rows of keys, [sets, places]."""
-        keys = torch.where(tiles.keys < self.call.layout.num_keys, tiles.keys, -1)
-        return rows.numbers(tiles.examples[:, None], tiles.key_heads[:, None], keys)
-
-    def of_queries(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the rows of queries, [sets, tiles, queries, ...]."""
-        return rows.take(self.query_numbers(rows, tiles))
-
-    def of_keys(self, rows: Rows, tiles: Tiles) -> Tensor:
-        """Return the rows of the keys of each tile, overlapping views [sets, tiles, keys, width]."""
-        return tiles.of_keys(rows.take(self.key_numbers(rows, tiles)))
 
 
 def key_cost(call: AttentionCall) -> float:

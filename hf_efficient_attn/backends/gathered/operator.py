@@ -73,7 +73,10 @@ def gathered_attention_backward(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any."""
+    """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any.
+
+    If keys are queries of length 1, the gradient of q is that of both, and that of k is empty.
+    """
     settings = (call_text, query_offset, softcap, scale, dropout, read_chosen(chosen_text, chosen_tensors))
     call = read_call(q, k, v, masks, term_values, sinks, query_start, *settings)
     # backward() within autocast must not round gradients more than the scores were rounded
@@ -119,10 +122,15 @@ def _(
     chosen_tensors: list[Tensor | None],
     term_values: list[Tensor],
     sinks: Tensor | None,
+    seed: Tensor | None,
+    query_start: Tensor | None,
+    call_text: str,
+    chosen_text: str,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     learned = [*term_values, *([] if sinks is None else [sinks])]
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), [torch.empty_like(each) for each in learned]
+    dk = q.new_empty(0) if read_chosen(chosen_text, chosen_tensors).unit_keys else torch.empty_like(k)
+    return torch.empty_like(q), dk, torch.empty_like(v), [torch.empty_like(each) for each in learned]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -144,7 +152,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
     d_sinks = None if sinks is None else d_learned.pop()
     # torch takes a list of tensors for a list, and one with None in it for a single argument
     no_gradient = None if any(each is None for each in chosen) else [None] * num_chosen
-    return dq, dk, dv, None, no_gradient, d_learned, d_sinks, *[None] * 8
+    return dq, dk if dk.ndim == q.ndim else None, dv, None, no_gradient, d_learned, d_sinks, *[None] * 8
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:

@@ -52,6 +52,8 @@ class ChosenKeys:
     # from how many places after its own on a query reads the keys of its group; None: all
     first_place: int | None = None
     reads_self_last: bool = False
+    # whether queries read keys at length 1
+    unit_keys: bool = False
     # what places are counted from: documents, or the axis
     counted_from: str = AXIS
     # whether most of its tiles are read as a whole where a pattern allows all keys up to a query, so that masks are few

@@ -174,6 +174,7 @@ class ChunkedOrder(GroupedKeys):
             equation 16, which the authors' code leaves out).
         reads: instead of the circle, the numbers of the chunks that each chunk reads, itself included: int [B or 1,
             heads, chunks of all rounds, n]; -1: none. So each document can have a circle of its own.
+        unit_keys: keys are read at length 1. Where they are the queries, one tensor, both are gathered at once.
     """
 
     order: Tensor
@@ -184,6 +185,7 @@ class ChunkedOrder(GroupedKeys):
     reads_self_last: bool = True
     counts_duplicates: bool = True
     reads: Tensor | None = None
+    unit_keys: bool = False
     kind: ClassVar[str] = "order"
     are_chunks: ClassVar[bool] = True
     tensor_names: ClassVar[tuple[str, ...]] = ("order", "buckets", "reads")
@@ -193,6 +195,7 @@ class ChunkedOrder(GroupedKeys):
         "chunks_after",
         "reads_self_last",
         "counts_duplicates",
+        "unit_keys",
     )
 
     def check(self, states: States) -> None:

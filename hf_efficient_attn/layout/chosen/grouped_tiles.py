@@ -109,13 +109,14 @@ def _of_chunks(
         listed = _of(chunks.reads, number // sizes.num_heads, number % sizes.num_heads, sizes)[:, own]
         queries, keys = order[:, own].flatten(0, 1)[:, None], _listed(order, listed)
         buckets = None if of_heads is None else (of_heads[:, own].flatten(0, 1)[:, None], _listed(of_heads, listed))
-        step, num_read = 0, listed.shape[2]
+        step, num_read, own_place = 0, listed.shape[2], None
     else:
         before, after = chunks.circle
         read = torch.arange(part[0] - before, part[1] + after, device=number.device) % num_chunks
         queries, keys = order[:, own], order[:, read].flatten(1)
         buckets = None if of_heads is None else (of_heads[:, own], of_heads[:, read].flatten(1))
-        step, num_read = width, before + 1 + after
+        step, num_read, own_place = width, before + 1 + after, before * width
+        own_place = own_place if layout.num_queries == layout.num_keys else None
     return Tiles(
         examples=example,
         heads=head[:, None, None],
@@ -129,6 +130,7 @@ def _of_chunks(
         query_buckets=None if buckets is None else buckets[0],
         key_buckets=None if buckets is None else buckets[1],
         rounds=_rounds(chunks, layout, sizes, example, head, queries, keys) if chunks.counts_once else None,
+        own_place=own_place,
     )
 
 

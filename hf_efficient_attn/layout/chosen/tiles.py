@@ -68,6 +68,7 @@ class Tiles:
             for its heads, and `keys`; the number of places: none. None: all are chosen.
         are_diagonal: whether query and key i of each tile are the same token or empty, all of them neighbours.
         counts: how often each pair counts, broadcasts to [sets, tiles, queries, keys]; None: once.
+        own_place: from which place on the keys of a set are its queries, one tile after the other; None: they are not.
     """
 
     examples: Tensor
@@ -86,6 +87,7 @@ class Tiles:
     counts: Tensor | None = None
     listed: Tensor | None = None
     are_diagonal: bool = False
+    own_place: int | None = None
 
     def of_sets(self, sets: Tensor) -> "Tiles":
         """Return some of the sets, by their numbers, of tiles without rounds."""
@@ -117,17 +119,27 @@ class Tiles:
         shape = (sets, self.queries.shape[1], self.tile_keys, *tensor.shape[2:])
         return tensor.as_strided(shape, (tensor.stride(0), self.key_step * step, *tensor.stride()[1:]))
 
+    def own_keys(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor [sets, places, ...] that is of the queries, [sets, tiles, queries, ...]."""
+        assert self.own_place is not None
+        own = tensor[:, self.own_place : self.own_place + self.queries[0].numel()]
+        return own.unflatten(1, self.queries.shape[1:])
+
     def added_keys(self, blocks: Tensor) -> Tensor:
         """Return [sets, places, width]: the sums over all tiles of what [sets, tiles, keys of a tile, width] adds."""
         num_tiles, step = self.queries.shape[1], self.key_step
-        if num_tiles == 1:
-            return blocks[:, 0]
-        # the last keys of all tiles are different ones
         last = self.tile_keys - step
+        if num_tiles == 1 or last == 0:
+            return blocks.flatten(1, 2)
+        # the last keys of all tiles are different ones, and so are those before, the last but one of the next tiles
         total = blocks.new_empty(*self.keys.shape, blocks.shape[3])
-        total[:, :last] = 0
-        total[:, last:].unflatten(1, (num_tiles, step)).copy_(blocks[:, :, last:])
-        for first in range(0, last, step):
+        before, end = last - step, last + (num_tiles - 1) * step
+        total[:, :before] = 0
+        total[:, before:last] = blocks[:, 0, before:last]
+        both = total[:, last:end].unflatten(1, (num_tiles - 1, step))
+        torch.add(blocks[:, :-1, last:], blocks[:, 1:, before:last], out=both)
+        total[:, end:] = blocks[:, -1, last:]
+        for first in range(0, before, step):
             shifted = total[:, first : first + num_tiles * step].unflatten(1, (num_tiles, step))
             shifted.add_(blocks[:, :, first : first + step])
         return total

@@ -30,7 +30,6 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from .chunks import LSHRule, chunk_order
 from .config_checks import LSH
 from .hashing import draw_rotations, hash_vectors
-from .unit_keys import unit
 
 
 class ReformerAttention(nn.Module):
@@ -183,7 +182,7 @@ class LSHAttention(ReformerAttention):
         if dealt is None:
             tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], token_mask, attention_mask))
         chosen = self.chosen(kept["buckets"], token_mask, attention_mask, query.shape[0])
-        out, weights = attend_layer(query, unit(read), value, self.followed(), scale=1.0, chosen=chosen, **options)
+        out, weights = attend_layer(query, read, value, self.followed(), scale=1.0, chosen=chosen, **options)
         out = out if dealt is None else dealt.own_rows(out)
         return self.o_proj(out.flatten(2)), weights
 
@@ -215,7 +214,7 @@ class LSHAttention(ReformerAttention):
             config.chunk_by_bucket,
         )
         real = self.real_tokens(token_mask, matrix, batch_size)
-        return chunk_order(buckets, rule, real, token_mask.segment_ids)
+        return replace(chunk_order(buckets, rule, real, token_mask.segment_ids), unit_keys=True)
 
     def real_tokens(self, token_mask: TokenMask, matrix: Tensor | None, batch_size: int) -> Tensor | None:
         """Return which keys are tokens, bool [B, K]; None: all are."""

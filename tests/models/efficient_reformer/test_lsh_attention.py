@@ -7,8 +7,8 @@ import torch
 from models.efficient_reformer.dense_reformer import attend, counts_by_bucket, read_counts
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.layout.chosen.unit_keys import unit
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
-from hf_efficient_attn.models.efficient_reformer.unit_keys import unit
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "attn_layers": ["lsh"]}
 CHOICES: list[dict[str, Any]] = [

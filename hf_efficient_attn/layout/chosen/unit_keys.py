@@ -1,4 +1,4 @@
-"""Keys of a Reformer: its queries, of length 1."""
+"""Keys that are read at length 1, as the queries that a Reformer takes for keys."""
 
 from typing import Any
 
@@ -26,10 +26,7 @@ def _factor(vectors: Tensor) -> Tensor:
 
 
 class _Unit(torch.autograd.Function):
-    """The product of vectors and their factor, with its gradient in one formula: autograd's steps take twice as long.
-
-    With u = f(x) · x and f = (‖x‖² + ε)^-½, that of x is f · (g − f² · (g · x) · x).
-    """
+    """The product of vectors and their factor, with its gradient in one formula: autograd takes twice as long."""
 
     @staticmethod
     def forward(vectors: Tensor) -> Tensor:
@@ -42,6 +39,14 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
-        factor = _factor(vectors)
-        along = (grad * vectors).sum(-1, keepdim=True) * factor.square()
-        return torch.addcmul(grad, vectors, along, value=-1).mul_(factor)
+        return unit_gradient(vectors, grad)
+
+
+def unit_gradient(vectors: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of vectors, given that of `unit(vectors)`, in float32 or float64 as both are.
+
+    With u = f(x) · x and f = (‖x‖² + ε)^-½, that of x is f · (g − f² · (g · x) · x).
+    """
+    factor = _factor(vectors)
+    along = (grad * vectors).sum(-1, keepdim=True) * factor.square()
+    return torch.addcmul(grad, vectors, along, value=-1).mul_(factor)
