@@ -56,8 +56,9 @@ def batch(name: str, vocabulary: int) -> dict[str, Tensor]:
     mask[0, : TOKENS // 2] = 0
     mask[1, -3:] = 0
     if name == "etc-shared":
-        # global tokens that a call gives
-        inputs |= {"global_input_ids": ids[:, :5], "long_to_global": ids % 6 - 1}
+        # global tokens that a call gives, and contexts of which some lie on several processes
+        contexts = (torch.arange(TOKENS) // 7).repeat(ROWS, 1)
+        inputs |= {"global_input_ids": ids[:, :5], "long_to_global": ids % 6 - 1, "long_contexts": contexts}
     if "seq2seq" in name:
         # padded, too
         target = ids[:, :TARGET_TOKENS].clone()

@@ -1,4 +1,4 @@
-"""Pictures and videos of which a vision model makes patches: their shape, which its layers do not see."""
+"""Pictures and videos of which a vision model makes patches: what lies where, which its layers do not see."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +15,10 @@ from hf_efficient_attn.patterns.grid_base import written_shape
 PICTURES = ("pixel_values", "pixel_values_videos")
 # the attribute in which a model keeps the shapes of the grids of its pattern, with the pattern's spec
 GRIDS = "_grid_shapes"
+# the field of masked autoencoders (ViTMAE, VideoMAE), and that of those which draw themselves what they mask
+MASKING, DRAWING = "norm_pix_loss", "mask_ratio"
+# the field of models with a predictor (V-JEPA 2), and the argument by which a call leaves it out
+PREDICTING, SKIPPING = "pred_num_hidden_layers", "skip_predictor"
 
 
 def refuse_other_pictures(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> None:
@@ -25,14 +29,17 @@ def refuse_other_pictures(model: Any, inputs: tuple[Any, ...], options: Mapping[
         inputs, options: the arguments of its forward pass.
 
     Raises:
-        InputError: such pictures, or videos.
+        InputError: such pictures or videos, or patches of which the model leaves some out.
     """
     # in an exported program sizes are not known
-    if getattr(model.config, "patch_size", None) is None or is_exporting():
+    if pixels_of_patches(model.config) is None or is_exporting():
         return
     run_untraced(keep_grids, model)
     grids = model.__dict__[GRIDS][1]
     if grids:
+        refuse_masked_patches(model, (*inputs[1:2], options.get("bool_masked_pos")))
+        if hasattr(model.config, PREDICTING) and not options.get(SKIPPING):
+            refuse_open_grids(model, grids)
         named = next((options[name] for name in PICTURES if name in options), None)
         shape = picture_shape(model.config, inputs[0] if named is None and inputs else named)
         if shape is not None:
@@ -47,14 +54,51 @@ def picture_shape(config: Any, pixels: Any) -> tuple[int, ...] | None:
 
     pixels: [batch, channels, height, width] or [batch, frames, channels, height, width].
     """
-    side, frames = getattr(config, "patch_size", None), getattr(config, "tubelet_size", None)
-    sides = (side, side) if isinstance(side, int) else side
-    if not isinstance(pixels, Tensor) or not isinstance(sides, list | tuple) or len(sides) != 2:
+    sizes = pixels_of_patches(config)
+    if not isinstance(pixels, Tensor) or sizes is None:
         return None
-    rows, columns = pixels.shape[-2] // sides[0], pixels.shape[-1] // sides[1]
+    frames, height, width = sizes
+    rows, columns = pixels.shape[-2] // height, pixels.shape[-1] // width
     if pixels.dim() == 4:
         return rows, columns
     return (pixels.shape[1] // frames, rows, columns) if pixels.dim() == 5 and isinstance(frames, int) else None
+
+
+def pixels_of_patches(config: Any) -> tuple[Any, ...] | None:
+    """Return how many frames, rows and columns of pixels are one patch; None: the config does not say.
+
+    Frames are None in models of pictures.
+    """
+    side, frames = getattr(config, "patch_size", None), getattr(config, "tubelet_size", None)
+    if isinstance(frames, list | tuple) and len(frames) == 3:
+        # that of ViViT has all three
+        return tuple(frames)
+    sides = (side, side) if isinstance(side, int) else side
+    return (frames, *sides) if isinstance(sides, list | tuple) and len(sides) == 2 else None
+
+
+def refuse_masked_patches(model: Any, masks: tuple[Any, ...]) -> None:
+    """Raise InputError for a model that follows a grid and leaves patches out, or shuffles them, before its layers.
+
+    masks: those of patches that a call may have given.
+    """
+    draws = hasattr(model.config, DRAWING)
+    if hasattr(model.config, MASKING) and (draws or any(each is not None for each in masks)):
+        raise InputError(
+            f"{type(model).__name__} leaves out masked patches{' and shuffles the others' if draws else ''}, so that "
+            "they do not lie as in the grid of attention_pattern, which would take others for neighbours. Give it a "
+            "pattern without a grid, or follow the grid in a model that reads all patches, as for fine-tuning."
+        )
+
+
+def refuse_open_grids(model: Any, grids: Sequence[Sequence[int | None]]) -> None:
+    """Raise InputError for a grid of any number of frames where a predictor reads patches of two kinds in one row."""
+    if any(grid[0] is None for grid in grids):
+        raise InputError(
+            f"The predictor of {type(model).__name__} reads patches of the context and of the target in one row, which "
+            "a grid of any number of frames would take for frames. Pass skip_predictor=True, or give the grid of "
+            "attention_pattern its number of frames."
+        )
 
 
 def keep_grids(model: Any) -> None:

@@ -22,9 +22,9 @@ class Grid(AnyGrid, kind="grid"):
 
     The tokens of the grid follow `prefix_tokens` others, and the last coordinate runs fastest: images row by row,
     videos frame by frame. Inputs are checked by how many tokens they have. Their shape is known to models of
-    transformers alone, which refuse 14 × 56 patches for a grid of 28 × 28; `attention` cannot, and nothing knows their
-    order: the shuffled patches of ViTMAE pass. Neighbourhoods are a band on every axis. Axial attention is `Full()` on
-    one axis and `Band(0, 0)`, which leaves nothing but the token's own coordinate, on the others.
+    transformers alone, which refuse 14 × 56 patches for a grid of 28 × 28, and patches of which a masked autoencoder
+    leaves some out; `attention` knows nothing of either. Neighbourhoods are a band on every axis. Axial attention is
+    `Full()` on one axis and `Band(0, 0)`, which leaves nothing but the token's own coordinate, on the others.
 
     shape: how many tokens lie along each axis; the first may be None, for as many rows or frames as there are.
     axes: a pattern for each axis, whose positions are coordinates on it.

@@ -25,11 +25,11 @@ class SentenceMaskingCollator:
     """Make of texts a batch for the head of masked tokens of an ETC with `cpc_loss_weight`.
 
     An item is a mapping with a `text` and, if its parts are not its sentences, `parts`: their intervals in characters
-    (see `structured_inputs`). Every part gets a global token. `cpc_share` of the parts of a batch, at least two of
-    four, are masked with all their tokens, and named in `cpc_mask`. `mlm_share` of the other words are to be predicted,
-    each with all its tokens; of these 80% become the mask token and 10% another token. Tokens of masked parts are not
-    predicted: their surroundings say what they are about, not which words they are. Masks are drawn by torch's random
-    numbers, anew in every epoch.
+    (see `structured_inputs`); if parts are of contexts that have no order, also `contexts`, the number of that of each.
+    Every part gets a global token. `cpc_share` of the parts of a batch, at least two of four, are masked with all their
+    tokens, and named in `cpc_mask`. `mlm_share` of the other words are to be predicted, each with all its tokens; of
+    these 80% become the mask token and 10% another token. Tokens of masked parts are not predicted: their surroundings
+    say what they are about, not which words they are. Masks are drawn by torch's random numbers, anew in every epoch.
 
     With Trainer, which otherwise drops the texts:
 
@@ -107,13 +107,10 @@ class SentenceMaskingCollator:
                 f"An item has {found} and no text. Give a dataset with a column 'text', and remove_unused_columns="
                 "False in TrainingArguments, since Trainer drops what no model reads."
             )
-        if len({each.get("parts") is None for each in items}) > 1:
-            raise InputError("Some items of a batch have parts, and others have none. Give all of them, or none.")
-        parts = None if items[0].get("parts") is None else [each["parts"] for each in items]
+        parts, contexts = (_of_items(name, items) for name in ("parts", "contexts"))
+        options = (self.global_token_id, self.max_length, self.has_whole_text)
         texts = [each["text"] for each in items]
-        return structured_inputs(
-            self.tokenizer, texts, parts, self.global_token_id, self.max_length, self.has_whole_text
-        )
+        return structured_inputs(self.tokenizer, texts, parts, *options, contexts=contexts)
 
     def _choose_parts(self, batch: BatchEncoding) -> Tensor:
         """Return which parts are masked, bool [B, G]."""
@@ -142,6 +139,14 @@ class SentenceMaskingCollator:
         others = torch.randint(len(self.tokenizer), ids.shape)
         masked = ids.masked_fill(predicted & (drawn < MASKED_SHARE), self.tokenizer.mask_token_id)
         return torch.where(predicted & (drawn >= 1 - OTHER_SHARE), others, masked)
+
+
+def _of_items(name: str, items: Sequence[Mapping[str, Any]]) -> list[Any] | None:
+    """Return what all items have under a name, or None if none of them has anything."""
+    listed = [each.get(name) for each in items]
+    if len({each is None for each in listed}) > 1:
+        raise InputError(f"Some items of a batch have {name}, and others have none. Give all of them, or none.")
+    return None if listed[0] is None else listed
 
 
 def _words(batch: BatchEncoding) -> Tensor:

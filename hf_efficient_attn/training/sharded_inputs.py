@@ -35,7 +35,7 @@ OF_TEXT = (
 )
 # what tells where packed documents begin
 OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
-# a second input of few tokens, which every process has, and how the text belongs to it
+# a second input of few tokens, which every process has, how the text belongs to it, and the contexts of the text
 OF_GLOBALS = (
     "global_input_ids",
     "global_mask",
@@ -43,6 +43,7 @@ OF_GLOBALS = (
     "global_token_type_ids",
     "global_contexts",
     "global_reads_all",
+    "long_contexts",
 )
 # what encoder-decoders compute whole in every process
 OF_TARGET = ("labels", "decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "num_items_in_batch")

@@ -139,6 +139,74 @@ def test_frames_and_rows_of_a_video() -> None:
         model(video)
 
 
+def video_model(name: str) -> Any:
+    """Return a model of 4 frames of 32 × 32 pixels, which are 2 × 4 × 4 patches."""
+    torch.manual_seed(0)
+    sizes = {**TINY, "image_size": 32}
+    if name == "vivit":
+        return tr.VivitModel(tr.VivitConfig(**sizes, num_frames=4, tubelet_size=[2, 8, 8])).eval()
+    if name == "vjepa2":
+        predictor = {"pred_hidden_size": 32, "pred_num_attention_heads": 4, "pred_num_hidden_layers": 1}
+        clip = {"crop_size": 32, "frames_per_clip": 4, "patch_size": 8, "tubelet_size": 2}
+        return tr.VJEPA2Model(tr.VJEPA2Config(**TINY, **clip, **predictor)).eval()
+    decoder = {f"decoder_{field}": size for field, size in TINY.items()}
+    if name == "vit_mae":
+        return tr.ViTMAEModel(tr.ViTMAEConfig(**sizes, **decoder, patch_size=4, mask_ratio=0.5)).eval()
+    config = tr.VideoMAEConfig(**sizes, **decoder, patch_size=8, num_frames=4, tubelet_size=2)
+    return tr.VideoMAEForPreTraining(config).eval()
+
+
+def test_tubelets_of_three_sizes() -> None:
+    """ViViT has no patch_size; a video of as many patches in smaller and more frames reaches its layers."""
+    video, options = torch.randn(1, 4, 3, 32, 32), {"interpolate_pos_encoding": True}
+    other = torch.randn(1, 16, 3, 16, 16)
+    assert video_model("vivit")(other, **options).last_hidden_state.shape == (1, 33, 32)
+    for shape in ([2, 4, 4], [2, 16], [None, 4, 4]):
+        model, grid = video_model("vivit"), Grid(shape, [Band(1, 1)] * len(shape), 1)
+        found = hea.sparsify(model, grid)(video).last_hidden_state
+        masked(hea.sparsify(model, None), grid, 33)
+        torch.testing.assert_close(found, model(video).last_hidden_state, atol=1e-5, rtol=1e-5)
+    for shape, given in (([4, 4, 2], video), ([2, 4, 4], other), ([None, 4, 4], other)):
+        model = hea.sparsify(video_model("vivit"), Grid(shape, [Band(1, 1)] * 3, 1))
+        with pytest.raises(hea.InputError, match="The input has . × . × . patches, but attention_pattern has a grid"):
+            model(given, **options)
+
+
+@pytest.mark.parametrize("shape", [[2, 4, 4], [None, 4, 4]])
+def test_masked_autoencoders_leave_patches_out(shape: list[int | None]) -> None:
+    """VideoMAE those that a call names, so that 16 are left; ViTMAE those that it draws, and it shuffles the others."""
+    grid, video = Grid(shape, [Band(1, 1)] * 3), torch.randn(1, 4, 3, 32, 32)
+    model, mask = hea.sparsify(video_model("videomae"), grid), torch.arange(32)[None] % 2 == 0
+    for inputs, options in (((video, mask), {}), ((video,), {"bool_masked_pos": mask})):
+        with pytest.raises(hea.InputError, match="VideoMAEForPreTraining leaves out masked patches, so that they do"):
+            model(*inputs, **options)
+    assert model.videomae(video).last_hidden_state.isfinite().all()
+    pictures = hea.sparsify(video_model("vit_mae"), Grid([None, 8], [Band(1, 1)] * 2, 1))
+    with pytest.raises(hea.InputError, match="ViTMAEModel leaves out masked patches and shuffles the others"):
+        pictures(torch.randn(1, 3, 32, 32))
+    # without a grid they are read in any order
+    assert hea.sparsify(model, Band(5, 5))(video, mask).logits.isfinite().all()
+
+
+def test_a_predictor_reads_no_frames() -> None:
+    """V-JEPA 2's has patches of the context and of the target, sorted by their places."""
+    video, model = torch.randn(1, 4, 3, 32, 32), video_model("vjepa2")
+    hea.sparsify(model, Grid([None, 4, 4], [Band(1, 1)] * 3))
+    assert model(video, skip_predictor=True).last_hidden_state.isfinite().all()
+    with pytest.raises(hea.InputError, match="The predictor of VJEPA2Model reads patches of the context and of the"):
+        model(video)
+    halves = {"context_mask": [torch.arange(16)[None]], "target_mask": [torch.arange(16, 32)[None]]}
+    hea.sparsify(model, Grid([2, 4, 4], [Band(1, 1)] * 3))
+    assert model(video, **halves).predictor_output.last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("attention_type", ["divided_space_time", "joint_space_time"])
+def test_timesformer_has_an_attention_of_its_own(attention_type: str) -> None:
+    config = tr.TimesformerConfig(**TINY, image_size=32, patch_size=8, num_frames=4, attention_type=attention_type)
+    with pytest.raises(hea.UnsupportedBackendError, match="TimesformerModel does not use the attention interface"):
+        hea.sparsify(tr.TimesformerModel(config), Grid([4, 4, 4], [Full()] * 3, 1))
+
+
 def test_a_compiled_model_refuses_other_rows() -> None:
     """Sizes that a compiler keeps open are checked, too."""
     model = hea.sparsify(build("dinov2", torch.float32), Grid([None, 8], [NEAR, NEAR], 1))

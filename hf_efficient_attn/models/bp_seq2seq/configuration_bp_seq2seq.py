@@ -2,6 +2,7 @@
 
 from transformers import PreTrainedConfig
 
+from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
@@ -28,6 +29,8 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
             otherwise both may have any length.
         label_smoothing: ε of the training loss of `BPSeq2SeqForConditionalGeneration`: weight 1 − ε on the target and
             ε / vocab_size on every token. In eval mode the loss is the plain cross-entropy.
+        sentence_end_token_id: the token behind which `generate` goes on to the next sentence of the source, if it is
+            given `sentence_ids`; None: what is generated is of the last sentence of its prompt.
         hidden_act: the activation of the MLP.
         norm_position: "post"; spans start as zeros, which a norm before attention would not know from one another.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
@@ -66,6 +69,7 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 1
+    sentence_end_token_id: int | None = None
 
     iwslt = classmethod(presets.iwslt)
     wmt14 = classmethod(presets.wmt14)
@@ -74,6 +78,12 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
         """Raise ConfigurationError if no model can be built from these fields."""
         super().check()
         self.check_label_smoothing()
+        end = self.sentence_end_token_id
+        if end is not None and not 0 <= end < self.vocab_size:
+            raise ConfigurationError(
+                f"sentence_end_token_id={end}; it must be a token of the vocabulary, 0 to {self.vocab_size - 1}, or "
+                "None."
+            )
 
 
 __all__ = ["BPSeq2SeqConfig"]

@@ -7,7 +7,8 @@ whose tokens read to their left:
     h ← N(h + attention(h; tokens of the source))             tokens alone
     h ← N(h + W2 relu(W1 h))
 
-Every target token reads every source token. Sources, and targets, may have any length, and be padded on either side.
+Every target token reads every source token or, of a document whose sentences are aligned to those of its translation,
+every token of its own sentence. Sources, and targets, may have any length, and be padded on either side.
 
 Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), and the authors' code, in which tokens of the source are all that
 is read across, and tokens of the target all that reads it. Of these points neither says enough, and they are decided
@@ -19,8 +20,7 @@ here:
 - Both stacks begin with norms of their own, and source, target and output share one embedding, whose vectors are not
   scaled. (The authors share it for WMT14.)
 
-Documents cannot be packed, and the sentences of a document are not aligned to those of its translation, as in the
-authors' network for whole documents: a target token reads all that the source has.
+Documents cannot be packed.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,6 +52,7 @@ from hf_efficient_attn.models.tree.block import BPCrossLayer, BPLayer
 from hf_efficient_attn.models.tree.call_nodes import CLOSED, nodes_of
 
 from .configuration_bp_seq2seq import BPSeq2SeqConfig
+from .sentences import INPUTS, SentencePrompts, aligned_source, check_sentences
 
 
 class FirstTokens(nn.Module):
@@ -77,6 +78,7 @@ class BPSeq2SeqPreTrainedModel(EfficientPreTrainedModel):
     config: BPSeq2SeqConfig
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
+    decoder_inputs = INPUTS
     # its layers call the engine directly, not through the attention interface of transformers
     follows_patterns = True
     _no_split_modules = ["BPLayer", "BPCrossLayer"]
@@ -112,6 +114,8 @@ class BPSeq2SeqEncoder(BPSeq2SeqStack):
         **kwargs: Any,
     ) -> BaseModelOutput:
         """Return the last states of the source's tokens; arguments as in `BPSeq2SeqModel.forward`."""
+        # `generate` passes on what only the decoder reads by
+        kwargs.pop(INPUTS[0], None)
         call = self.source_call(input_ids, attention_mask, inputs_embeds, kwargs)
         backend_of(self.config)
         nodes = nodes_of(self.config, call, is_causal=False)
@@ -146,6 +150,8 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        sentence_ids: Tensor | None = None,
+        decoder_sentence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Return the last states of the target's tokens and, with `use_cache` (default: the config's), the cache.
@@ -154,11 +160,17 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
             attention_mask: of the target, [B, K] over cached and new tokens; or a matrix [B, 1, T, K], if it only
                 leaves out padding and later tokens.
             encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
+            sentence_ids: the number of the sentence of each source token, [B, S].
+            decoder_sentence_ids: of each target token that is no cached one, [B, T], the number of the sentence of the
+                token that is predicted from it: it reads the source's tokens of this number, and nothing across if
+                there are none. None for both: it reads the whole source.
         """
         call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
         mask = padding_mask(call.attention_mask, call.batch_size, CLOSED, is_causal=True)
         call = replace(call, attention_mask=mask)
-        source = (encoder_hidden_states, readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens))
+        check_sentences(sentence_ids, decoder_sentence_ids, encoder_hidden_states, call.embedded)
+        readable = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
+        source = (encoder_hidden_states, aligned_source(readable, sentence_ids, decoder_sentence_ids))
         nodes = nodes_of(self.config, call, is_causal=True)
         tokens = self.embeddings(counted_by_tokens(self.config, call))
         spans = nodes.first_spans(tokens)
@@ -181,7 +193,8 @@ def counted_by_tokens(config: BPSeq2SeqConfig, call: PreparedCall) -> PreparedCa
 class BPSeq2SeqModel(EncoderDecoder, BPSeq2SeqPreTrainedModel):
     """The backbone: a shared token embedding, encoder and decoder.
 
-    Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size].
+    Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size]. For `sentence_ids` and
+    `decoder_sentence_ids`, which align the sentences of a document and of its translation, see `BPSeq2SeqDecoder`.
     """
 
     def __init__(self, config: BPSeq2SeqConfig) -> None:
@@ -193,7 +206,7 @@ class BPSeq2SeqModel(EncoderDecoder, BPSeq2SeqPreTrainedModel):
 
 
 class BPSeq2SeqForConditionalGeneration(
-    LeftPaddedPrompts, TableGeneration, Seq2SeqLMHead, BPSeq2SeqPreTrainedModel, GenerationMixin
+    SentencePrompts, LeftPaddedPrompts, TableGeneration, Seq2SeqLMHead, BPSeq2SeqPreTrainedModel, GenerationMixin
 ):
     backbone_class = BPSeq2SeqModel
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -11,16 +12,28 @@ class LeftPaddedPrompts:
     `generate` wants the start token first, and so leaves a hole between it and a prompt that is padded on the left, or
     generates behind padding on the right. A masked token has a place in the tree of a text, though, and a hole would
     change what is generated. The tokens that `generate` returns then begin with the padding.
+
+    Attributes:
+        prompt_inputs: the names of inputs, besides the mask, with an entry for each token of a prompt.
     """
+
+    prompt_inputs: tuple[str, ...] = ()
 
     def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
         """As transformers', with padding first."""
         parent: Any = super()
         ids, options = parent._prepare_decoder_input_ids_for_generation(*args, **kwargs)
         mask = options.get("decoder_attention_mask")
-        # a mask of another shape is refused where the model reads it
+        found = {name: options[name] for name in self.prompt_inputs if isinstance(options.get(name), Tensor)}
+        for name, given in found.items():
+            if given.ndim == 2 and given.shape[1] == ids.shape[1] - 1:
+                # of a prompt without the start token, which is written before it
+                options[name] = torch.cat((given[:, :1], given), 1)
+        # what has another shape is refused where the model reads it
         if isinstance(mask, Tensor) and mask.shape == ids.shape:
             order = mask.bool().int().argsort(dim=1, stable=True)
             ids = ids.gather(1, order.to(ids.device))
-            options["decoder_attention_mask"] = mask.gather(1, order)
+            for name in ("decoder_attention_mask", *found):
+                if options[name].shape == ids.shape:
+                    options[name] = options[name].gather(1, order.to(options[name].device))
         return ids, options

@@ -24,15 +24,15 @@ from hf_efficient_attn.models.encoder_decoder.inputs import (
     one_target,
     shift_source,
 )
-from hf_efficient_attn.models.heads.parts import name_inputs
+from hf_efficient_attn.models.heads.parts import name_inputs, own_inputs
 from hf_efficient_attn.models.inputs.masks import bring_inputs
 
 
 class EncoderDecoder:
     """Mixin over a family's `PreTrainedModel`, which builds `embed_tokens`, `encoder` and `decoder`.
 
-    Inputs of the source that only one family has are named in `extra_inputs` of its `PreTrainedModel`, and passed on to
-    the encoder.
+    Inputs that only one family has are named in `extra_inputs` of its `PreTrainedModel`, if they are passed on to the
+    encoder, or in `decoder_inputs`.
     """
 
     # the head, sharded by columns, has the same weight; transformers adds this itself if a config has a plan
@@ -40,8 +40,9 @@ class EncoderDecoder:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if getattr(cls, "extra_inputs", ()):
-            cls.forward = name_inputs(cls.forward, cls.extra_inputs)
+        named = own_inputs(cls)
+        if named:
+            cls.forward = name_inputs(cls.forward, named)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return token embeddings [B, T, hidden_size]; both stacks look them up here."""
@@ -88,6 +89,7 @@ class EncoderDecoder:
         source = one_source(input_ids, inputs_embeds, encoder_outputs)
         target = one_target(decoder_input_ids, decoder_inputs_embeds)
         of_source = {name: kwargs.pop(name, None) for name in getattr(self, "extra_inputs", ())}
+        of_target = {name: kwargs.pop(name, None) for name in getattr(self, "decoder_inputs", ())}
         bring_inputs(self.asked_tokens(input_ids), attention_mask, decoder_attention_mask, *of_source.values())
         shards = shards_of(self)
         num_tokens, own_mask = own_source(source, attention_mask, shards)
@@ -97,11 +99,9 @@ class EncoderDecoder:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **of_source, **kwargs)
         else:
             encoder_outputs = checked_outputs(encoder_outputs, attention_mask)
-        read = (encoder_outputs.last_hidden_state, own_mask, cache)
+        read = (encoder_outputs.last_hidden_state, own_mask, cache, decoder_inputs_embeds, use_cache)
         with same_random_numbers(self, target.device):
-            outputs = self.decoder(
-                decoder_input_ids, decoder_attention_mask, *read, decoder_inputs_embeds, use_cache, **kwargs
-            )
+            outputs = self.decoder(decoder_input_ids, decoder_attention_mask, *read, **of_target, **kwargs)
         return joined_outputs(encoder_outputs, outputs)
 
 

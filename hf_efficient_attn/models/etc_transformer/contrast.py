@@ -30,7 +30,13 @@ RECORDED = (
 
 
 def contrastive_loss(
-    model: Any, states: Tensor, globals_: GlobalInput, types: Types, chosen: Tensor, input_ids: Tensor | None
+    model: Any,
+    states: Tensor,
+    globals_: GlobalInput,
+    types: Types,
+    chosen: Tensor,
+    input_ids: Tensor | None,
+    segment_ids: Tensor | None,
 ) -> Tensor:
     """Return the loss over the sentences of a batch, weighted; 0 if there are none.
 
@@ -40,6 +46,7 @@ def contrastive_loss(
         types: token types of long and of global tokens, or None.
         chosen: which global tokens stand for masked sentences, [B, G].
         input_ids: the long tokens before they were masked, [B, T].
+        segment_ids: of the long tokens, outside of which they read no long token, [B, T]; None: there are none.
 
     Raises:
         InputError: a model without this loss, or inputs that are missing or of another shape.
@@ -49,7 +56,7 @@ def contrastive_loss(
     rows, numbers = torch.nonzero((chosen != 0) & globals_.real, as_tuple=True)
     if len(rows) == 0:
         return 0 * states.sum()
-    alone = encode_alone(model, globals_, types, input_ids, rows, numbers)
+    alone = encode_alone(model, globals_, types, input_ids, segment_ids, rows, numbers)
     own = states[rows, numbers]
     wide = torch.promote_types(states.dtype, torch.float32)
     scores = own.to(wide) @ alone.to(wide).T * states.shape[2] ** -0.5
@@ -67,7 +74,13 @@ def refuse_recording(config: Any, options: Mapping[str, Any]) -> None:
 
 
 def encode_alone(
-    model: Any, globals_: GlobalInput, types: Types, input_ids: Any, rows: Tensor, numbers: Tensor
+    model: Any,
+    globals_: GlobalInput,
+    types: Types,
+    input_ids: Any,
+    segment_ids: Tensor | None,
+    rows: Tensor,
+    numbers: Tensor,
 ) -> Tensor:
     """Return the global states of sentences that are encoded one by one, [sentences, hidden_size].
 
@@ -85,7 +98,8 @@ def encode_alone(
         None if types[0] is None else types[0][rows].gather(1, order),
         None if types[1] is None else types[1][rows, numbers].unsqueeze(1),
     )
-    _, states = model.encode(call, ids, single, own_types, TokenMask(real), {"output_attentions": False})
+    mask = TokenMask(real, None if segment_ids is None else segment_ids[rows].gather(1, order))
+    _, states = model.encode(call, ids, single, own_types, mask, {"output_attentions": False})
     first: Tensor = states[:, 0]
     return first
 

@@ -1,14 +1,17 @@
 """What a call says about its global tokens, checked, or the chunks of its text; and the mask of its long tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.host_copies import derived, on_host
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .structure import GlobalInput, find_chunks
@@ -21,6 +24,7 @@ INPUTS = (
     "global_token_type_ids",
     "global_contexts",
     "global_reads_all",
+    "long_contexts",
     "cpc_mask",
     "cpc_input_ids",
 )
@@ -112,3 +116,40 @@ def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> 
                 f"{num_global} global tokens, 0 to {num_global - 1}, or -1 for a token of none."
             )
     return links if links.ndim == 3 else links.unsqueeze(-1)
+
+
+def cut_at_contexts(mask: TokenMask, contexts: Tensor | None, call: PreparedCall) -> TokenMask:
+    """Return the mask of the long tokens, in which every context of a row is a document of its own.
+
+    Args:
+        mask: of all long tokens.
+        contexts: the call's `long_contexts`, [B, T]; None: long tokens read across contexts.
+        call: of all long tokens.
+
+    Raises:
+        InputError: another shape, or no integers.
+    """
+    if contexts is None:
+        return mask
+    if contexts.is_floating_point() or contexts.is_complex() or contexts.dtype == torch.bool:
+        raise InputError(f"long_contexts is of {contexts.dtype}; it must hold the numbers of contexts, as integers.")
+    shape = (call.batch_size, call.tokens)
+    if tuple(contexts.shape) != shape:
+        raise InputError(
+            f"long_contexts has shape {list(contexts.shape)}; it must be [batch, tokens] = {list(shape)}, the number "
+            "of each long token's context. Leave it out if long tokens read across contexts."
+        )
+    return replace(mask, segment_ids=derived(_segments, contexts, mask.key_mask, mask.segment_ids))
+
+
+def _segments(contexts: Tensor, real: Tensor | None, documents: Tensor | None) -> Tensor:
+    """Return the numbers of contexts as they are counted in their row, [B, T]; a masked token has that before it."""
+    if real is not None:
+        # those of real tokens one after another; the last column is that of masked ones
+        rank = real.long().cumsum(1) - 1
+        found = pad(contexts, (0, 1)).scatter(1, torch.where(real, rank, contexts.shape[1]), contexts)
+        contexts = found.gather(1, rank.clamp(min=0))
+    starts = contexts[:, 1:] != contexts[:, :-1]
+    if documents is not None:
+        starts = starts | (documents[:, 1:] != documents[:, :-1])
+    return pad(starts.long().cumsum(1), (1, 0))

@@ -51,7 +51,7 @@ from hf_efficient_attn.models.sparse.inputs import check_inputs
 from .attention import EtcAttention
 from .configuration_etc_transformer import EtcTransformerConfig
 from .contrast import contrastive_loss, refuse_recording
-from .global_input import CLOSED, INPUTS, find_globals
+from .global_input import CLOSED, INPUTS, cut_at_contexts, find_globals
 from .heads import EtcAnswerHead, EtcTextHead
 from .layers import EtcEmbeddings, EtcLayer, with_all_gradients
 from .shared_text import whole_call
@@ -128,6 +128,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         global_token_type_ids: torch.LongTensor | None = None,
         global_contexts: Tensor | None = None,
         global_reads_all: Tensor | None = None,
+        long_contexts: Tensor | None = None,
         cpc_mask: Tensor | None = None,
         cpc_input_ids: torch.LongTensor | None = None,
         **kwargs: Any,
@@ -147,6 +148,9 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
                 [B, T, K]; −1: none.
             global_contexts: the part of the text of each global token, [B, G], if its parts are in no order.
             global_reads_all: 1 = reads all long tokens whatever `hard_global_to_long` says, [B, G].
+            long_contexts: the number of the context of each long token, [B, T]: neighbouring tokens of one number are a
+                context, outside of which they read no long token, and to which an `attention_pattern` applies as if it
+                were alone; global tokens read and are read as ever. None: long tokens read across contexts.
             cpc_mask: 1 = all long tokens that belong to this global token are masked in `input_ids`, [B, G]: in a model
                 with `cpc_loss_weight` its state is told apart from those of others by what it is when it reads them
                 alone.
@@ -158,7 +162,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         """
         self.check_call(input_ids, inputs_embeds, cache, cpc_mask, kwargs)
         types = (token_type_ids, global_token_type_ids)
-        bring_inputs(attention_mask, position_ids, global_mask, global_reads_all, long_to_global, *types)
+        bring_inputs(attention_mask, position_ids, global_mask, global_reads_all, long_to_global, long_contexts, *types)
         compare_processes(self)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
@@ -167,10 +171,11 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         call, whole = whole_call(call, mask, shards_of(self))
         given = (global_mask, long_to_global, global_contexts, global_reads_all, types[1])
         ids, globals_ = find_globals(self.config, whole, mask.key_mask, global_input_ids, *given)
+        mask = cut_at_contexts(mask, long_contexts, whole)
         long, states = self.encode(call, ids, globals_, types, mask, kwargs)
         loss = None
         if cpc_mask is not None:
-            loss = contrastive_loss(self, states, globals_, types, cpc_mask, cpc_input_ids)
+            loss = contrastive_loss(self, states, globals_, types, cpc_mask, cpc_input_ids, mask.segment_ids)
         long, states = with_all_gradients(long, states)
         return EtcOutput(
             last_hidden_state=long,

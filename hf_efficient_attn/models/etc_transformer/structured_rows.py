@@ -2,7 +2,7 @@
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -13,6 +13,9 @@ from hf_efficient_attn.messages import shown
 Interval = tuple[int, int]
 # one interval, or the mentions of an entity
 TextPart = Interval | Sequence[Interval]
+# the type of its global tokens, and its number
+Context = tuple[int, int]
+NO_CONTEXT: Context = (-1, -1)
 
 # token types of the authors: of long tokens, and of the global tokens of whole texts, question tokens, candidates and
 # paragraphs
@@ -30,6 +33,7 @@ class Row:
         global_types: the type of each global token, which says what it stands for.
         contexts: the number of the context of each global token, counted in their order. The whole text is a context
             of its own, and so are the tokens of the question.
+        long_contexts: the number of the context of each token, −1 if no part has one; empty: no contexts are given.
         parts: the intervals of each part of the text that has a global token; the last global tokens are theirs.
         candidate_tokens: the tokens of the places at which candidate answers are listed.
     """
@@ -37,6 +41,7 @@ class Row:
     links: list[list[int]]
     global_types: list[int]
     contexts: list[int]
+    long_contexts: list[int]
     parts: list[list[Interval]]
     candidate_tokens: set[int]
 
@@ -73,6 +78,9 @@ def link(
         is_question: which tokens are the question's; all False: there is none.
         contexts: the number of the context of each part; None: all are of one.
         candidates: which parts are candidate answers.
+
+    Raises:
+        InputError: a token that is in parts of several contexts.
     """
     of_text = sorted((at, token) for token, at in enumerate(places) if at is not None)
     numbers = [0] * len(parts) if contexts is None else contexts
@@ -93,7 +101,56 @@ def link(
     types = [kind for kind, _ in own[: len(own) - len(kept)]]
     types += [GLOBAL_CANDIDATE_TYPE if each in candidates else PARAGRAPH_TYPE for each, *_ in kept]
     listed_at = [token for each in candidates for token in _tokens_of(listed[each][:1], of_text)]
-    return Row(links, types, [counted[each] for each in own], [part for _, part, _, _ in kept], set(listed_at))
+    long = []
+    if contexts is not None:
+        # an entity is mentioned in any context, and a candidate is of that where it is listed
+        at_home = [each for each, part in enumerate(parts) if is_interval(part) or each in candidates]
+        owners = [((PARAGRAPH_TYPE, numbers[each]), _tokens_of(listed[each][:1], of_text)) for each in at_home]
+        long = [counted.get(each, -1) for each in contexts_of_tokens(places, is_question, owners)]
+    own_parts = [part for _, part, _, _ in kept]
+    return Row(links, types, [counted[each] for each in own], long, own_parts, set(listed_at))
+
+
+def contexts_of_tokens(
+    places: Sequence[int | None], is_question: Sequence[bool], owners: Iterable[tuple[Context, set[int]]]
+) -> list[Context]:
+    """Return the context of each token: that of the part in which it is, or of the question.
+
+    A token of neither is of the context of the token before it, tokens of the text of one of the text, and the first
+    tokens of neither are of the first context. A text without parts of contexts has none.
+
+    Args:
+        owners: contexts, and the tokens of a part of theirs.
+
+    Raises:
+        InputError: a token that is in parts of several contexts.
+    """
+    found: list[Context | None] = [(GLOBAL_QUESTION_TYPE, 0) if is_asked else None for is_asked in is_question]
+    for context, tokens in owners:
+        for token in tokens:
+            other = found[token]
+            if other is not None and other != context:
+                raise InputError(
+                    f"contexts says that the letter at {places[token]} of a text is in parts of the contexts "
+                    f"{other[1]} and {context[1]}, and long tokens read those of their own context alone. Give parts "
+                    "that hold it in one context, and mentions of an entity as a list of intervals, which may lie in "
+                    "any."
+                )
+            found[token] = context
+    of_text = [token for token, at in enumerate(places) if at is not None]
+    for token, context in zip(of_text, _filled([found[token] for token in of_text]), strict=True):
+        found[token] = context
+    return _filled(found)
+
+
+def _filled(contexts: Sequence[Context | None]) -> list[Context]:
+    """Return contexts with the one before where there is none, and before all of them the first one."""
+    last = next((each for each in contexts if each is not None), NO_CONTEXT)
+    filled: list[Context] = []
+    for each in contexts:
+        last = last if each is None else each
+        filled.append(last)
+    return filled
 
 
 def _tokens_of(intervals: Sequence[Interval], of_text: Sequence[tuple[int, int]]) -> set[int]:

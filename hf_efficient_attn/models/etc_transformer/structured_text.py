@@ -110,9 +110,10 @@ def structured_inputs(
         question_token_ids: in pairs, what the global tokens of question tokens and of parts are. The authors have 3 and
             5 in the vocabulary of BERT, 41 and 43 in that of their SentencePiece model.
         contexts: for each text the number of the context of each part, such as a document: global tokens of different
-            contexts are in no order, those of one are in that of its parts, which come one after another. As the
-            authors have it, the whole text is a context of its own, and so are the tokens of the question. None: all
-            global tokens are in one order.
+            contexts are in no order, those of one are in that of its parts, which come one after another, and long
+            tokens read none of other contexts. As the authors have it, the whole text is a context of its own, and so
+            are the tokens of the question. Mentions of an entity, as a list of intervals, are in any context, other
+            parts of several contexts hold no token together. None: all global tokens are in one order.
         candidates: for each pair the numbers of those parts that are candidate answers, as in WikiHop: the first
             interval of such a part is where the text lists it, the others are its mentions. None: no part is one.
         candidate_token_id: what the global tokens of candidates are; the authors' SentencePiece model has 42.
@@ -120,10 +121,11 @@ def structured_inputs(
     Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and `global_reads_all`
     [texts, global tokens], and `long_to_global` [texts, tokens, levels], see `EtcTransformerModel.forward`. Texts are
     padded as the tokenizer does, global tokens on the right. With `contexts` also `global_contexts` [texts, global
-    tokens], each text's counted from 0. Of pairs, also the authors' `token_type_ids` and
-    `global_token_type_ids`, which go up to 7: leave them out for a model of fewer types. With `answers` also
-    `start_positions` and `end_positions` [texts], 0 without an answer, and `long_answer_positions` [texts], the global
-    token of the first part in which the answer begins, −100 without one.
+    tokens] and `long_contexts` [texts, tokens], each text's counted from 0; a token of no part is of the context before
+    it. Leave `long_contexts` out if long tokens are to read across contexts. Of pairs, also the authors'
+    `token_type_ids` and `global_token_type_ids`, which go up to 7: leave them out for a model of fewer types. With
+    `answers` also `start_positions` and `end_positions` [texts], 0 without an answer, and `long_answer_positions`
+    [texts], the global token of the first part in which the answer begins, −100 without one.
 
     Raises:
         InputError: a slow tokenizer, no texts, none with a token, neither texts nor pairs, parts or answers that are
@@ -158,6 +160,7 @@ def structured_inputs(
     _add_globals(encoded, rows, global_token_id, has_whole_text)
     if contexts is not None:
         encoded["global_contexts"] = _padded([row.contexts for row in rows])
+        encoded["long_contexts"] = torch.tensor([row.long_contexts for row in rows])
     if questions is not None:
         _add_types(encoded, rows, sequences, (*question_token_ids, candidate_token_id))
     if answers is not None:

@@ -8,13 +8,14 @@ from transformers.utils import can_return_tuple
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
 from hf_efficient_attn.models.heads.outputs import LabelHeadOutput
-from hf_efficient_attn.models.heads.parts import name_inputs
+from hf_efficient_attn.models.heads.parts import name_inputs, own_inputs
 
 
 class Head:
     """Builds the backbone and then, in `build_head`, the layers on top; assembles loss and outputs.
 
-    Inputs that only one family has are named in `extra_inputs` of its `PreTrainedModel` and passed on to the backbone.
+    Inputs that only one family has are named in `extra_inputs` of its `PreTrainedModel`, those of a decoder in
+    `decoder_inputs`, and passed on to the backbone.
 
     Attributes:
         backbone_class: the class of `self.model`.
@@ -35,8 +36,9 @@ class Head:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if getattr(cls, "extra_inputs", ()):
-            cls.forward = name_inputs(cls.forward, cls.extra_inputs)
+        named = own_inputs(cls)
+        if named:
+            cls.forward = name_inputs(cls.forward, named)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if self.requires_causal is not None and config.is_causal is not self.requires_causal:

@@ -78,6 +78,11 @@ def exclude_question(
     return logits.masked_fill(in_question.unsqueeze(-1), torch.finfo(logits.dtype).min)
 
 
+def own_inputs(family: type) -> tuple[str, ...]:
+    """Return the names of the inputs that only the family of a class has: of its backbone, or of its decoder."""
+    return (*getattr(family, "extra_inputs", ()), *getattr(family, "decoder_inputs", ()))
+
+
 def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
     """Return `forward` with these keyword arguments added to its signature; it receives them as `**kwargs`.
 

@@ -18,6 +18,7 @@ def tree_by_nodes(
     real: Sequence[bool],
     is_causal: bool | None = None,
     source: Tensor | None = None,
+    reads: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the last states of the tokens, [T, hidden_size], and that of the root, in evaluation.
 
@@ -27,10 +28,11 @@ def tree_by_nodes(
         real: which tokens are read.
         is_causal: None: as the config says.
         source: what tokens read besides, in a decoder, [S, hidden_size].
+        reads: the source tokens that each token reads; None: all.
     """
     num_tokens, (states, labels, exists) = len(embedded), first_nodes(config, weights, embedded, real, is_causal)
     for own in layers_of(weights, "layers"):
-        states = update(config, own, states, labels, exists, num_tokens, source)
+        states = update(config, own, states, labels, exists, num_tokens, source, reads)
     return states[:num_tokens], states[-1]
 
 
@@ -83,26 +85,29 @@ def update(
     exists: list[bool],
     num_tokens: int,
     source: Tensor | None,
+    reads: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """Return the states of all nodes after one layer."""
     states = read_nodes(config, own, states, labels, exists)
     if source is not None:
-        states = torch.cat((read_source(config, own, states[:num_tokens], source), states[num_tokens:]))
+        every = [range(len(source))] * num_tokens
+        read = read_source(config, own, states[:num_tokens], source, every if reads is None else reads)
+        states = torch.cat((read, states[num_tokens:]))
     inner = torch.relu(states @ own["mlp.up_proj.weight"].T + own["mlp.up_proj.bias"])
     inner = inner @ own["mlp.down_proj.weight"].T + own["mlp.down_proj.bias"]
     return normed(config, own, "mlp_norm", states + inner)
 
 
-def read_source(config: Any, own: Weights, states: Tensor, source: Tensor) -> Tensor:
-    """Return the states of target tokens after each has read all of the source."""
+def read_source(config: Any, own: Weights, states: Tensor, source: Tensor, reads: Sequence[Sequence[int]]) -> Tensor:
+    """Return the states of target tokens after each has read its tokens of the source."""
     rows = []
-    for state in states:
-        heads = []
+    for state, numbers in zip(states, reads, strict=True):
+        heads, read = [], source[list(numbers)]
         for head in range(config.num_attention_heads):
             part = slice(head * config.head_dim, (head + 1) * config.head_dim)
             query, key, value = (own[f"cross_attn.{name}_proj.weight"][part] for name in "qkv")
-            shares = ((source @ key.T) @ (query @ state) * config.head_dim**-0.5).softmax(0)
-            heads.append(shares @ (source @ value.T))
+            shares = ((read @ key.T) @ (query @ state) * config.head_dim**-0.5).softmax(0)
+            heads.append(shares @ (read @ value.T))
         rows.append(own["cross_attn.o_proj.weight"] @ torch.cat(heads))
     return normed(config, own, "cross_norm", states + torch.stack(rows))
 

@@ -20,6 +20,7 @@ class Text:
         links: for each long token the numbers of the global tokens to which it belongs.
         contexts: of each global token; empty: all are in one.
         reads_all: the global tokens that read everything.
+        long_contexts: of each long token, neighbours in one number by number; empty: all are in one.
     """
 
     ids: list[int]
@@ -27,6 +28,7 @@ class Text:
     links: list[set[int]]
     contexts: list[int] = field(default_factory=list)
     reads_all: set[int] = field(default_factory=set)
+    long_contexts: list[int] = field(default_factory=list)
 
 
 def chunked(ids: list[int], config: Any) -> Text:
@@ -57,7 +59,15 @@ def may_read(config: Any, text: Text, pattern: Any, query: int, key: int) -> boo
     """Return whether a token may read another one; global ones come first."""
     num_global = len(text.global_ids)
     if query >= num_global and key >= num_global:
-        return bool(pattern.allowed(query - num_global, key - num_global))
+        query, key = query - num_global, key - num_global
+        if not text.long_contexts:
+            return bool(pattern.allowed(query, key))
+        between = text.long_contexts[min(query, key) : max(query, key) + 1]
+        start = query
+        while start and text.long_contexts[start - 1] == text.long_contexts[query]:
+            start -= 1
+        # a pattern is that of the context alone
+        return len(set(between)) == 1 and bool(pattern.allowed(query - start, key - start))
     if query < num_global and key < num_global:
         return True
     number, token = min(query, key), max(query, key) - num_global

@@ -70,6 +70,10 @@ def test_entities_beside_a_question(side: str) -> None:
     of_text = [{0, 4}, {0}, {0}, {0, 3}, {0, 4}, {0}, {0, 4, 5}, {0, 4, 5}]
     assert links_of(found, 1) == [{1}, {2}, *of_text]
     assert found["global_contexts"].tolist() == [[0, 1, 0, 0, 0, 0], [0, 1, 1, 2, 3, 3]]
+    # the last words alone are in an interval of their own
+    real = found["attention_mask"].bool()
+    assert found["long_contexts"][0][real[0]].tolist() == [1, -1]
+    assert found["long_contexts"][1][real[1]].tolist() == [1, 1, *[3] * 8]
     assert found["global_token_type_ids"][1].tolist() == [0, 5, 5, 7, 7, 7]
     assert found["long_answer_positions"].tolist() == [-100, 4]
     with torch.no_grad():
@@ -88,10 +92,14 @@ def test_links_and_contexts_reach_the_model() -> None:
     torch.testing.assert_close(states.global_hidden_state[0], globals_)
 
 
-def states_by_context(model: Any, order: list[int], is_told: bool) -> dict[int, torch.Tensor]:
+def states_by_context(
+    model: Any, order: list[int], is_told: bool, reads_across: bool = False
+) -> dict[int, torch.Tensor]:
     """Return the states of each context, long tokens before global ones, and under −1 those of the question.
 
     A context is four words in two sentences, and the whole of it.
+
+    reads_across: whether the model is not told of which context long tokens are.
     """
     written = [f"w{base} w{base + 1}. w{base + 2} w{base + 3}." for base in range(11, 11 + 4 * len(order), 4)]
     parts, places, text = [], [], ""
@@ -102,6 +110,8 @@ def states_by_context(model: Any, order: list[int], is_told: bool) -> dict[int, 
         parts += [(start, stop), *found, [(start, start + 2), (stop - 4, stop)]]
         places += [number] * 4
     inputs = encode([("w1 w2 w3 w4", text)], parts=[parts], contexts=[places] if is_told else None)
+    if reads_across:
+        del inputs["long_contexts"]
     with torch.no_grad():
         out = model(**inputs)
     states = torch.stack([out.last_hidden_state[0], out.global_hidden_state[0]])
@@ -110,13 +120,20 @@ def states_by_context(model: Any, order: list[int], is_told: bool) -> dict[int, 
 
 
 @pytest.mark.parametrize(
-    "fields", [{"local_radius": 0}, {"attention_pattern": BlockLocal(NUM_WORDS) & Band(2, 2)}], ids=["itself", "blocks"]
+    ("fields", "reads_across"),
+    [
+        ({"local_radius": 5}, False),
+        ({"local_radius": 0}, True),
+        ({"attention_pattern": BlockLocal(NUM_WORDS) & Band(2, 2)}, True),
+    ],
+    ids=["band", "itself", "blocks"],
 )
-def test_contexts_have_no_order(fields: dict[str, Any]) -> None:
+def test_contexts_have_no_order(fields: dict[str, Any], reads_across: bool) -> None:
     """Where no long token reads one of another context; they have one if the model is not told of them."""
     model = build(num_hidden_layers=2, **fields).double()
     for is_told in (True, False):
-        one, other = (states_by_context(model, order, is_told) for order in ([0, 1, 2], [2, 0, 1]))
+        across = is_told and reads_across
+        one, other = (states_by_context(model, order, is_told, across) for order in ([0, 1, 2], [2, 0, 1]))
         for context, states in one.items():
             if is_told:
                 torch.testing.assert_close(other[context], states)
@@ -124,9 +141,9 @@ def test_contexts_have_no_order(fields: dict[str, Any]) -> None:
                 assert (other[context] - states).abs().amax((1, 2)).gt(1e-4).all()
 
 
-def test_long_tokens_read_their_band_across_contexts() -> None:
+def test_long_tokens_read_their_band_across_contexts_without_long_contexts() -> None:
     model = build(num_hidden_layers=1, local_radius=1).double()
-    one, other = (states_by_context(model, order, True) for order in ([0, 1, 2], [2, 0, 1]))
+    one, other = (states_by_context(model, order, True, reads_across=True) for order in ([0, 1, 2], [2, 0, 1]))
     is_same = (one[0][0] - other[0][0]).abs().amax(-1) < 1e-12
     assert is_same.tolist() == [False, True, True, True]
 

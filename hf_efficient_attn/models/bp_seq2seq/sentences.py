@@ -1,0 +1,103 @@
+"""Sentences of a document and of its translation: a token of the target reads that sentence of the source alone.
+
+As the authors align them, a target token is of the sentence of the token that is predicted from it: the one that ends a
+sentence reads the next. Source: the authors' code of Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), for IWSLT.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import InputError
+
+# of the source, and of the target
+INPUTS = ("sentence_ids", "decoder_sentence_ids")
+
+
+def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: Tensor, target: Tensor) -> None:
+    """Raise InputError for numbers of sentences that are not given for both sides, or not for each token.
+
+    source, target: the tokens of this call, [B, S, X] and [B, T, X], of which only the shapes matter.
+    """
+    for name, given, states, tokens in zip(
+        INPUTS, (of_source, of_target), (source, target), ("source", "new target"), strict=True
+    ):
+        shape = list(states.shape[:2])
+        if given is None:
+            if of_source is not None or of_target is not None:
+                raise InputError(
+                    f"{INPUTS[1 - INPUTS.index(name)]} is given without {name}, and a target token reads the source's "
+                    "tokens of the same sentence. Pass both, or none where it reads all of the source."
+                )
+        elif given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+            raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of sentences, as integers.")
+        elif list(given.shape) != shape:
+            raise InputError(f"{name} has shape {list(given.shape)}; it must be [batch, {tokens} tokens] = {shape}.")
+
+
+def aligned_source(readable: Tensor | None, of_source: Tensor | None, of_target: Tensor | None) -> Tensor | None:
+    """Return which target token reads which source token, bool that broadcasts to [B, 1, T, S]; None: all read all.
+
+    Args:
+        readable: which source tokens are no padding, bool [B, 1, 1, S]; None: all.
+        of_source, of_target: the sentence of each token, [B, S] and [B, T]; None: sentences are not aligned.
+    """
+    if of_source is None or of_target is None:
+        return readable
+    same = of_target[:, None, :, None] == of_source[:, None, None].to(of_target.device)
+    return same if readable is None else same & readable
+
+
+class SentencePrompts:
+    """Mixin of heads for `generate` with `sentence_ids`: a token behind one that ends a sentence reads the next.
+
+    That token is the config's `sentence_end_token_id`. Numbers of a prompt may be given; otherwise it begins with the
+    first sentence of the source.
+    """
+
+    # of a prompt, which `LeftPaddedPrompts` puts in order
+    prompt_inputs = INPUTS[1:]
+
+    def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        """As the parent's, with the sentences of the prompt."""
+        parent: Any = super()
+        ids, options = parent._prepare_decoder_input_ids_for_generation(*args, **kwargs)
+        of_source, of_prompt = (options.get(name) for name in INPUTS)
+        if of_source is not None and of_prompt is None:
+            first = first_sentence(of_source, options.get("attention_mask")).to(ids.device)
+            start = first_real(options.get("decoder_attention_mask"), ids)
+            options[INPUTS[1]] = first + self.ended(ids, start + 1)
+        return ids, options
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As the parent's, with the sentences of the new tokens."""
+        parent: Any = super()
+        inputs: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        of_prompt = kwargs.get(INPUTS[1])
+        if of_prompt is not None:
+            written = self.ended(input_ids, of_prompt.new_full((len(input_ids), 1), of_prompt.shape[1]))
+            of_written = (of_prompt[:, -1:] + written)[:, of_prompt.shape[1] :]
+            new = inputs["decoder_input_ids"].shape[1]
+            inputs[INPUTS[1]] = torch.cat((of_prompt, of_written), 1)[:, -new:]
+        return inputs
+
+    def ended(self, ids: Tensor, start: Tensor) -> Tensor:
+        """Return how many sentences have ended with each token, [B, K], counted from the column `start` on, [B, 1]."""
+        end = self.config.sentence_end_token_id  # type: ignore[attr-defined]
+        if end is None:
+            return torch.zeros_like(ids)
+        is_counted = torch.arange(ids.shape[1], device=ids.device) >= start
+        return ((ids == end) & is_counted).long().cumsum(1)
+
+
+def first_sentence(of_source: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the number of the first sentence of each source, [B, 1]; mask: 1 = a token, [B, S]."""
+    return of_source.gather(1, first_real(mask, of_source).to(of_source.device))
+
+
+def first_real(mask: Tensor | None, ids: Tensor) -> Tensor:
+    """Return the column of the first token of each row that is no padding, [B, 1]."""
+    if mask is None:
+        return torch.zeros_like(ids[:, :1])
+    return mask.int().argmax(1, keepdim=True).to(ids.device)
