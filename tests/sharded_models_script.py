@@ -79,8 +79,8 @@ def results(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the logits, the loss and the gradients of a call, and the buffers and spans after it."""
     model.zero_grad()
     options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
-    # losses are computed in single precision, whatever the weights have
-    with patch.object(Tensor, "float", Tensor.double):
+    # losses and rotary positions are computed in single precision, whatever the weights have
+    with patch.object(Tensor, "float", Tensor.double), patch.object(torch, "float", torch.double):
         found = model(**inputs, **options)
     found.loss.backward()
     gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}

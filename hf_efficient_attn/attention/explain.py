@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, indexed_exchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
+from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
@@ -62,6 +63,7 @@ def explain(
     part: str | None = None,
     sequence_ranks: int | None = None,
     chosen: ChosenKeys | None = None,
+    **unknown: NoReturn,
 ) -> Explanation:
     """Return which backend would compute a call of attention, why, and what it would cost.
 
@@ -108,9 +110,11 @@ def explain(
             "meta", of which only the shapes matter, they are the most that there can be.
 
     Raises:
-        InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have.
+        InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have; an argument
+            that there is not.
         UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention.
     """
+    refuse_unknown(unknown, explain)
     num_keys = query_tokens if key_tokens is None else key_tokens
     for name, count in {"query_tokens": query_tokens, "key_tokens": num_keys}.items():
         check_length(name, count)

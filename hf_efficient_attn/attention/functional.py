@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.joined import with_lse_gradient
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.ready_calls import call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.unknown_arguments import unknown_argument
+from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
 from hf_efficient_attn.layout.terms import Term
@@ -117,8 +117,7 @@ def attention(
         ConfigurationError: a pattern that does not fit these heads or this length.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
-    if unknown:
-        raise unknown_argument(unknown, attention)
+    refuse_unknown(unknown, attention)
     masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     absent, heads = (*masks, terms, sinks, chosen, lse_gradient), (layer, first_head, num_model_heads, cross)
     key = call_key(q, k, v, backend, absent, pattern, *heads, query_offset, softcap, scale, dropout)

@@ -19,15 +19,15 @@ from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Full
 
-# the type of layers whose indexer reads a mask over all pairs
-INDEXED = "indexed_attention"
+# types of layers whose indexer reads a mask over all pairs; the last two are names of older versions of transformers
+INDEXED = {"indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention"}
 # an additive mask is lower than this where a pair is closed
 CLOSED = -1e4
 
 
 def is_indexed(config: Any) -> bool:
     """Return whether a model has layers whose indexer reads a mask over all pairs."""
-    return INDEXED in (getattr(config, "layer_types", None) or ())
+    return not INDEXED.isdisjoint(getattr(config, "layer_types", None) or ())
 
 
 def given_choice(

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.call import AttentionCall
 
@@ -21,7 +23,7 @@ def with_lse_gradient(call: AttentionCall, return_lse: bool = True) -> Attention
     return replace(call, lse_needs_grad=True) if call.inputs.needs_grad else call
 
 
-def join_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def join_attention(parts: Sequence[tuple[Tensor, Tensor]], **unknown: NoReturn) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp of queries that read the keys of all parts in one softmax.
 
     Each part is what `attention(..., return_lse=True, lse_gradient=True)` returns for the same queries and other keys:
@@ -40,8 +42,9 @@ def join_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tens
     True
 
     Raises:
-        InputError: no parts, or parts of different shapes.
+        InputError: no parts, parts of different shapes, or an argument that there is not.
     """
+    refuse_unknown(unknown, join_attention)
     if not parts or any(out.shape != parts[0][0].shape or lse.shape != out.shape[:3] for out, lse in parts):
         shapes = [(list(out.shape), list(lse.shape)) for out, lse in parts]
         raise InputError(
