@@ -161,6 +161,15 @@ def test_the_choice_is_part_of_the_kind_of_a_kernel() -> None:
     assert len(set(kinds.values())) == len(kinds) - 1
 
 
+def test_a_kernel_for_an_order_serves_other_lengths() -> None:
+    def kind(num_tokens: int, **changes: Any) -> object:
+        call = on_gpu(Case("causal", num_tokens, choice="order"))
+        return ordered_places(replace(call, chosen=replace(call.chosen, **changes)), CPU).kernel(NEVER)[0].kind
+
+    assert kind(200) == kind(220)
+    assert kind(200) != kind(200, chunks_after=1)
+
+
 @pytest.mark.parametrize("choice", ["own blocks", *ORDERS])
 def test_the_host_does_not_wait_for_what_was_chosen(choice: str) -> None:
     call, device = on_gpu(Case("causal", 90, choice=choice)), torch.device("cuda", 0)

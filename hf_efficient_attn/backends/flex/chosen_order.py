@@ -87,34 +87,36 @@ class OrderedPlaces:
         """Return the functions of a kernel for pairs of places; those of the call are asked about their tokens."""
         layout, reads = self.call.layout, self.reads
         base = mods_of(replace(self.call, chosen=None), self.rows.device)
-        rows, keys = (captured(each.to(torch.int32), (0, 2)) for each in (self.rows, self.keys))
+        # negative numbers of none, so that a kernel serves all lengths
+        rows, keys = (
+            captured(torch.where(each < count, each, -1).to(torch.int32), (0, 2))
+            for each, count in ((self.rows, layout.num_queries), (self.keys, layout.num_keys))
+        )
         buckets = None if self.buckets is None else captured(self.buckets, (0, 2))
-        num_queries, num_keys, offset = layout.num_queries, layout.num_keys, layout.query_offset
         # a chunk may be listed twice
         counts_lists = cast(ChunkedOrder, self.call.chosen).reads is not None
 
+        def tokens(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+            return rows[example, head, query].clamp(min=0), keys[example, head, key].clamp(min=0)
+
         def mask_mod(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row, column = rows[example, head, query], keys[example, head, key]
-            allowed = (row < num_queries) & (column < num_keys) & reads.holds(example, head, query, key)
+            own, read = keys[example, head, query], keys[example, head, key]
+            allowed = (rows[example, head, query] >= 0) & (read >= 0) & reads.holds(example, head, query, key)
             if buckets is not None:
                 allowed = allowed & (buckets[example, head, query] == buckets[example, head, key])
             if self_pairs != AS_ALL:
-                allowed = allowed & ((row + offset == column) == (self_pairs == ONLY))
-            tokens = (row.clamp(max=num_queries - 1), column.clamp(max=num_keys - 1))
-            return allowed & base.mask_mod(example, head, *tokens)
+                allowed = allowed & ((own == read) == (self_pairs == ONLY))
+            return allowed & base.mask_mod(example, head, *tokens(example, head, query, key))
 
         def score_mod(score: Tensor, example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row, column = rows[example, head, query], keys[example, head, key]
             if base.score_mod is not None:
-                tokens = (row.clamp(max=num_queries - 1), column.clamp(max=num_keys - 1))
-                score = base.score_mod(score, example, head, *tokens)
+                score = base.score_mod(score, example, head, *tokens(example, head, query, key))
             if counts_lists:
                 score = score + reads.count(example, head, query, key).clamp(min=1).to(torch.float32).log()
             return score
 
         has_scores = base.score_mod is not None or counts_lists
-        lengths = (num_queries, num_keys, offset)
-        kind = (lengths, counts_lists, self_pairs, kind_of(rows), None if buckets is None else kind_of(buckets))
+        kind = (counts_lists, self_pairs, kind_of(rows), None if buckets is None else kind_of(buckets))
         return Mods(mask_mod, score_mod if has_scores else None, (base.kind, reads.kind, kind))
 
 
