@@ -64,11 +64,13 @@ def indexer_recall(found: dict[str, Any]) -> str:
     """Return what the keys that indexers choose hold of the attention in `compare_indexer.py`, and the losses."""
     lines = [[row["read"], f"{row['recall']:.3f}", f"{row['loss']:.3f}"] for row in found["rows"]]
     settings = found["settings"]
+    took = ", ".join(
+        f"{of['num_steps']:,} of the {name} in {of['train_seconds']:.0f} s" for name, of in found["steps"].items()
+    )
     return f"""{markdown_table(["keys read", "share of the attention", "nats per token"], lines)}
 
 A query reads {settings["top_k"]} keys; {settings["held_out_texts"]} held-out texts of {settings["text_tokens"]:,} \
-tokens; the warm-up has {settings["max_steps"]:,} steps of one such text and took {found["train_seconds"]:.0f} s; one \
-seed. {_conditions(found)}"""
+tokens; steps of one such text: {took}; one seed. {_conditions(found)}"""
 
 
 def _conditions(found: dict[str, Any]) -> str:

@@ -24,9 +24,6 @@ from hf_efficient_attn.backends.flex.captured import by_pair, in_memory
 from hf_efficient_attn.backends.flex.chosen_order import AS_ALL, NEVER, ONLY, ordered_places
 from hf_efficient_attn.backends.flex.chosen_work import (
     choice_bytes,
-    comparing_cost,
-    may_waste,
-    most_pairs,
     pairs_of_choice,
     refused_choice,
 )
@@ -130,30 +127,26 @@ def is_fastest(call: AttentionCall) -> bool:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the estimated time for one example in scores of dense attention; infinite where compiling does not pay.
-
-    Nobody asks a device which blocks were chosen: it is the time of the most scores that there can be, and infinite if
-    these are many more than the pairs that are chosen.
-    """
-    if is_only_by_name(call) or may_waste(call, most := _pairs_of_pattern(call)):
+    """Return the estimated time for one example in scores of dense attention; infinite where compiling does not pay."""
+    if is_only_by_name(call):
         return inf
     costs = costs_of(call)
-    one = costs.flex_call / call.inputs.batch_size + (costs.flex + comparing_cost(call)) * most_pairs(call, most)
+    one = costs.flex_call / call.inputs.batch_size + costs.flex * computed_pairs(call)
     return one * (DROPOUT_COST if call.dropout > 0 else 1.0)
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
-    """Return its rank where compiling is worth it, otherwise None: of chosen keys it depends on what was chosen."""
-    return None if is_only_by_name(call) or call.chosen is not None else RANK_WORTH_COMPILING
+    """Return its rank where compiling is worth it, otherwise None."""
+    return None if is_only_by_name(call) else RANK_WORTH_COMPILING
 
 
 def is_only_by_name(call: AttentionCall) -> bool:
-    """Return whether "auto" leaves a call to others: on CPUs, for a step of cached decoding, and for orders of tokens.
+    """Return whether "auto" leaves a call to others: on CPUs, for a step of cached decoding, and for chosen keys.
 
-    Each step has another length, for which the blocks would have to be listed again; orders have not been measured.
+    Each step has another length, for which the blocks would have to be listed again; chosen keys have not been measured
+    on a GPU, and what they take depends on what was chosen, for which no device is asked.
     """
-    is_order = call.chosen is not None and call.chosen.are_chunks
-    return is_order or call.inputs.device == "cpu" or call.layout.num_queries == 1
+    return call.chosen is not None or call.inputs.device == "cpu" or call.layout.num_queries == 1
 
 
 def remark(call: AttentionCall) -> str:
@@ -169,7 +162,7 @@ def remark(call: AttentionCall) -> str:
     if call.chosen is not None:
         queries, keys = BLOCK_SIZES[call.inputs.device]
         said = f"flex computes all blocks of {keys} keys of which one of {queries} neighbouring queries has chosen any"
-        return f"{said}, which may be all that the pattern allows: it is chosen where these are few, or by name."
+        return f"{said}, which may be all that the pattern allows: it is chosen by name."
     return "flex computes whole blocks, allowed or not."
 
 

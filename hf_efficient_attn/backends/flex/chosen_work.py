@@ -18,11 +18,6 @@ from hf_efficient_attn.layout.token_mask import NO_MASK
 
 # blocks of keys that a query may have chosen: a kernel compares every pair with each of them
 MOST_CHOSEN = 64
-# ... in scores of dense attention, the time of such a comparison: estimated, confirmed by no measurement
-COMPARED_COST = 0.1
-# scores that may be computed for each pair that is chosen, above which "auto" leaves a choice to others: in gathered a
-# pair is estimated to take three times as long
-MOST_SCORES_PER_PAIR = 3
 # of the lists of partial and of full blocks
 BYTES_PER_BLOCK = 8
 # of a query and a block that it has chosen, while the tables are made
@@ -65,11 +60,6 @@ def _refused_order(call: AttentionCall) -> str | None:
     return None
 
 
-def comparing_cost(call: AttentionCall) -> float:
-    """Return the time in which a pair is compared with the blocks that its query has chosen."""
-    return 0.0 if call.chosen is None else COMPARED_COST * _num_read(call)
-
-
 def most_pairs(call: AttentionCall, most: int) -> int:
     """Return how many scores of one example may be computed, in all heads, whatever was chosen.
 
@@ -83,17 +73,6 @@ def most_pairs(call: AttentionCall, most: int) -> int:
     read = key_tokens * choices * chosen.blocks.shape[3] * _num_met(chosen.block_tokens, key_tokens)
     listed = layout.num_heads * -(-layout.num_queries // query_tokens) * query_tokens * read
     return _num_passes(call) * min(layout.num_pairs if call.chosen.are_chunks else most, listed)
-
-
-def may_waste(call: AttentionCall, most: int) -> bool:
-    """Return whether a kernel may compute many more scores than are chosen, whose number no device is asked for.
-
-    most: as for `most_pairs`.
-    """
-    if call.chosen is None:
-        return False
-    num_chosen = call.chosen.most_pairs(call.layout, call.inputs.num_key_heads)
-    return most_pairs(call, most) > MOST_SCORES_PER_PAIR * num_chosen
 
 
 def _num_met(length: int, other: int) -> int:
