@@ -93,12 +93,17 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.parametrize(
     ("name", "family"),
     [
+        ("adaptive_span", "adaptive_span_causal"),
+        ("adaptive_span", "adaptive_span_encoder"),
         ("efficient_reformer", "efficient_reformer_causal"),
+        ("efficient_reformer", "efficient_reformer_encoder"),
         ("routing_transformer", "routing_transformer_causal"),
+        ("routing_transformer", "routing_transformer_encoder"),
         ("etc_transformer", "etc_transformer"),
         ("star_transformer", "star_transformer"),
         ("bp_transformer", "bp_transformer_causal"),
         ("bp_transformer", "bp_transformer_encoder"),
+        ("bp_transformer", "bp_seq2seq"),
     ],
 )
 def test_counts_of_tests_of_transformers_are_those_that_were_run(name: str, family: str) -> None:

@@ -23,17 +23,21 @@ def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: 
     for name, given, states, tokens in zip(
         INPUTS, (of_source, of_target), (source, target), ("source", "new target"), strict=True
     ):
-        shape = list(states.shape[:2])
-        if given is None:
-            if of_source is not None or of_target is not None:
-                raise InputError(
-                    f"{INPUTS[1 - INPUTS.index(name)]} is given without {name}, and a target token reads the source's "
-                    "tokens of the same sentence. Pass both, or none where it reads all of the source."
-                )
-        elif given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-            raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of sentences, as integers.")
-        elif list(given.shape) != shape:
-            raise InputError(f"{name} has shape {list(given.shape)}; it must be [batch, {tokens} tokens] = {shape}.")
+        if given is not None:
+            check_numbers(name, given, states.shape[:2], tokens)
+        elif of_source is not None or of_target is not None:
+            raise InputError(
+                f"{INPUTS[1 - INPUTS.index(name)]} is given without {name}, and a target token reads the source's "
+                "tokens of the same sentence. Pass both, or none where it reads all of the source."
+            )
+
+
+def check_numbers(name: str, given: Tensor, shape: tuple[int, ...], tokens: str) -> None:
+    """Raise InputError for numbers of sentences that are no integers, or not one for each token; tokens: in words."""
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of sentences, as integers.")
+    if tuple(given.shape) != tuple(shape):
+        raise InputError(f"{name} has shape {list(given.shape)}; it must be [batch, {tokens} tokens] = {list(shape)}.")
 
 
 def aligned_source(readable: Tensor | None, of_source: Tensor | None, of_target: Tensor | None) -> Tensor | None:
@@ -60,11 +64,19 @@ class SentencePrompts:
     prompt_inputs = INPUTS[1:]
 
     def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """As the parent's, with the sentences of the prompt."""
+        """As the parent's, with the sentences of the prompt.
+
+        Raises:
+            InputError: numbers that are not one for each token of the source, or of the prompt.
+        """
         parent: Any = super()
         ids, options = parent._prepare_decoder_input_ids_for_generation(*args, **kwargs)
         of_source, of_prompt = (options.get(name) for name in INPUTS)
-        if of_source is not None and of_prompt is None:
+        if of_source is not None:
+            check_numbers(INPUTS[0], of_source, options["encoder_outputs"][0].shape[:2], "source")
+        if of_prompt is not None:
+            check_numbers(INPUTS[1], of_prompt, ids.shape, "prompt")
+        elif of_source is not None:
             first = first_sentence(of_source, options.get("attention_mask")).to(ids.device)
             start = first_real(options.get("decoder_attention_mask"), ids)
             options[INPUTS[1]] = first + self.ended(ids, start + 1)
@@ -76,14 +88,14 @@ class SentencePrompts:
         inputs: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, *args, **kwargs)
         of_prompt = kwargs.get(INPUTS[1])
         if of_prompt is not None:
-            written = self.ended(input_ids, of_prompt.new_full((len(input_ids), 1), of_prompt.shape[1]))
-            of_written = (of_prompt[:, -1:] + written)[:, of_prompt.shape[1] :]
+            size = of_prompt.shape[1]
+            of_written = of_prompt[:, -1:] + self.ended(input_ids, size)[:, size:]
             new = inputs["decoder_input_ids"].shape[1]
             inputs[INPUTS[1]] = torch.cat((of_prompt, of_written), 1)[:, -new:]
         return inputs
 
-    def ended(self, ids: Tensor, start: Tensor) -> Tensor:
-        """Return how many sentences have ended with each token, [B, K], counted from the column `start` on, [B, 1]."""
+    def ended(self, ids: Tensor, start: Tensor | int) -> Tensor:
+        """Return how many sentences have ended with each token, [B, K], counted from the column `start` on."""
         end = self.config.sentence_end_token_id  # type: ignore[attr-defined]
         if end is None:
             return torch.zeros_like(ids)
@@ -99,5 +111,5 @@ def first_sentence(of_source: Tensor, mask: Tensor | None) -> Tensor:
 def first_real(mask: Tensor | None, ids: Tensor) -> Tensor:
     """Return the column of the first token of each row that is no padding, [B, 1]."""
     if mask is None:
-        return torch.zeros_like(ids[:, :1])
+        return torch.zeros_like(ids[:, :1], dtype=torch.long)
     return mask.int().argmax(1, keepdim=True).to(ids.device)

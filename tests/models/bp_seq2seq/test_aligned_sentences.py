@@ -202,5 +202,18 @@ def test_what_is_no_number_of_each_token(given: dict[str, Tensor], message: str)
     alone = "without" in message
     with pytest.raises(hea.InputError, match=message):
         build()(random_ids(2, 11), labels=random_ids(2, 9), **{**({} if alone else sentences(2)), **given})
+
+
+def test_what_generate_refuses() -> None:
+    model, ids, numbers = build(), random_ids(2, 11), torch.tensor([SENTENCES] * 2)
+    options: dict[str, Any] = {"max_new_tokens": 2, "sentence_ids": numbers}
+    with pytest.raises(hea.InputError, match=r"decoder_sentence_ids has shape \[2, 3\]; .* prompt tokens\] = \[2, 1\]"):
+        model.generate(ids, decoder_sentence_ids=numbers[:, :3], **options)
+    with pytest.raises(hea.InputError, match="sentence_ids is of torch.float32"):
+        model.generate(ids, **{**options, "sentence_ids": numbers.float()})
+    with pytest.raises(hea.InputError, match=r"sentence_ids has shape \[22\]; .* source tokens\] = \[2, 11\]"):
+        model.generate(ids, **{**options, "sentence_ids": numbers.flatten()})
+    with pytest.raises(hea.InputError, match="decoder_sentence_ids is given without sentence_ids"):
+        model.generate(ids, decoder_sentence_ids=numbers[:, :1], max_new_tokens=2)
     with pytest.raises(hea.ConfigurationError, match="sentence_end_token_id=32000; it must be a token"):
         hea.BPSeq2SeqConfig(sentence_end_token_id=32_000)

@@ -9,6 +9,7 @@ import transformers
 from models.etc_transformer.dense_etc import Text, chunked, dense_etc
 from models.etc_transformer.tiny_models import build, random_ids
 from models.shared_checks import check_compiled_training, check_exported
+from pretended_cuda import move_model, on_cuda, pretended_cuda
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
@@ -260,3 +261,17 @@ def test_the_collator_takes_contexts(tmp_path: Path) -> None:
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25, num_hidden_layers=1)
     running = transformers.Trainer(model, args, train_dataset=items, data_collator=collate)
     assert running.train().training_loss > 0
+
+
+def test_a_step_of_training_waits_for_the_device_once() -> None:
+    model, found = build("AutoModelForMaskedLM").train(), []
+    with pretended_cuda() as waits, hea.use_backend("blocked"):
+        move_model(model)
+        for _ in range(2):
+            inputs = {name: on_cuda(each) for name, each in {**batch(), "labels": random_ids(2, 21)}.items()}
+            waits.clear()
+            loss = model(**inputs).loss
+            found.append(waits.of_package().total())
+            loss.backward()
+    # by then lengths are known
+    assert found[1] == 1
