@@ -15,6 +15,7 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention
 from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoder
+from hf_efficient_attn.models.indexed.added_loss import PLAIN_CLASS
 
 # the losses that are sums over tokens
 LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
@@ -59,7 +60,8 @@ def shifts_labels(model: Any) -> bool:
 
 def calls_loss_function(model_class: Any) -> bool:
     """Return whether a model has transformers choose its loss, which is the causal one where it knows of no loss."""
-    code = getattr(inspect.unwrap(model_class.forward), "__code__", None)
+    forward = getattr(model_class, PLAIN_CLASS, model_class).forward
+    code = getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and "loss_function" in code.co_names
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.indexed.index_loss import Target, index_loss, index_recall
+from hf_efficient_attn.attention.indexed.kept_states import keeping
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, SPARSE, IndexStates
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
@@ -22,8 +23,8 @@ from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Causal
 
-# keyword arguments that travel through a model to its attention function: the states of a layer's indexer, and lists to
-# which layers add their losses, and the share of the attention that their choices have
+# keyword arguments that travel through a model to its attention function: the states of a layer's indexer, and the
+# `LayerNumbers` to which layers add their losses, and the share of the attention that their choices have
 STATES, LOSSES, RECALLS = "index_states", "index_losses", "index_recalls"
 # what the scores of the target do not have
 OTHER_SCORES = ("s_aux", "softcap", "position_bias")
@@ -117,7 +118,7 @@ def learn(
     scale: float,
     listed: Tensor | None,
 ) -> None:
-    """Add the loss of an indexer, and the share of the attention that its choice has, to the lists of the options.
+    """Add the loss of an indexer, and the share of the attention that its choice has, to those of the options.
 
     Under tensor parallelism the processes add up what their heads read, so that all learn the same. Processes that
     share texts learn from the queries of all.
@@ -139,7 +140,8 @@ def learn(
     if losses is not None:
         is_dense = listed is None or states.stage != SPARSE
         read = None if is_dense else listed[:, 0]  # type: ignore[index]
-        losses.append(index_loss(states.queries, states.keys, states.weights, replace(target, tokens=read)))
+        with keeping(states.stage):
+            losses.add(index_loss(states.queries, states.keys, states.weights, replace(target, tokens=read)))
     if recalls is not None:
         all_of_it = query.new_ones(query.shape[0], query.shape[2])
-        recalls.append(all_of_it if listed is None else index_recall(target, listed[:, 0]))
+        recalls.add(all_of_it if listed is None else index_recall(target, listed[:, 0]))

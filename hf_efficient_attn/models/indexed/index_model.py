@@ -7,13 +7,16 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.indexed.config_field import INDEXER, has_indexer
+from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, STAGES, WARMUP, LightningIndexer, indexers_of
 from hf_efficient_attn.attention.layer_patterns import FIELD, FULL_ATTENTION, NAME, config_patterns
 from hf_efficient_attn.attention.model_parts import ENCODER
+from hf_efficient_attn.attention.passed_options import passes_on
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.indexed.index_training import add_index_loss
+from hf_efficient_attn.models.indexed.added_loss import add_index_loss
 from hf_efficient_attn.models.indexed.layer_hook import rotated_dims, with_index_states
+from hf_efficient_attn.models.indexed.shard_units import name_units
 from hf_efficient_attn.patterns.bands import Causal
 from hf_efficient_attn.patterns.checks import is_integer
 
@@ -66,6 +69,8 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
     field = {"top_k": top_k, "num_heads": num_heads, "head_dim": head_dim, "stage": WARMUP}
     setattr(model.config, INDEXER, field)
     add_indexers(model)
+    for each in (model.base_model, model):
+        name_units(each)
     for module in indexers_of(model):
         module.to(model.device, model.dtype)
         module.apply(model._init_weights)
@@ -129,6 +134,12 @@ def checked_rotation(model: Any) -> int:
     rotated = rotated_dims(rotary, torch.zeros(1, 2, 1, device=model.device), positions)
     if rotated is None:
         raise UnsupportedBackendError(f"{name} rotates neighbouring dimensions; index needs the halves of Llama.")
+    # layers of our families do
+    if not hasattr(model, "index_rotary") and not passes_on(type(model), model.config, LOSSES):
+        raise UnsupportedBackendError(
+            f"The layers of {name} do not pass keyword arguments on to their attention, through which index needs them "
+            "to get to it. Take a decoder whose layers do, as those of Llama."
+        )
     return rotated
 
 

@@ -1,6 +1,6 @@
 """The loss of a model's indexers becomes part of the model's own."""
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,31 +8,34 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
+from hf_efficient_attn.attention.indexed.layer_numbers import LayerNumbers
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss, expect_use
 from hf_efficient_attn.models.heads.outputs import with_auxiliary_loss
+from hf_efficient_attn.models.indexed.shard_units import refuse_shared_units
 
 
-def add_index_loss(model: Any) -> None:
-    """Have the forward of a model add the loss of its indexers, also where PEFT calls it directly."""
-    if "forward" not in model.__dict__:
-        forward = functools.partial(forward_with_loss, model)
-        model.forward = functools.update_wrapper(forward, type(model).forward.__get__(model))
-
-
-def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
+def forward_with_loss(model: Any, forward: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Return the outputs of a model; in training, the indexers' loss is `auxiliary_loss`, and part of a `loss`.
 
-    The base of a model with a head gives its layers the list of the head, which adds up what they put there.
+    The base of a model with a head gives its layers what the head has for them to add their losses to.
+
+    Args:
+        forward: computes the outputs without this loss.
+
+    Raises:
+        UnsupportedBackendError: the losses do not arrive, or have no gradient.
     """
-    forward, stage = type(model).forward, getattr(model.config, INDEXER)["stage"]
-    if not model.training or not torch.is_grad_enabled() or stage == DENSE or LOSSES in options:
-        return forward(model, *inputs, **options)
-    losses: list[Tensor] = []
-    outputs = forward(model, *inputs, **{**options, LOSSES: losses, "return_dict": True})
-    total = torch.stack([each.to(losses[0].device) for each in losses]).sum()
-    if not total.requires_grad and any(next(each.parameters()).requires_grad for each in indexers_of(model)):
+    learns = model.training and torch.is_grad_enabled() and stage_of(model.config) != DENSE
+    if not learns or LOSSES in options:
+        return forward(*inputs, **options)
+    refuse_shared_units(model)
+    losses = LayerNumbers()
+    outputs = forward(*inputs, **{**options, LOSSES: losses, "return_dict": True})
+    total = of_all_layers(model, losses, "losses").sum()
+    is_thawed = any(parameter.requires_grad for each in indexers_of(model) for parameter in each.parameters())
+    if is_thawed and not total.requires_grad:
         raise UnsupportedBackendError(
             "The losses of the indexers have no gradient, as in gradient checkpointing with use_reentrant=True. Give "
             "gradient_checkpointing_kwargs={'use_reentrant': False}."
@@ -46,10 +49,31 @@ def forward_with_loss(model: Any, *inputs: Any, **options: Any) -> Any:
     return outputs if wants_dict(model, options) else outputs.to_tuple()
 
 
+def of_all_layers(model: Any, numbers: LayerNumbers, what: str) -> Tensor:
+    """Return what the layers of a model have added, [layers, ...].
+
+    Raises:
+        UnsupportedBackendError: not all have added something.
+    """
+    num_added, num_layers = len(numbers.added), len(model.base_model.layers)
+    taken = numbers.take()
+    if taken is None or num_added < num_layers:
+        raise UnsupportedBackendError(
+            f"Of the {num_layers} layers of this {type(model).__name__}, {num_added} have told the {what} of their "
+            "indexers: something between the model and its attention does not pass keyword arguments on. Leave out "
+            'what replaces its layers or their forward, or call hea.index_stage(model, "dense").'
+        )
+    return taken
+
+
 def own_loss(config: Any, loss: Tensor) -> Tensor:
     """Return the loss of a model's task; without a gradient while only its indexers learn, whatever else has one."""
-    is_warmup = (getattr(config, INDEXER, None) or {"stage": DENSE})["stage"] == WARMUP
-    return loss.detach() if is_warmup else loss
+    return loss.detach() if stage_of(config) == WARMUP else loss
+
+
+def stage_of(config: Any) -> str:
+    """Return the stage of the indexers of a model; that of a model without any is "dense"."""
+    return str((getattr(config, INDEXER, None) or {"stage": DENSE})["stage"])
 
 
 def wants_dict(model: Any, options: dict[str, Any]) -> bool:
@@ -72,13 +96,13 @@ def index_recall(model: Any, **inputs: Any) -> Tensor:
     Raises:
         ConfigurationError: a model without indexers, or in the stage "dense".
     """
-    if (getattr(model.config, INDEXER, None) or {"stage": DENSE})["stage"] == DENSE:
+    if stage_of(model.config) == DENSE:
         raise ConfigurationError("index_recall needs indexers that score: hea.index(model, top_k=...) adds them.")
-    recalls: list[Tensor] = []
+    recalls = LayerNumbers()
     was_training = model.training
     model.eval()
     try:
         model(**inputs, use_cache=False, **{RECALLS: recalls})
     finally:
         model.train(was_training)
-    return torch.stack([each.to(recalls[0].device) for each in recalls])
+    return of_all_layers(model, recalls, "recalls")

@@ -7,7 +7,8 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, StaticIn
 
 from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.attention.indexed.config_field import INDEXER
-from hf_efficient_attn.attention.indexed.indexed_layer import STATES
+from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, STATES
+from hf_efficient_attn.attention.indexed.kept_states import keeping
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, IndexStates
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -22,7 +23,8 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
     """Return the arguments of an attention module with the states of its indexer; a hook before its forward.
 
     Raises:
-        UnsupportedBackendError: the model is on another attention, or its cache is of another kind.
+        UnsupportedBackendError: the model is on another attention, its cache is of another kind, or its indexers would
+            learn, but nothing takes their losses.
     """
     field = getattr(module.config, INDEXER)
     if field["stage"] == DENSE:
@@ -34,7 +36,14 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
             f'model.set_attn_implementation("{NAME}"), or hea.index_stage(model, "dense").'
         )
     hidden_states = options["hidden_states"] if "hidden_states" in options else inputs[0]
-    queries, keys, weights = module.indexer(hidden_states, *options["position_embeddings"])
+    with keeping(field["stage"]):
+        queries, keys, weights = module.indexer(hidden_states, *options["position_embeddings"])
+    if module.training and queries.requires_grad and LOSSES not in options:
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has an indexer (hea.index), whose loss would be lost: its model computes without "
+            "the forward that adds it, or its layers do not pass keyword arguments on. Call the model itself, leave "
+            'out what replaces its forward or its layers, or call hea.index_stage(model, "dense").'
+        )
     cache = cache_in(options)
     if cache is not None:
         keys = indexed_layer_of(cache, module.layer_idx).update_indexer(keys)

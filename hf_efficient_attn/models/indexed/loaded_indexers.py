@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.indexed.config_field import INDEXER, has_indexer
 from hf_efficient_attn.models.indexed.index_model import add_indexers, index_stage
+from hf_efficient_attn.models.indexed.shard_units import name_units
 
 MARK = "_adds_indexers"
 
@@ -31,6 +32,9 @@ def with_indexers(post_init: Any) -> Any:
         if is_indexed(model):
             add_indexers(model)
         result = post_init(model, *args, **kwargs)
+        if is_indexed(model):
+            # post_init names all others
+            name_units(model)
         freeze(model)
         return result
 

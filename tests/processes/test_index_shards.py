@@ -1,0 +1,35 @@
+"""Models with indexers whose weights are in shards train as whole ones do, or are refused.
+
+Processes (gloo, CPU) run `index_shards_script.py`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes.index_shards_script import NAMES, REFUSED
+from torchrun import run_together
+
+SCRIPT = Path(__file__).parent / "index_shards_script.py"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("index_shards")
+    run_together(SCRIPT, folder)
+    return json.loads((folder / "0.json").read_text())
+
+
+@pytest.mark.parametrize("name", [", ".join(each) for each in NAMES])
+def test_gradients_are_those_of_one_process(report: dict[str, Any], name: str) -> None:
+    found, rounding = report[name]
+    # the mean of two processes is half of what a sum would be, and a lost loss has no gradient
+    assert found < min(2 * rounding, 0.5)
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_indexers_in_the_shards_of_their_layers_are_refused(report: dict[str, Any], way: str) -> None:
+    assert "FSDP has the indexers of this" in report[way]
+    assert "fully_shard(layer.self_attn.indexer)" in report[way]
+    assert "LlamaDecoderLayer,LightningIndexer" in report[way]
