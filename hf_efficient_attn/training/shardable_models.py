@@ -15,13 +15,13 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention
 from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoder
+from hf_efficient_attn.models.heads.auxiliary_loss import CAUSAL_LM
 from hf_efficient_attn.models.indexed.added_loss import PLAIN_CLASS
 
 # the losses that are sums over tokens
-LOSSES = (None, "ForCausalLM", "ForMaskedLM", "ForTokenClassification")
+LOSSES = (None, CAUSAL_LM, "ForMaskedLM", "ForTokenClassification")
 # those of encoder-decoders, which compute whole targets
 PAIR_LOSSES = (None, "ForConditionalGeneration")
-CAUSAL_LM = "ForCausalLM"
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 # fields of modules of transformers with which tokens are embedded, or scaled, by what or how many others are
 WHOLE_TEXT_FIELDS = {

@@ -38,6 +38,18 @@ def test_every_key_is_read_in_warmup_and_where_there_are_few() -> None:
     assert not torch.allclose(found, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shifted labels"])
+def test_shares_of_the_loss_of_indexers_add_up_to_one_over_the_batches_of_a_step(shifted: bool) -> None:
+    """As Trainer counts labels: a decoder predicts no first token."""
+    model, ids = llama("sparse").train(), token_ids(2, 20)
+    given = {"input_ids": ids, "labels": ids}
+    if shifted:
+        given["shift_labels"] = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    rows = [{name: each[row : row + 1] for name, each in given.items()} for row in (0, 1)]
+    parts = [model(**row, num_items_in_batch=38).loss for row in rows]
+    torch.testing.assert_close(sum(parts), model(**given).loss)
+
+
 def test_only_indexers_learn_in_warmup_and_each_from_its_own_loss_when_sparse() -> None:
     ids = token_ids(2, 20)
     model = llama("warmup").train()

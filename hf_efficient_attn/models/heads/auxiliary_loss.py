@@ -10,6 +10,8 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.notices import warn_once
 
+# what transformers calls the loss of models whose labels are those of the next tokens
+CAUSAL_LM = "ForCausalLM"
 LEFT_OUT = (
     "The loss that is trained does not contain auxiliary_loss, which layers add to the task's (spans, centroids, "
     "indexers), so that nothing learns from it. Add outputs.auxiliary_loss to a loss of your own, as in "

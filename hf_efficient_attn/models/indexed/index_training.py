@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
 from hf_efficient_attn.attention.indexed.layer_numbers import LayerNumbers
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
-from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss, expect_use
+from hf_efficient_attn.models.heads.auxiliary_loss import CAUSAL_LM, add_auxiliary_loss, expect_use
 from hf_efficient_attn.models.heads.outputs import with_auxiliary_loss
 from hf_efficient_attn.models.indexed.shard_units import refuse_shared_units
 
@@ -42,11 +42,20 @@ def forward_with_loss(model: Any, forward: Callable[..., Any], inputs: tuple[Any
         )
     if getattr(outputs, "loss", None) is not None:
         own = own_loss(model.config, outputs.loss)
-        outputs.loss = add_auxiliary_loss(own, total, options.get("labels"), options.get("num_items_in_batch"))
+        labels = counted_labels(model, options)
+        outputs.loss = add_auxiliary_loss(own, total, labels, options.get("num_items_in_batch"))
     else:
         total = expect_use(total, outputs[0])
     outputs = with_auxiliary_loss(outputs, total)
     return outputs if wants_dict(model, options) else outputs.to_tuple()
+
+
+def counted_labels(model: Any, options: dict[str, Any]) -> Tensor | None:
+    """Return the labels of a call that its loss is a mean over; a decoder predicts no first token."""
+    labels: Tensor | None = options.get("labels")
+    if options.get("shift_labels") is not None:
+        return options["shift_labels"]
+    return labels[..., 1:] if labels is not None and model.loss_type == CAUSAL_LM else labels
 
 
 def of_all_layers(model: Any, numbers: LayerNumbers, what: str) -> Tensor:
