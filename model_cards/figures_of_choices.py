@@ -65,7 +65,7 @@ def indexer_recall(found: dict[str, Any]) -> str:
     lines = [[row["read"], f"{row['recall']:.3f}", f"{row['loss']:.3f}"] for row in found["rows"]]
     settings = found["settings"]
     took = ", ".join(
-        f"{of['num_steps']:,} of the {name} in {of['train_seconds']:.0f} s" for name, of in found["steps"].items()
+        f"{name}: {of['num_steps']:,} in {of['train_seconds']:.0f} s" for name, of in found["steps"].items()
     )
     return f"""{markdown_table(["keys read", "share of the attention", "nats per token"], lines)}
 
