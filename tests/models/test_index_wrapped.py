@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import transformers as tr
 from accelerate import Accelerator, dispatch_model
 from accelerate.hooks import remove_hook_from_module
+from accelerate.state import AcceleratorState
 from attention_models import DECODER, build, token_ids
 from torch import Tensor
 
@@ -26,6 +27,14 @@ def sparse(model: Any) -> Any:
 
 def hooked(model: Any) -> Any:
     return dispatch_model(model, {"": "cpu"}, force_hooks=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_accelerator() -> Iterator[None]:
+    """The settings of the first `Accelerator` of a process, as of a test that trains before, hold for all others."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
 
 
 def prepared(model: Any) -> Any:
