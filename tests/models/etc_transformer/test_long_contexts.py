@@ -161,6 +161,7 @@ def test_exports_with_any_batch_and_length() -> None:
     check_exported(model, inputs, dict.fromkeys(inputs(1, 5), dims), [(3, 12), (2, 31), (1, 9)])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_onnxruntime_computes_the_same(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
