@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns
@@ -19,6 +20,8 @@ GRIDS = "_grid_shapes"
 MASKING, DRAWING = "norm_pix_loss", "mask_ratio"
 # the field of models with a predictor (V-JEPA 2), and the argument by which a call leaves it out
 PREDICTING, SKIPPING = "pred_num_hidden_layers", "skip_predictor"
+# arguments by which a call says which patches its predictor reads, lists of numbers [batch, patches]
+PARTS = ("context_mask", "target_mask")
 
 
 def refuse_other_pictures(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> None:
@@ -40,6 +43,9 @@ def refuse_other_pictures(model: Any, inputs: tuple[Any, ...], options: Mapping[
         refuse_masked_patches(model, (*inputs[1:2], options.get("bool_masked_pos")))
         if hasattr(model.config, PREDICTING) and not options.get(SKIPPING):
             refuse_open_grids(model, grids)
+            # numbers of patches are not read in programs that are being compiled
+            if not torch.compiler.is_compiling():
+                refuse_repeated_patches(model, *(options.get(name) for name in PARTS))
         named = next((options[name] for name in PICTURES if name in options), None)
         shape = picture_shape(model.config, inputs[0] if named is None and inputs else named)
         if shape is not None:
@@ -99,6 +105,21 @@ def refuse_open_grids(model: Any, grids: Sequence[Sequence[int | None]]) -> None
             "a grid of any number of frames would take for frames. Pass skip_predictor=True, or give the grid of "
             "attention_pattern its number of frames."
         )
+
+
+def refuse_repeated_patches(model: Any, contexts: Any, targets: Any) -> None:
+    """Raise InputError where a predictor reads a patch twice, in the context and in the target or within one.
+
+    As many patches as a grid has, each once, are the grid, since the predictor sorts them.
+    """
+    for context, target in zip(contexts or (), targets or (), strict=False):
+        numbers = torch.cat((context, target), 1).sort(1).values
+        if bool((numbers[:, 1:] == numbers[:, :-1]).any()):
+            raise InputError(
+                f"context_mask and target_mask name a patch twice, so that the rows of the predictor of "
+                f"{type(model).__name__} are not those of the grid of attention_pattern. Name each patch once, or pass "
+                "skip_predictor=True."
+            )
 
 
 def keep_grids(model: Any) -> None:

@@ -198,6 +198,9 @@ def test_a_predictor_reads_no_frames() -> None:
     halves = {"context_mask": [torch.arange(16)[None]], "target_mask": [torch.arange(16, 32)[None]]}
     hea.sparsify(model, Grid([2, 4, 4], [Band(1, 1)] * 3))
     assert model(video, **halves).predictor_output.last_hidden_state.isfinite().all()
+    twice = {**halves, "target_mask": halves["context_mask"]}
+    with pytest.raises(hea.InputError, match="context_mask and target_mask name a patch twice"):
+        model(video, **twice)
 
 
 @pytest.mark.parametrize("attention_type", ["divided_space_time", "joint_space_time"])

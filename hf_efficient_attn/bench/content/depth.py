@@ -36,7 +36,7 @@ def build_stack_step(kind: str, num_layers: int, shape: dict[str, Any]) -> Step:
     hash_step = torch.zeros((), dtype=torch.long, device=states.device)
 
     def step() -> None:
-        stack = ReversibleStack(is_random=False) if kind == REVERSIBLE else None
+        stack = ReversibleStack() if kind == REVERSIBLE else None
         first = second = states.to(torch.promote_types(states.dtype, torch.float32))
         for layer in layers:
             first, second = layer(first, Streams(first, second), stack=stack, hash_step=hash_step)

@@ -111,8 +111,10 @@ class ReformerLayer(GradientCheckpointingLayer):
             size = 0 if torch.compiler.is_compiling() else self.stretch_tokens
             parts = [self.transform(first[:, tokens]) for tokens in stretches_of(first.shape[1], size)]
             return first, second + (parts[0] if len(parts) == 1 else torch.cat(parts, 1))
-        first = first + stack.run(attend, second)
-        return stack.leave(first, second + stack.run(self.transform, first, self.stretch_tokens))
+        stack.enter(streams.first, streams.second)
+        first = first + stack.run(attend, second, (self.attention_norm, self.self_attn))
+        added = stack.run(self.transform, first, (self.mlp_norm, self.mlp), self.stretch_tokens)
+        return stack.leave(first, second + added)
 
     def transform(self, states: Tensor) -> Tensor:
         """Return what the MLP adds."""
@@ -190,8 +192,6 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         for layer in self.layers:
             streams = Streams(first, second)
             first, second = layer(first, streams, streams.mark(), stack=stack, **kwargs)
-            if stack is not None:
-                stack.follow(first, second)
         if stack is not None:
             stack.close(first, second)
         joined = torch.cat((first, second), -1) if self.config.stream_join == "concat" else (first + second) / 2
@@ -211,7 +211,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         if are_released_by_layers(self.parameters()):
             warn_once(KEPT)
             return None
-        return ReversibleStack(is_random=self.training)
+        return ReversibleStack()
 
 
 def check_cache(call: PreparedCall) -> None:

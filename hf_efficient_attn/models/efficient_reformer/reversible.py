@@ -12,13 +12,13 @@ Source: Gomez et al. (arXiv:1707.04585); Kitaev et al. (arXiv:2001.04451), secti
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hf_efficient_attn.errors import EfficientAttentionError
@@ -40,19 +40,16 @@ class Surroundings:
 
     device: torch.device
     autocast: dict[str, tuple[bool, torch.dtype]]
-    random_states: tuple[Tensor, Tensor | None] | None
+    random_states: tuple[Tensor, Tensor | None]
 
     @classmethod
-    def of(cls, states: Tensor, is_random: bool) -> "Surroundings":
-        """Return those of this moment; is_random: whether something may be drawn."""
+    def of(cls, states: Tensor) -> "Surroundings":
+        """Return those of this moment: also in evaluation something may be drawn, as by dropout that is left on."""
         kinds = {"cpu", states.device.type} - {"meta"}
         autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
-        random_states = None
-        if is_random:
-            device = states.device
-            own = None if device.type in ("cpu", "meta") else torch.get_device_module(device).get_rng_state(device)
-            random_states = (torch.get_rng_state(), own)
-        return cls(states.device, autocast, random_states)
+        device = states.device
+        own = None if device.type in ("cpu", "meta") else torch.get_device_module(device).get_rng_state(device)
+        return cls(device, autocast, (torch.get_rng_state(), own))
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -61,14 +58,13 @@ class Surroundings:
             stack.enter_context(torch.enable_grad())
             for kind, (enabled, dtype) in self.autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
-            if self.random_states is not None:
-                on_cpu, own = self.random_states
-                devices = [] if own is None else [self.device]
-                kind = "cuda" if own is None else self.device.type
-                stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
-                torch.set_rng_state(on_cpu)
-                if own is not None:
-                    torch.get_device_module(self.device).set_rng_state(own, self.device)
+            on_cpu, own = self.random_states
+            devices = [] if own is None else [self.device]
+            kind = "cuda" if own is None else self.device.type
+            stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+            torch.set_rng_state(on_cpu)
+            if own is not None:
+                torch.get_device_module(self.device).set_rng_state(own, self.device)
             yield
 
 
@@ -98,6 +94,7 @@ class Stretch:
 
     def compute_again(self, states: Tensor) -> None:
         """Keep the promises, from the stream that this step read."""
+        self.step.refuse_other_weights()
         found: list[Tensor] = []
         read = states[:, self.tokens].detach().requires_grad_(self.needs_grad)
         with self.surroundings.again(), saved_tensors_hooks(lambda saved: found.append(saved.detach()), _refuse):
@@ -117,23 +114,34 @@ class Stretch:
 
 @dataclass(eq=False)
 class Step:
-    """Half a layer: a function of one stream that is added to the other."""
+    """Half a layer: a function of one stream that is added to the other.
+
+    Attributes:
+        weights: what it computes with, and the versions of these tensors.
+    """
 
     number: int
     function: Function
+    weights: list[tuple[Tensor, int]]
     stretches: list[Stretch] = field(default_factory=list)
+
+    def refuse_other_weights(self) -> None:
+        """Raise EfficientAttentionError if weights have been written into since, as autograd does elsewhere."""
+        if any(weight._version != version for weight, version in self.weights):
+            raise EfficientAttentionError(
+                f"Weights of layer {self.number // 2} of a Reformer have changed since its forward pass, such as by a "
+                "step of an optimizer: the backward pass would compute the layer again with others. Repeat the forward "
+                "pass first."
+            )
 
 
 class ReversibleStack:
     """The steps of a forward pass, which the backward pass undoes.
 
     Steps with even numbers read the second stream and add to the first, the others the other way round.
-
-    is_random: whether the steps draw numbers, as dropout does.
     """
 
-    def __init__(self, is_random: bool) -> None:
-        self.is_random = is_random
+    def __init__(self) -> None:
         self.steps: list[Step] = []
         self.streams: list[Tensor] = []
         # what the last layer has returned, and the versions of its tensors
@@ -141,16 +149,21 @@ class ReversibleStack:
         # the streams behind so many steps, where hooks have put others in their place
         self.replaced: dict[int, list[Tensor]] = {}
 
-    def run(self, function: Function, states: Tensor, stretch_tokens: int = 0) -> Tensor:
+    def run(
+        self, function: Function, states: Tensor, modules: Sequence[nn.Module] = (), stretch_tokens: int = 0
+    ) -> Tensor:
         """Return function(states), [B, T, hidden_size], the next step.
 
-        stretch_tokens: how many tokens are computed at once, if the function computes each from itself; 0: all.
+        Args:
+            modules: those whose weights the function computes with.
+            stretch_tokens: how many tokens are computed at once, if the function computes each from itself; 0: all.
         """
-        step = Step(len(self.steps), function)
+        weights = [(weight, weight._version) for module in modules for weight in module.parameters()]
+        step = Step(len(self.steps), function, weights)
         self.steps.append(step)
         results = []
         for tokens in stretches_of(states.shape[1], stretch_tokens):
-            stretch = Stretch(step, tokens, Surroundings.of(states, self.is_random), states.requires_grad)
+            stretch = Stretch(step, tokens, Surroundings.of(states), states.requires_grad)
             step.stretches.append(stretch)
             with saved_tensors_hooks(stretch.promise, self._kept):
                 results.append(function(states[:, tokens]))
@@ -161,8 +174,8 @@ class ReversibleStack:
         self.left = [(stream, stream._version) for stream in (first, second)]
         return first, second
 
-    def follow(self, first: Tensor, second: Tensor) -> None:
-        """Go on behind a layer with these streams; its own are kept if hooks have put others in their place.
+    def enter(self, first: Tensor, second: Tensor) -> None:
+        """Go on with these streams; those of the layer before are kept if hooks have put others in their place.
 
         Raises:
             EfficientAttentionError: a hook has written into them.
@@ -174,11 +187,12 @@ class ReversibleStack:
                 "backward pass computes the layer again. Let the hook return new tensors instead."
             )
         own = [stream for stream, _ in left]
-        if first is not own[0] or second is not own[1]:
+        if own and (first is not own[0] or second is not own[1]):
             self.replaced[len(self.steps)] = [stream.detach() for stream in own]
 
     def close(self, first: Tensor, second: Tensor) -> None:
         """Keep the two streams behind the last step."""
+        self.enter(first, second)
         self.streams = [first.detach(), second.detach()]
 
     def _kept(self, promise: Promise) -> Tensor:

@@ -27,8 +27,10 @@ class LeftPaddedPrompts:
         found = {name: options[name] for name in self.prompt_inputs if isinstance(options.get(name), Tensor)}
         for name, given in found.items():
             if given.ndim == 2 and given.shape[1] == ids.shape[1] - 1:
-                # of a prompt without the start token, which is written before it
-                options[name] = torch.cat((given[:, :1], given), 1)
+                # of a prompt without the start token, which is written before it: with the entry of the first token
+                is_token = torch.ones_like(given) if mask is None else mask[:, -given.shape[1] :].to(given.device)
+                first = is_token.int().argmax(1, keepdim=True)
+                options[name] = torch.cat((given.gather(1, first), given), 1)
         # what has another shape is refused where the model reads it
         if isinstance(mask, Tensor) and mask.shape == ids.shape:
             order = mask.bool().int().argsort(dim=1, stable=True)

@@ -157,6 +157,33 @@ def test_beams_and_a_prompt_without_a_start_token() -> None:
     assert found.shape == (2, 8)
 
 
+@pytest.mark.parametrize("of_padding", [0, -1, 7])
+def test_a_start_token_has_the_number_of_the_first_token_of_a_padded_prompt(of_padding: int) -> None:
+    """Not that of the padding before it."""
+    model, ids = build(eos_token_id=None), random_ids(2, 11)
+    numbers = torch.tensor([SENTENCES] * 2)
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    prompt = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 10]])
+    padded = model.generate(
+        ids,
+        sentence_ids=numbers,
+        decoder_input_ids=prompt,
+        decoder_sentence_ids=torch.tensor([[1, 1, 1, 2], [of_padding, of_padding, 3, 3]]),
+        decoder_attention_mask=(prompt != 0).long(),
+        **options,
+    )
+    alone = model.generate(
+        ids[1:],
+        sentence_ids=numbers[1:],
+        decoder_input_ids=prompt[1:, 2:],
+        decoder_sentence_ids=torch.tensor([[3, 3]]),
+        **options,
+    )
+    for found, expected in zip(padded.logits, alone.logits, strict=True):
+        torch.testing.assert_close(found[1], expected[0], atol=1e-5, rtol=1e-5)
+
+
 def test_compiles_and_is_near_to_float32_under_autocast() -> None:
     inputs = {"input_ids": random_ids(2, 11), "labels": random_ids(2, 9), **sentences(2)}
     model = build().train()

@@ -13,6 +13,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.models.efficient_reformer import modeling_efficient_reformer as modeling
 from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, stretches_of
+from hf_efficient_attn.models.efficient_reformer.streams import Streams
 
 CASE = BY_NAME["reformer-masked"]
 DROPOUT = {f"{name}_dropout": 0.2 for name in ("hidden", "attention", "activation", "embedding")}
@@ -21,7 +22,7 @@ DROPOUT = {f"{name}_dropout": 0.2 for name in ("hidden", "attention", "activatio
 class PlainStack(ReversibleStack):
     """Computes the same, and leaves everything to autograd."""
 
-    def run(self, function: Any, states: Tensor, stretch_tokens: int = 0) -> Tensor:
+    def run(self, function: Any, states: Tensor, modules: Any = (), stretch_tokens: int = 0) -> Tensor:
         return torch.cat([function(states[:, tokens]) for tokens in stretches_of(states.shape[1], stretch_tokens)], 1)
 
 
@@ -61,10 +62,50 @@ def test_gradients_where_a_hook_changes_what_a_layer_returns(
         torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-9)
 
 
+def test_gradients_where_a_hook_before_a_layer_gives_it_other_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = CASE.model(num_hidden_layers=4).double().train(), CASE.inputs()
+
+    def steer(module: Any, given: Any) -> Any:
+        streams = Streams(given[1].first, 2.0 * given[1].second)
+        return given[0], streams, *given[2:]
+
+    for layer in model.model.layers[::2]:
+        layer.register_forward_pre_hook(steer)
+    found, expected = (gradients(model, inputs, plain, monkeypatch) for plain in (False, True))
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-9)
+
+
+def test_gradients_where_dropout_is_left_on_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = CASE.model(num_hidden_layers=4, **DROPOUT).double().eval(), CASE.inputs()
+    for module in model.modules():
+        module.train(isinstance(module, torch.nn.Dropout))
+    found, expected = (gradients(model, inputs, plain, monkeypatch) for plain in (False, True))
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-9)
+
+
+def test_weights_that_change_before_the_backward_pass_are_refused() -> None:
+    model, inputs = CASE.model(num_hidden_layers=2).train(), CASE.inputs()
+    first, second = model(**inputs).loss, model(**inputs).loss
+    first.backward()
+    torch.optim.SGD(model.model.layers[1].parameters(), lr=0.1).step()
+    with pytest.raises(hea.EfficientAttentionError, match="Weights of layer 1 of a Reformer have changed since"):
+        second.backward()
+
+
 def test_hooks_that_would_be_lost_are_refused() -> None:
     """Written into what is computed again, or into what nobody reads."""
-    model, inputs = CASE.model(num_hidden_layers=2).train(), CASE.inputs()
+    model, inputs = CASE.model(num_hidden_layers=4).train(), CASE.inputs()
     layer = model.model.layers[1]
+
+    def write(module: Any, given: Any) -> None:
+        given[1].second.mul_(2.0)
+
+    before = model.model.layers[2].register_forward_pre_hook(write)
+    with pytest.raises(hea.EfficientAttentionError, match="written into what layer 1 of a Reformer returned"):
+        model(**inputs)
+    before.remove()
     hook = layer.register_forward_hook(lambda module, given, out: (out[0].add_(1.0), out[1]))
     with pytest.raises(hea.EfficientAttentionError, match="written into what layer 1 of a Reformer returned"):
         model(**inputs)
