@@ -3,6 +3,7 @@
 `auxiliary_loss` of outputs: the penalty of learned spans, the commitment of centroids, the divergence of indexers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,6 +38,12 @@ def add_auxiliary_loss(
         return loss + auxiliary_loss.to(loss.device)
     share = labels.ne(-100).sum() / num_items
     return loss + (share.to(auxiliary_loss.device) * auxiliary_loss).to(loss.device)
+
+
+def predicted_labels(labels: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Return the labels that the loss of a decoder is a mean over: its `shift_labels`, or all but the first."""
+    shifted: Tensor | None = options.get("shift_labels")
+    return labels[..., 1:] if shifted is None else shifted
 
 
 def expect_use(auxiliary_loss: Tensor | None, states: Tensor, weight: float = 1.0) -> Tensor | None:

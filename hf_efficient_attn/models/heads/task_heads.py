@@ -11,6 +11,7 @@ from torch import nn
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CacheGeneration, takes_cache
+from hf_efficient_attn.models.heads.auxiliary_loss import predicted_labels
 from hf_efficient_attn.models.heads.head import Head, LabelHead
 from hf_efficient_attn.models.heads.outputs import (
     CausalLMHeadOutput,
@@ -110,8 +111,7 @@ class CausalLMHead(CacheGeneration, LanguageModelHead):
         elif labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         if labels is not None:
-            shifted = kwargs.get("shift_labels")
-            counted = labels[..., 1:] if shifted is None else shifted
+            counted = predicted_labels(labels, kwargs)
         num_items = kwargs.get("num_items_in_batch")
         return self.output(
             outputs, loss, counted, num_items, logits=logits, **{CACHE_ARGUMENT: getattr(outputs, CACHE_ARGUMENT)}

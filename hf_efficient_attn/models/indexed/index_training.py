@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
 from hf_efficient_attn.attention.indexed.layer_numbers import LayerNumbers
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
-from hf_efficient_attn.models.heads.auxiliary_loss import CAUSAL_LM, add_auxiliary_loss, expect_use
+from hf_efficient_attn.models.heads.auxiliary_loss import CAUSAL_LM, add_auxiliary_loss, expect_use, predicted_labels
 from hf_efficient_attn.models.heads.outputs import with_auxiliary_loss
 from hf_efficient_attn.models.indexed.shard_units import refuse_shared_units
 
@@ -51,11 +51,9 @@ def forward_with_loss(model: Any, forward: Callable[..., Any], inputs: tuple[Any
 
 
 def counted_labels(model: Any, options: dict[str, Any]) -> Tensor | None:
-    """Return the labels of a call that its loss is a mean over; a decoder predicts no first token."""
+    """Return the labels of a call that its loss is a mean over."""
     labels: Tensor | None = options.get("labels")
-    if options.get("shift_labels") is not None:
-        return options["shift_labels"]
-    return labels[..., 1:] if labels is not None and model.loss_type == CAUSAL_LM else labels
+    return labels if labels is None or model.loss_type != CAUSAL_LM else predicted_labels(labels, options)
 
 
 def of_all_layers(model: Any, numbers: LayerNumbers, what: str) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from families import BY_NAME
-from models.bp_transformer.tree_by_nodes import tree_by_nodes
+from models.bp_seq2seq.translation_by_nodes import MASKS, Masks, check_translation
 from models.shared_checks import check_compiled_training
 from models_cases import switch_off_dropout
 from seq2seq_cases import TINY, random_ids
@@ -20,27 +20,10 @@ START, END, NEW_TOKENS = TINY["decoder_start_token_id"], 7, 6
 SENTENCES = [3] * 4 + [5] * 2 + [4] * 5
 # the second sentence of the source comes last
 OF_TARGET = [3] * 3 + [4] * 4 + [5] * 2
-SOURCE = [False, False, True, True, True, False, True, True, True, True, True]
-TARGET = [False, True, True, True, True, True, True, False, False]
 
 
 def build(**fields: Any) -> Any:
     return BY_NAME["bp-seq2seq"].model("AutoModelForSeq2SeqLM", **fields)
-
-
-def translated(model: Any, source: Tensor, target: Tensor, masks: tuple[list[bool], list[bool]]) -> Tensor:
-    """Return the states of the real target tokens, node by node, [T, hidden_size]."""
-    weights, found = dict(model.named_parameters()), None
-    for side, ids, mask in zip(("encoder", "decoder"), (source, target), masks, strict=True):
-        stack = {name.removeprefix(f"{side}."): each for name, each in weights.items() if name.startswith(side)}
-        first, last = mask.index(True), len(mask) - mask[::-1].index(True)
-        rows, reads = weights["embed_tokens.weight"][ids[0]][first:last], None
-        if side == "decoder":
-            kept = [number for number, is_real in zip(SENTENCES, masks[0], strict=True) if is_real]
-            reads = [[key for key, each in enumerate(kept) if each == own] for own in OF_TARGET[first:last]]
-        states, _ = tree_by_nodes(model.config, stack, rows, mask[first:last], side == "decoder", found, reads)
-        found = states[torch.tensor(mask)[first:last]]
-    return found
 
 
 def sentences(rows: int = 1) -> dict[str, Tensor]:
@@ -48,23 +31,10 @@ def sentences(rows: int = 1) -> dict[str, Tensor]:
     return {name: torch.tensor([numbers] * rows) for name, numbers in named.items()}
 
 
-@pytest.mark.parametrize("masks", [([True] * 11, [True] * 9), (SOURCE, TARGET)], ids=["whole", "padded"])
-def test_states_and_gradients_are_those_of_the_specification(masks: tuple[list[bool], list[bool]]) -> None:
+@pytest.mark.parametrize("masks", MASKS, ids=["whole", "padded"])
+def test_states_and_gradients_are_those_of_the_specification(masks: Masks) -> None:
     model = BY_NAME["bp-seq2seq"].model("AutoModel").double()
-    source, target = random_ids(1, 11), random_ids(1, 9, seed=4)
-    read, written = (torch.tensor(mask)[None] for mask in masks)
-    given = (source, read.long(), target, written.long())
-    states = model(*given, use_cache=False, **sentences()).last_hidden_state[written]
-    expected = translated(model, source, target, masks)
-    torch.testing.assert_close(states, expected, atol=1e-12, rtol=1e-9)
-    named = {name: each for name, each in model.named_parameters() if "embed" not in name}
-    signs = torch.arange(states.numel()).view_as(states).sin()
-    wanted = torch.autograd.grad((expected * signs).sum(), list(named.values()), allow_unused=True)
-    found = torch.autograd.grad((states * signs).sum(), list(named.values()))
-    for key, one, other in zip(named, found, wanted, strict=True):
-        other = torch.zeros_like(one) if other is None else other
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-8, msg=key)
-    assert not torch.allclose(states, model(*given, use_cache=False).last_hidden_state[written])
+    check_translation(model, masks, (SENTENCES, OF_TARGET), **sentences())
 
 
 def test_one_sentence_is_the_whole_source() -> None:

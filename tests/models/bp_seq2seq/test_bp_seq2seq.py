@@ -5,53 +5,19 @@ from typing import Any
 import pytest
 import torch
 from families import BY_NAME
-from models.bp_transformer.tree_by_nodes import tree_by_nodes
+from models.bp_seq2seq.translation_by_nodes import MASKS, Masks, check_translation
 from seq2seq_cases import TINY, random_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
 
 START = TINY["decoder_start_token_id"]
-TARGET = [False, True, True, True, True, True, True, False, False]
-SOURCE = [False, False, True, True, True, False, True, True, True, True, True]
 
 
-def embedded(stack: dict[str, Tensor], table: Tensor, ids: Tensor, real: Tensor) -> Tensor:
-    """Return the embeddings of a row with their positions, which count real tokens."""
-    positions = stack.get("embeddings.positions.table.weight")
-    added = 0 if positions is None else positions[(real.cumsum(0) - 1).clamp(min=0)]
-    return table[ids[0]] + added
-
-
-def translated(model: Any, source: Tensor, target: Tensor, masks: tuple[list[bool], list[bool]]) -> Tensor:
-    """Return the states of the real target tokens, node by node, [T, hidden_size]."""
-    weights, found = dict(model.named_parameters()), None
-    for side, ids, mask in zip(("encoder", "decoder"), (source, target), masks, strict=True):
-        stack = {name.removeprefix(f"{side}."): each for name, each in weights.items() if name.startswith(side)}
-        first, last = mask.index(True), len(mask) - mask[::-1].index(True)
-        real = torch.tensor(mask)
-        rows = embedded(stack, weights["embed_tokens.weight"], ids, real)[first:last]
-        states, _ = tree_by_nodes(model.config, stack, rows, mask[first:last], side == "decoder", found)
-        found = states[real[first:last]]
-    return found
-
-
-@pytest.mark.parametrize("masks", [([True] * 11, [True] * 9), (SOURCE, TARGET)], ids=["whole", "padded"])
+@pytest.mark.parametrize("masks", MASKS, ids=["whole", "padded"])
 @pytest.mark.parametrize("name", ["bp-seq2seq", "bp-seq2seq-positions"])
-def test_states_and_gradients_are_those_of_the_specification(name: str, masks: tuple[list[bool], list[bool]]) -> None:
-    model = BY_NAME[name].model("AutoModel").double()
-    source, target = random_ids(1, 11), random_ids(1, 9, seed=4)
-    read, written = (torch.tensor(mask)[None] for mask in masks)
-    states = model(source, read.long(), target, written.long(), use_cache=False).last_hidden_state[written]
-    expected = translated(model, source, target, masks)
-    torch.testing.assert_close(states, expected, atol=1e-12, rtol=1e-9)
-    named = {name: each for name, each in model.named_parameters() if "embed" not in name}
-    signs = torch.arange(states.numel()).view_as(states).sin()
-    wanted = torch.autograd.grad((expected * signs).sum(), list(named.values()), allow_unused=True)
-    found = torch.autograd.grad((states * signs).sum(), list(named.values()))
-    for key, one, other in zip(named, found, wanted, strict=True):
-        other = torch.zeros_like(one) if other is None else other
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-8, msg=key)
+def test_states_and_gradients_are_those_of_the_specification(name: str, masks: Masks) -> None:
+    check_translation(BY_NAME[name].model("AutoModel").double(), masks)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
