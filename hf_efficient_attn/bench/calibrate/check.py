@@ -12,7 +12,7 @@ from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.bench.attention.cases import Call, Shape, own_call, pattern_of
 from hf_efficient_attn.bench.attention.measure import call_of
 from hf_efficient_attn.bench.calibrate.measure import LENGTHS, on, uniform
-from hf_efficient_attn.bench.harness.timing import Case, time_within
+from hf_efficient_attn.bench.harness.timing import Case, clock_of, time_within
 from hf_efficient_attn.layout.layout import Layout
 
 PATTERNS = ("band", "longformer", "bigbird", "dilated")
@@ -38,7 +38,8 @@ def check(
             for measure in (FORWARD, BOTH):
                 if len(rows) > 1 and all_seconds is not None and time.perf_counter() - start > all_seconds:
                     return rows
-                timings = time_within(contestants(name, tokens, measure, shape), REPEATS, seconds, tokens, device)
+                cases = contestants(name, tokens, measure, shape)
+                timings = time_within(cases, REPEATS, seconds, tokens, device, clock_of(device))
                 # of the fastest rounds: what else the machine does slows some
                 times = {way: 1000 * min(timing.seconds) for way, timing in timings.items()}
                 fastest = min(times, key=times.__getitem__)

@@ -1,6 +1,5 @@
 """What attention costs on this machine, in scores of dense attention: measured in rounds, all cases in turns."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from hf_efficient_attn.backends.machines.costs import EXPLICIT_BLOCK_TOKENS, Cos
 from hf_efficient_attn.backends.machines.current import machine_of, on_machine
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.bench.attention.cases import repeated
-from hf_efficient_attn.bench.harness.timing import Case, Timing, time_interleaved
+from hf_efficient_attn.bench.harness.timing import Case, Timing, clock_of, time_interleaved
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import BlockLayout
@@ -60,10 +59,8 @@ class Calibration:
         Others slow a machine down, and nobody speeds it up. A single thread counts the time in which it works.
         """
         cases = {**self.dense_cases(), **self.blocked_cases(), **self.other_cases()}
-        is_alone = self.device.type == "cpu" and torch.get_num_threads() == 1
-        clock = time.thread_time if is_alone else time.perf_counter
         label = str(self.dtype).removeprefix("torch.")
-        timings = time_interleaved(cases, repeats, self.device, description=label, clock=clock)
+        timings = time_interleaved(cases, repeats, self.device, description=label, clock=clock_of(self.device))
         return self.costs({name: min(timing.seconds) for name, timing in timings.items()}), disagreement(timings)
 
     def costs(self, seconds: dict[str, float]) -> Costs:

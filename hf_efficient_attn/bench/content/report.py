@@ -26,7 +26,7 @@ from hf_efficient_attn.bench.content.targets import (
 )
 from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
-from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.harness.report import clock_line, machine_line, markdown_table
 from hf_efficient_attn.bench.harness.steps import MEASURES
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
 
@@ -82,7 +82,8 @@ def legend(settings: dict[str, Any]) -> str:
         f"One causal attention layer with its projections, {caption(settings)}. Training step: forward and backward. "
         "Speed: how many times as fast as dense attention / as transformers' Reformer, median of the ratios within a "
         f"round. Up to {settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds a length, "
-        f"at least {LEAST_ROUNDS}, after one that does not count. {DENSE}: torch's SDPA, measured up to "
+        f"at least {LEAST_ROUNDS}, after one that does not count. "
+        f"{clock_line(settings)}{DENSE}: torch's SDPA, measured up to "
         f"{settings['dense_limit']:,} tokens. {REFORMER}, {IN_TREE} (LSHSelfAttention, up to "
         f"{settings['peer_limit']:,} tokens): {settings['hashes']} round(s) of hashing, chunks of "
         f"{settings['hash_chunk_tokens']} tokens that read themselves and the one before, new rotations at every "

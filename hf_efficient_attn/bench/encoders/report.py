@@ -6,7 +6,7 @@ from typing import Any
 from hf_efficient_attn.bench.encoders.cases import DENSE, DINOV2, ETC, LSTM, NEIGHBOURHOOD, STAR, TREE
 from hf_efficient_attn.bench.harness.curves import curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
-from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.harness.report import clock_line, machine_line, markdown_table
 from hf_efficient_attn.bench.harness.steps import MEASURES
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS, times_faster
 
@@ -102,7 +102,8 @@ def legend(settings: dict[str, Any]) -> str:
     return (
         f"{caption(settings)}; from {start} to the last hidden state, without dropout. Training step: forward and "
         f"backward. Up to {settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds a "
-        f"length, at least {LEAST_ROUNDS}, after one that does not count; medians, of ratios within a round. {about}."
+        f"length, at least {LEAST_ROUNDS}, after one that does not count; medians, of ratios within a round. "
+        f"{clock_line(settings)}{about}."
     )
 
 

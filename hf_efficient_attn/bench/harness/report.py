@@ -52,6 +52,11 @@ def machine_line(machine: dict[str, Any]) -> str:
     return f"{where}; {versions}; {machine['date'][:10]}"
 
 
+def clock_line(settings: dict[str, Any]) -> str:
+    """Return the sentence on what the clock counted, empty where it is the usual one; see `counts_processor_time`."""
+    return "Seconds of the processor, on one thread. " if settings.get("processor_time") else ""
+
+
 def resolve_device(name: str) -> torch.device:
     """Return the device called `name`, one of `DEVICES`; `auto` is CUDA where there is one.
 

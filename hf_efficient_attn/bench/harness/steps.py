@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from hf_efficient_attn.bench.harness.memory import peak_memory
-from hf_efficient_attn.bench.harness.timing import Case, time_once, time_within
+from hf_efficient_attn.bench.harness.timing import Case, clock_of, time_once, time_within
 
 Step = Callable[[], object]
 
@@ -113,7 +113,8 @@ def time_steps(
     # the first calls make layouts and caches
     for case in cases.values():
         time_once(case, device)
-    timings = time_within(cases, settings["repeats"], settings["max_seconds"], tokens, device)
+    limits = (settings["repeats"], settings["max_seconds"])
+    timings = time_within(cases, *limits, tokens, device, clock_of(device))
     return {
         name: {measure: timings[f"{name} {measure}"].record(1) for measure in measures}
         for name, measures in steps.items()

@@ -26,6 +26,7 @@ from hf_efficient_attn.bench.harness.options import (
 )
 from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
 from hf_efficient_attn.bench.harness.steps import Contestants, time_steps
+from hf_efficient_attn.bench.harness.timing import counts_processor_time
 from hf_efficient_attn.bench.mechanisms.cases import (
     DENSE,
     MECHANISMS,
@@ -103,7 +104,8 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, mechanisms: list[str], device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "max_seconds")}
-    settings |= {"dtype": dtype_of(args, device), "is_causal": args.causal, "mechanisms": mechanisms}
+    settings |= {"dtype": dtype_of(args, device), "processor_time": counts_processor_time(device)}
+    settings |= {"is_causal": args.causal, "mechanisms": mechanisms}
     return settings | {name: sorted(set(getattr(args, name))) for name in ("lengths", "memory_lengths")}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_efficient_attn.bench.harness.curves import crossover, curve
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
-from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.harness.report import clock_line, machine_line, markdown_table
 from hf_efficient_attn.bench.harness.steps import MEASURES
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
 from hf_efficient_attn.bench.mechanisms.cases import DENSE, MECHANISMS
@@ -62,7 +62,8 @@ def legend(settings: dict[str, Any]) -> str:
         "four times as wide but for the star. Training step: forward and backward. Growth: the power of the length "
         f"that times grow with over the {LAST} longest lengths, 1 is linear. Up to {settings['repeats']} rounds, as "
         f"many as fit into {settings['max_seconds']:g} seconds a length, at least {LEAST_ROUNDS}, after one that does "
-        f"not count; medians. What a token reads: {about}. Dense attention up to {settings['dense_limit']:,} tokens."
+        "not count; medians. "
+        f"{clock_line(settings)}What a token reads: {about}. Dense attention up to {settings['dense_limit']:,} tokens."
     )
 
 

@@ -34,7 +34,7 @@ from hf_efficient_attn.bench.harness.report import (
     publish,
     resolve_device,
 )
-from hf_efficient_attn.bench.harness.timing import Case, time_once, time_within
+from hf_efficient_attn.bench.harness.timing import Case, clock_of, counts_processor_time, time_once, time_within
 from hf_efficient_attn.bench.spans.cases import (
     ADAPTIVE,
     DENSE,
@@ -123,7 +123,7 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "attention_dropout", "max_seconds")}
-    settings["dtype"] = dtype_of(args, device)
+    settings |= {"dtype": dtype_of(args, device), "processor_time": counts_processor_time(device)}
     lists = {name: sorted(set(getattr(args, name))) for name in ("limits", "memory_limits", "decode_batch_sizes")}
     chosen = {name: list(dict.fromkeys(getattr(args, name))) for name in ("positions", "models")}
     return {**settings, **lists, **chosen}
@@ -187,7 +187,8 @@ def measure_shape(shape: Shape, settings: dict[str, Any]) -> list[Row]:
     # the first steps make optimizer states and layouts
     for case in cases.values():
         time_once(case, device)
-    timings = time_within(cases, settings["repeats"], settings["max_seconds"], shape.limit, device)
+    limits = (settings["repeats"], settings["max_seconds"])
+    timings = time_within(cases, *limits, shape.limit, device, clock_of(device))
     for row in rows:
         units = {TRAINING: row["training_tokens"] * shape.batch_size / 1000}
         units |= {decode_measure(num_texts): settings["decode_tokens"] for num_texts in settings["decode_batch_sizes"]}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
-from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
+from hf_efficient_attn.bench.harness.report import clock_line, machine_line, markdown_table
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
 from hf_efficient_attn.bench.spans.cases import ADAPTIVE, DENSE, DYNAMIC, FIXED, FROZEN
 from hf_efficient_attn.bench.spans.targets import (
@@ -138,7 +138,8 @@ def _legend(rows: list[Row], settings: dict[str, Any]) -> str:
     return (
         f"Time ratios: medians and quartiles of the ratios within a round; below 1 = the first is faster. Up to "
         f"{settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds a limit, at least "
-        f"{LEAST_ROUNDS}, after one that does not count. fixed: every head reads S keys; adaptive: the authors' "
+        f"{LEAST_ROUNDS}, after one that does not count. "
+        f"{clock_line(settings)}fixed: every head reads S keys; adaptive: the authors' "
         "network with the spans of figure 4 of arXiv:1905.07799, in proportion to S (longest head of each layer as "
         "there, a second of 0.3 of it, the others at the ramp of 32); frozen: the same after freeze_spans; dynamic: "
         "each token has its own, around these. Training "
