@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import hf_efficient_attn.bench.calibrate.measure as measure
+import hf_efficient_attn.bench.harness.timing as timing
 from hf_efficient_attn.backends.machines import current
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.cli import main
@@ -62,7 +63,7 @@ def test_rounds_that_disagree_are_not_kept(
     monkeypatch.setenv(current.VARIABLE, str(kept))
     ticks = iter(range(10**9))
     # ever slower
-    monkeypatch.setattr(measure.time, "thread_time", lambda: float(next(ticks)) ** 3)
+    monkeypatch.setattr(timing.time, "process_time", lambda: float(next(ticks)) ** 3)
     main(["bench", "calibrate", "--repeats", "3", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
     said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
     assert results["kept"] is None
