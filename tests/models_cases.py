@@ -110,10 +110,11 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
 def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: bool = False) -> None:
     """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its `tested_heads`.
 
-    One that asks for `traced_case` gets those that are compiled and exported, one that asks for `is_masked`, too, the
-    `ways_to_export`, and one that asks for `routed_case` those that show a route. Thorough is what tracing adds: cases
-    that show no route, exports without masks, and routes but the first of a family; and all of the cases that show no
-    route if `others_are_thorough`.
+    One that asks for `traced_case` gets those that are compiled and exported, and one that asks for `is_masked`, too,
+    the `ways_to_export`. Thorough is what tracing adds: exports of cases that show no route or without masks, and all
+    that is compiled but the first route of a family. Where a test asks for `routed_case`, cases that show no route are
+    thorough: it is about how a family is written, not about what a case computes; also for `case` if
+    `others_are_thorough`.
     """
     if "is_masked" in metafunc.fixturenames:
         ways = [
@@ -124,13 +125,11 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: 
         metafunc.parametrize(("traced_case", "is_masked"), ways)
         return
     if "traced_case" in metafunc.fixturenames:
-        traced = [case_param(case, is_thorough=not case.shows_a_route) for case in cases if case.is_traced]
+        first = {case.config_class: case for case in reversed(cases) if case.is_traced and case.shows_a_route}
+        traced = [case_param(case, is_thorough=case not in first.values()) for case in cases if case.is_traced]
         metafunc.parametrize("traced_case", traced)
     if "routed_case" in metafunc.fixturenames:
-        routed = [case for case in cases if case.shows_a_route]
-        first = {case.config_class: case for case in reversed(routed)}
-        routes = [case_param(case, is_thorough=case is not first[case.config_class]) for case in routed]
-        metafunc.parametrize("routed_case", routes)
+        metafunc.parametrize("routed_case", [case_param(case, is_thorough=not case.shows_a_route) for case in cases])
     if "auto_class" in metafunc.fixturenames:
         pairs = [
             case_param(

@@ -37,7 +37,6 @@ MODELS = (
     "simplified-sas_p",
     "sparse-longformer",
     "sparse-longformer-causal-global",
-    "sparse-bigbird",
     "sparse-sliding-grouped",
     "span-adaptive",
     "span-dynamic",

@@ -32,6 +32,8 @@ DYNAMIC = dict.fromkeys(("span-dynamic", "span-modern-dynamic", "simplified-sas_
 IN_DECODING = {**DYNAMIC, "sparse-bigbird-causal": 1, "routing-causal": 1}
 # whose mechanisms read each packed document as a row of its own, of tokens whose places are a copy
 OF_TEXTS = ("compressed", "simplified-sas_p-linear", "simplified-sas-masked-linear")
+# by how they tell documents apart: all others do as one of these
+PACKED = ("sparse-longformer", "span-modern", "reformer-causal", "star-paper", "bp-causal", "compressed-linear-causal")
 # their layers choose keys, which one of the backends does not compute
 OF_CONTENT = ("reformer", "routing")
 
@@ -39,9 +41,10 @@ OF_CONTENT = ("reformer", "routing")
 def ways_to_train() -> Iterator[Any]:
     for case in (*CASES, *SEQ2SEQ_CASES, *SPARSIFIED.cases):
         is_thorough = not getattr(case, "shows_a_route", True)
+        yield case_param(case, "padded", name=f"{case.name}-padded", is_thorough=is_thorough)
         # encoder-decoders refuse packed documents, and models of transformers take them without a cache alone
-        for way in ("padded", "packed") if case in CASES else ("padded",):
-            yield case_param(case, way, name=f"{case.name}-{way}", is_thorough=is_thorough)
+        if case in CASES:
+            yield case_param(case, "packed", name=f"{case.name}-packed", is_thorough=case.name not in PACKED)
 
 
 def is_seq2seq(case: Any) -> bool:

@@ -64,16 +64,16 @@ class GenerationContract:
         for cached, uncached in zip(*(result.logits for result in results), strict=True):
             torch.testing.assert_close(cached, uncached, atol=TOLERANCE, rtol=TOLERANCE)
 
-    def test_a_prompt_may_be_given_by_its_embeddings(self, case: Case) -> None:
+    def test_a_prompt_may_be_given_by_its_embeddings(self, routed_case: Case) -> None:
         """Alone, or beside its ids, which are then returned before the new tokens."""
-        model, (ids, mask) = case.model(), self.left_padded()
+        model, (ids, mask) = routed_case.model(), self.left_padded()
         options = {"attention_mask": mask, "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
         expected, embeds = self.generate(model, ids, mask), model.get_input_embeddings()(ids)
         assert torch.equal(model.generate(inputs_embeds=embeds, **options), expected[:, ids.shape[1] :])
         assert torch.equal(model.generate(ids, inputs_embeds=embeds, **options), expected)
 
-    def test_assisted_generation_equals_greedy(self, case: Case) -> None:
-        model, assistant = case.model(), case.model(seed=1)
+    def test_assisted_generation_equals_greedy(self, routed_case: Case) -> None:
+        model, assistant = routed_case.model(), routed_case.model(seed=1)
         ids = random_ids(1, 6)
         if model._is_stateful:
             for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):

@@ -64,14 +64,14 @@ class PrecisionContract:
         for plain, checkpointed in zip(*gradients, strict=True):
             torch.testing.assert_close(checkpointed, plain)
 
-    def test_autocast_compiles_to_one_graph_for_all_lengths(self, routed_case: Any) -> None:
+    def test_autocast_compiles_to_one_graph_for_all_lengths(self, compiled_case: Any) -> None:
         """Tokens alone; with masks, labels and gradients, at one length, `compile_contract.py` compiles."""
-        given = {name: each for name, each in without_labels(routed_case.inputs()).items() if "mask" not in name}
+        given = {name: each for name, each in without_labels(compiled_case.inputs()).items() if "mask" not in name}
         calls = [
             {**{name: each.repeat(1, times)[:, :tokens] for name, each in given.items()}, "use_cache": False}
             for times, tokens in ((1, 9), (2, 16), (5, 58))
         ]
-        model = routed_case.model(**routed_case.fewest_layers)
+        model = compiled_case.model(**compiled_case.fewest_layers)
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             found, num_graphs = compile_for_any_length(model, calls)
             assert num_graphs == 1

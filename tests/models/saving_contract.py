@@ -17,9 +17,9 @@ class SavingContract:
     def test_save_and_load_is_bit_equal(self, case: Case, auto_class: str, tmp_path: Path) -> None:
         self.check_save_and_load(case, auto_class, tmp_path, torch.float32)
 
-    def test_save_and_load_in_low_precision_is_bit_equal(self, case: Case, tmp_path: Path) -> None:
+    def test_save_and_load_in_low_precision_is_bit_equal(self, routed_case: Case, tmp_path: Path) -> None:
         """What is kept in float32 is of backbones, not of heads, which are thorough."""
-        self.check_save_and_load(case, case.main_head, tmp_path, torch.bfloat16)
+        self.check_save_and_load(routed_case, routed_case.main_head, tmp_path, torch.bfloat16)
 
     @pytest.mark.thorough
     def test_save_and_load_of_every_head_in_low_precision_is_bit_equal(
@@ -51,30 +51,30 @@ class SavingContract:
         for name, buffer in model.named_buffers():
             assert torch.equal(buffer, loaded[name]), name
 
-    def test_pipeline_works_from_the_folder(self, case: Case, tmp_path: Path) -> None:
+    def test_pipeline_works_from_the_folder(self, routed_case: Case, tmp_path: Path) -> None:
         word_tokenizer(TINY["vocab_size"]).save_pretrained(tmp_path)
-        case.model().save_pretrained(tmp_path)
-        task = "text-generation" if case.is_causal else "fill-mask"
+        routed_case.model().save_pretrained(tmp_path)
+        task = "text-generation" if routed_case.is_causal else "fill-mask"
         pipe = transformers.pipeline(task, model=str(tmp_path), device="cpu")
-        assert pipe("w1 w2 [MASK] w3", **({"max_new_tokens": 4} if case.is_causal else {}))
+        assert pipe("w1 w2 [MASK] w3", **({"max_new_tokens": 4} if routed_case.is_causal else {}))
 
-    def test_offloaded_layers_compute_the_same(self, case: Case, tmp_path: Path) -> None:
-        model = case.model()
+    def test_offloaded_layers_compute_the_same(self, routed_case: Case, tmp_path: Path) -> None:
+        model = routed_case.model()
         model.save_pretrained(tmp_path / "model")
         homes = {name: "cpu" for name, _ in model.named_children()}
         homes |= {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "layers"}
         homes |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
         homes.pop("model")
-        auto_class = getattr(transformers, case.main_head)
+        auto_class = getattr(transformers, routed_case.main_head)
         again = auto_class.from_pretrained(tmp_path / "model", device_map=homes, offload_folder=tmp_path / "disk")
         ids = random_ids(2, 9)
         with torch.no_grad():
             torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=1e-6)
 
-    def test_loaded_in_one_precision(self, case: Case, tmp_path: Path) -> None:
+    def test_loaded_in_one_precision(self, routed_case: Case, tmp_path: Path) -> None:
         """Sharding (FSDP2) wants parameters of one dtype. Spans, which bfloat16 would move by many tokens, are not."""
-        case.model().save_pretrained(tmp_path)
-        auto_class = getattr(transformers, case.main_head)
+        routed_case.model().save_pretrained(tmp_path)
+        auto_class = getattr(transformers, routed_case.main_head)
         again = auto_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
         spans = {parameter for module in span_modules(again) for parameter in module.parameters()}
         assert {parameter.dtype for parameter in again.parameters() if parameter not in spans} == {torch.bfloat16}

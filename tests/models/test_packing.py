@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from families import BY_NAME, CASES, SEQ2SEQ_CASES
-from models_cases import TOLERANCE, Case, first_tensor, random_ids
+from models_cases import TOLERANCE, Case, case_param, first_tensor, random_ids
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
@@ -15,6 +15,7 @@ from hf_efficient_attn.attention.mask_probe import Probe
 from hf_efficient_attn.attention.notices import _mixing
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+routes = pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])
 CAUSAL = [case for case in CASES if case.is_causal]
 LENGTHS = (5, 1, 9)
 ENDS = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
@@ -38,7 +39,7 @@ def test_generate_tells_the_documents_of_a_prompt_apart_and_warns_of_later_token
     torch.testing.assert_close(packed.logits[0], alone, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@every_case
+@routes
 @torch.no_grad()
 def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
     model, ids = case.model("AutoModel"), random_ids(1, 15)

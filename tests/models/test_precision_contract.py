@@ -3,11 +3,20 @@
 import pytest
 from families import CASES, SEQ2SEQ_CASES
 from models.precision_contract import PrecisionCacheContract, PrecisionContract
-from models_cases import parametrize_cases
+from models_cases import case_param, parametrize_cases
+
+# by what of a layer stays in float32 under autocast: scores, the sizes of spans, sums over all keys. Traced for all
+# lengths every family is, by its export, and at one length with masks and gradients.
+COMPILED = ("sparse-longformer", "span-modern", "compressed-linear-causal")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     decoders = [case for case in CASES if case.is_causal]
+    if "compiled_case" in metafunc.fixturenames:
+        every = [case for case in (*CASES, *SEQ2SEQ_CASES) if case.shows_a_route]
+        compiled = [case_param(case, is_thorough=case.name not in COMPILED) for case in every]
+        metafunc.parametrize("compiled_case", compiled)
+        return
     cases = decoders if metafunc.cls is TestPrecisionCacheContract else [*CASES, *SEQ2SEQ_CASES]
     parametrize_cases(metafunc, cases, others_are_thorough=True)
 
