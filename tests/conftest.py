@@ -85,6 +85,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Leave what the tests of a file have kept, such as what was compiled, out of the garbage collections of others."""
+    yield
+    if nextitem is not None and item.path != nextitem.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let the tests of a file that makes something once for all of them run in one worker, so that it is made once.
