@@ -1,5 +1,6 @@
 """The contract of a backend: what is correct for a call, and how far a backend may be from it."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -7,6 +8,7 @@ from backends_cases import BATCH_SIZE, SCALE, Case, Tensors, tensors_of
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference
+from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.chosen.dense_groups import in_groups
 from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
@@ -23,6 +25,14 @@ Results = dict[str, Tensor]
 
 # how many times the error of plain attention on a CPU: on GPUs a product in float32 may be three of TF32
 FACTORS = {"cpu": 4, "cuda": 8}
+
+
+def widening(machine: Machine) -> Machine:
+    """Return a machine like another one that computes bfloat16 in float32."""
+    costs = machine.costs_in("bfloat16")
+    forward, backward = (replace(each, is_widened=True) for each in (costs.forward, costs.backward))
+    others = [each for each in machine.costs if each[0] != "bfloat16"]
+    return replace(machine, costs=(*others, ("bfloat16", replace(costs, forward=forward, backward=backward))))
 
 
 def results(case: Case, backend: Backend, dtype: torch.dtype, device: str = "cpu") -> Results:

@@ -259,7 +259,7 @@ def pretended_cuda() -> Iterator[Waits]:
         patch("torch.cuda.get_rng_state", lambda device: torch.get_rng_state()),
         patch("torch.cuda.set_rng_state", lambda state, device: torch.set_rng_state(state)),
         patch("torch.Generator", generator),
-        patch("hf_efficient_attn.backends.sdpa.scaled_dot_product_attention", sdpa),
+        patch("hf_efficient_attn.backends.dense_kernel.scaled_dot_product_attention", sdpa),
         patch("hf_efficient_attn.attention.dense_matrix.scaled_dot_product_attention", sdpa),
         patch("torch.nn.functional.scaled_dot_product_attention", sdpa),
         patch.object(Tensor, "to", lambda self, *args, **kwargs: moved_to(self, args, kwargs)),

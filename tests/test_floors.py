@@ -35,7 +35,7 @@ FLOORS = {
     "__main__": 8,
 }
 # what backends share; no backend itself
-SHARED_BY_BACKENDS = ("alignment", "fused_cpu", "kernels", "machines")
+SHARED_BY_BACKENDS = ("alignment", "dense_kernel", "fused_cpu", "kernels", "machines")
 # classes that shared a name, and intervals of keys that were called spans, before the glossary told them apart
 RETIRED_CLASSES = {"HeadGroup", "Job", "Part", "Piece", "Place", "Problem", "TokenTables"}
 SPANS = re.compile(r"(^|_)spans?(?!_tree)(_|$)", re.IGNORECASE)

@@ -212,12 +212,6 @@ def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor, delta: 
     return -(weights * delta).sum((0, 2)).to(sinks.dtype)
 
 
-def in_fast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as the kernels read them: float16 on CPUs becomes float32, which takes a fifth of the time."""
-    is_slow = tensors[0].device.type == "cpu" and tensors[0].dtype == torch.float16
-    return tuple(tensor.float() for tensor in tensors) if is_slow else tensors
-
-
 def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an uninitialised output, in the memory order of q where the widths agree."""
     if q.shape[-1] == v.shape[-1]:

@@ -5,10 +5,8 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from hf_efficient_attn.backends.alignment import aligned
-from hf_efficient_attn.backends.fused_cpu import fused_attention, plain_rows
+from hf_efficient_attn.backends.dense_kernel import fused, joined
 from hf_efficient_attn.backends.machines.current import costs_of
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
@@ -163,7 +161,8 @@ def working_bytes(call: AttentionCall) -> int:
         return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None or call.chosen is not None
     num_examples = 1 if call.tokens.is_empty and call.chosen is None else inputs.batch_size
-    num_bytes = num_mask_bytes(layout, num_examples, inputs.dtype.itemsize + BOOLS_PER_MASKED_PAIR) if has_mask else 0
+    num_mask_numbers = _dtype_of_kernel(call).itemsize + BOOLS_PER_MASKED_PAIR
+    num_bytes = num_mask_bytes(layout, num_examples, num_mask_numbers) if has_mask else 0
     if call.terms:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
     num_bytes += BYTES_PER_CHOSEN_PAIR * num_examples * num_counted(call.chosen, layout)
@@ -181,6 +180,7 @@ def has_no_kernel(call: AttentionCall) -> bool:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return output and lse; see `Backend`."""
+    dtype, (q, k, v) = q.dtype, (each.to(_dtype_of_kernel(call)) for each in (q, k, v))
     intervals, mask, keyless, is_causal = _read(q, k, call)
     scaled, scale = q, call.scale
     if is_causal and scale <= 0.0:
@@ -192,10 +192,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     # large values of masked tokens would overflow in the backward pass, which computes their rows, too
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
     if len(intervals) > 1 and _is_joined(k, intervals, call):
-        out, lse = _joined(scaled, k, v, intervals, mask, scale, is_kernels)
+        out, lse = joined(scaled, k, v, intervals, mask, scale, is_kernels)
     else:
         keys, values = (gathered(each, intervals) if intervals else each for each in (k, v))
-        out, lse = _fused(scaled, keys, values, mask, is_causal, scale, call.dropout, is_kernels)
+        out, lse = fused(scaled, keys, values, mask, is_causal, scale, call.dropout, is_kernels)
     if need_lse and lse is None:
         lse = row_lse(q, k, call)
     if keyless is not None:
@@ -205,7 +205,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         out, lse = join_sinks(out, lse, call.sinks)
         lse = lse if call.masked_queries is None else lse.masked_fill(call.masked_queries[..., 0], -torch.inf)
         lse = lse if call.lse_needs_grad else lse.detach()
-    return out, lse
+    return out.to(dtype), lse
+
+
+def _dtype_of_kernel(call: AttentionCall) -> torch.dtype:
+    """Return the dtype in which a call is computed: with gradients, that in which they take the least time.
+
+    Without gradients little would be won; compilers cannot read what a machine costs.
+    """
+    inputs = call.inputs
+    is_cast = inputs.needs_grad and not torch.compiler.is_compiling()
+    return costs_of(call).backward.fast_dtype(inputs.dtype, inputs.device) if is_cast else inputs.dtype
 
 
 def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor | None, Tensor | None, bool]:
@@ -240,56 +250,6 @@ def _is_joined(k: Tensor, intervals: Intervals, call: AttentionCall) -> bool:
     num_copied = k.shape[0] * k.shape[1] * size(intervals) * k.shape[3]
     is_worth_it = num_copied > MAX_COPIED and len(intervals) <= MAX_JOINED
     return is_worth_it and not (call.inputs.needs_grad or has_no_kernel(call))
-
-
-def _joined(
-    q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, mask: Tensor | None, scale: float, need_lse: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return output, and lse if needed, over several intervals of the keys, read where they are; without gradients."""
-    outs, lses, first = [], [], 0
-    for start, stop in intervals:
-        part = None if mask is None else mask[..., first : first + stop - start]
-        first += stop - start
-        out, part_lse = _fused(q, k[:, :, start:stop], v[:, :, start:stop], part, False, scale, 0.0, need_lse=True)
-        # a kernel that reads them without a copy returns their lse, too: 0 of rows that read none
-        lse = cast(Tensor, part_lse)
-        outs.append(out.to(lse.dtype))
-        lses.append(lse if part is None else lse.masked_fill((part == -torch.inf).all(-1), -torch.inf))
-    total = torch.stack(lses)
-    out = (torch.stack(outs) * total.softmax(0)[..., None]).sum(0)
-    return out.to(q.dtype), total.logsumexp(0) if need_lse else None
-
-
-def _fused(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float, dropout: float, need_lse: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the output, and lse if it is needed and the kernel returns it."""
-    # without a mask every kernel supports grouped key heads; with one, some fall back to a slow path
-    heads_per_key_head = q.shape[1] // k.shape[1]
-    if heads_per_key_head > 1 and q.shape[2] == 1:
-        # single queries of heads that share keys are as the queries of one head
-        by_key_head = (k.shape[1], heads_per_key_head)
-        if mask is not None and mask.shape[1] > 1:
-            mask = mask.reshape(mask.shape[0], *by_key_head, mask.shape[3])
-        shared = q.reshape(q.shape[0], *by_key_head, q.shape[3])
-        out, lse = _fused(shared, k, v, mask, False, scale, dropout, need_lse)
-        return out.reshape(*q.shape[:3], v.shape[3]), None if lse is None else lse.reshape(q.shape[:3])
-    if heads_per_key_head > 1 and (mask is not None or need_lse):
-        k, v = (each.repeat_interleave(heads_per_key_head, 1) for each in (k, v))
-    if q.device.type == "cpu":
-        q, k, v = plain_rows(q, k, v)
-    elif not torch.compiler.is_compiling():
-        q, k, v = aligned(q, k, v)
-        if mask is not None and mask.requires_grad and not (q.requires_grad or k.requires_grad or v.requires_grad):
-            # otherwise the kernel keeps no log-sum-exp, without which the gradient of its mask fails
-            q = q.detach().requires_grad_()
-    gives_lse = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]
-    if need_lse and gives_lse and not (mask is not None and mask.requires_grad):
-        return fused_attention(q, k, v, mask, scale, is_causal)
-    out = scaled_dot_product_attention(
-        q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    return out, None
 
 
 def is_bare(call: AttentionCall) -> bool:

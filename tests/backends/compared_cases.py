@@ -59,6 +59,8 @@ def special_cases() -> list[Case]:
     clipped = Distance(-3, 6)
     return [
         *(Case(pattern, 200, mask, num_queries=1) for pattern in PATTERNS for mask in ("none", "left")),
+        *(Case(pattern, 200, "left", torch.bfloat16, heads, 1) for pattern in ("full", "globals") for heads in HEADS),
+        *(Case("causal", 200, mask, torch.bfloat16, num_queries=1, needs_grad=False) for mask in MASKS),
         *(Case(pattern, 200, mask, num_queries=70) for pattern in PATTERNS for mask in ("none", "documents")),
         *(Case(pattern, 90, mask, label=clipped) for pattern in PATTERNS for mask in ("none", "documents")),
         *(Case(pattern, 90, mask, label=SOFT_SPAN) for pattern in PATTERNS for mask in ("none", "holes")),

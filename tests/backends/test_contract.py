@@ -11,11 +11,13 @@ import pytest
 import torch
 from backends.compared_cases import cross_cases, huge_score_cases, memory_cases, pairwise_cases, special_cases
 from backends_cases import MEMORY, THREE_PATTERNS, Case, tensors_of
-from backends_contract import check
+from backends_contract import check, widening
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
+from hf_efficient_attn.backends.machines.current import on_machine
+from hf_efficient_attn.backends.machines.known import EPYC
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 
@@ -49,6 +51,15 @@ def test_contract(case: Case) -> None:
     assert backends
     for backend in backends:
         check(case, backend)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.dtype == torch.bfloat16], ids=str)
+def test_contract_where_bfloat16_is_computed_in_float32(case: Case) -> None:
+    call = case.call(values=tensors_of(case, case.dtype).values)
+    with on_machine(widening(EPYC)):
+        for backend in COMPARED_BACKENDS.values():
+            if backend.why_not(call) is None:
+                check(case, backend)
 
 
 @pytest.mark.parametrize("name", ["per head", "random", THREE_PATTERNS])

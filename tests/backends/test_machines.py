@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends_contract import widening
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.blocked import execute
@@ -112,6 +113,28 @@ def test_costs_decide_the_blocks_and_nothing_else(
     assert lengths[2:] == [(tokens,)] * 2
     for ours, other in zip(*found, strict=True):
         torch.testing.assert_close(ours, other, rtol=3e-2, atol=3e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["blocked", "sdpa", "gathered"])
+def test_bfloat16_is_computed_in_float32_where_a_machine_says_so(backend: str) -> None:
+    """Output and gradients are then nearer to those in float64, and still of bfloat16."""
+    torch.manual_seed(0)
+    states = torch.randn(4, 1, 2, 300, 16).bfloat16()
+    chosen = hea.ChosenBlocks(torch.arange(3).expand(1, 1, 3, 3), 100, 100)
+    chosen = chosen if backend == "gathered" else None
+
+    def computed(dtype: torch.dtype, machine: Machine) -> list[torch.Tensor]:
+        *leaves, grad = states.to(dtype)
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        with current.on_machine(machine):
+            out = hea.attention(*leaves, PATTERN, chosen=chosen, backend=backend)
+            found = [out, *torch.autograd.grad(out, leaves, grad)]
+        assert {each.dtype for each in found} == {dtype}
+        return [each.double() for each in found]
+
+    expected, narrow = computed(torch.float64, EPYC), computed(torch.bfloat16, EPYC)
+    for correct, wide, other in zip(expected, computed(torch.bfloat16, widening(EPYC)), narrow, strict=True):
+        assert (wide - correct).norm() < 0.95 * (other - correct).norm()
 
 
 def test_the_cheapest_length_is_taken() -> None:

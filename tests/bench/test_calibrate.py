@@ -38,6 +38,22 @@ def test_costs_are_kept_and_used(
         assert min(numbers + [time for _, time in costs.backward.blocks.per_score]) > 0
 
 
+@pytest.mark.parametrize(("most", "dtype"), [(100.0, "float32"), (0.0, "bfloat16")])
+def test_bfloat16_is_computed_as_takes_less_time(
+    most: float, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "MOST_IF_WIDENED", most)
+    options = ["--show-only", "--repeats", "1", "--device", "cpu", "--output", str(tmp_path)]
+    main(["bench", "calibrate", *options])
+    said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
+    costs = Machine.from_dict(results["calibration"]).costs_in("bfloat16")
+    assert costs.forward.is_widened == costs.backward.is_widened == (dtype == "float32")
+    # the column of bfloat16 is the last
+    assert [line.split()[-2] for line in said.splitlines() if ": computed in" in line] == (
+        [dtype] * 2 if dtype == "float32" else []
+    )
+
+
 def test_choices_are_compared(tmp_path: Path) -> None:
     lengths, options = ["128", "640"], ["--show-only", "--check", "--repeats", "1", "--max-seconds", "0.01", "--json"]
     command = ["bench", "calibrate", *options, "--device", "cpu", "--output", str(tmp_path), "--lengths", *lengths]

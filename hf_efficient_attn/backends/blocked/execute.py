@@ -24,7 +24,6 @@ from hf_efficient_attn.backends.kernels import (
     FusedCPU,
     dropper,
     empty_output,
-    in_fast_dtype,
     is_fused,
     lse_of_weights,
     sink_gradient,
@@ -62,7 +61,7 @@ def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32 or float64; `seed` is that of dropout."""
-    dtype, (q, k, v) = q.dtype, in_fast_dtype(q, k, v)
+    dtype, (q, k, v) = q.dtype, costs_of(call).forward.in_fast_dtype(q, k, v)
     total = empty_output(q, v, wide_dtype(q.dtype))
     lse = total.new_empty(q.shape[:3])
     for number, part in enumerate(parts_of(call)):
@@ -142,7 +141,7 @@ def backward(
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks."""
-    dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
+    dtype, (grad, q, k, v, out) = q.dtype, costs_of(call).backward.in_fast_dtype(grad, q, k, v, out)
     wide = wide_dtype(q.dtype)
     grads = [torch.empty_like(q, dtype=wide), *(torch.zeros_like(tensor, dtype=wide) for tensor in (k, v))]
     d_terms = [torch.zeros_like(term.values, dtype=wide) for term in call.terms]

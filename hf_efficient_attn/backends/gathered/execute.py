@@ -15,7 +15,6 @@ from hf_efficient_attn.backends.kernels import (
     FusedCPU,
     dropper,
     empty_output,
-    in_fast_dtype,
     is_fused,
     lse_of_weights,
     sink_gradient,
@@ -43,7 +42,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
 
     lse is in float32 or float64; the last is empty unless queries read themselves last.
     """
-    dtype, (q, k, v) = q.dtype, in_fast_dtype(q, k, v)
+    dtype, (q, k, v) = q.dtype, costs_of(call).forward.in_fast_dtype(q, k, v)
     work = Work(q, k, v, call, seed)
     joined = work.joined_rows(q, v)
     for part in work.parts():
@@ -94,7 +93,7 @@ def backward(
 
     If keys are queries, the gradient of q is that of both, and that of k is empty.
     """
-    dtype, (grad, q, k, v, out) = q.dtype, in_fast_dtype(grad, q, k, v, out)
+    dtype, (grad, q, k, v, out) = q.dtype, costs_of(call).backward.in_fast_dtype(grad, q, k, v, out)
     work = Work(q, k, v, call, seed)
     masked = call.masked_queries
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)

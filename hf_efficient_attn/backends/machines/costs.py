@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.call import AttentionCall
@@ -19,15 +20,28 @@ class PassCosts:
         blocks: of torch's fused kernel for CPUs, as blocked calls it, by the length of the blocks of queries.
         explicit: of the kernel that multiplies, normalises and multiplies: caps, terms, dropout, other devices.
         masked: of dense attention with a mask.
+        is_widened: whether bfloat16 is computed in float32, which takes less time where a processor has no instructions
+            for it: by blocked and gathered, and by sdpa in both passes if it is so in the backward pass.
     """
 
     blocks: BlockCosts
     explicit: float
     masked: float
+    is_widened: bool = False
 
     def of_kernel(self, is_fused: bool) -> BlockCosts:
         """Return the costs of the kernel that computes blocks of queries, by their length."""
         return self.blocks if is_fused else BlockCosts.only(EXPLICIT_BLOCK_TOKENS, self.explicit)
+
+    def fast_dtype(self, dtype: torch.dtype, device: str) -> torch.dtype:
+        """Return the dtype in which a type of device computes: float16 takes five times as long as float32 on CPUs."""
+        is_slow = (dtype == torch.float16 and device == "cpu") or (dtype == torch.bfloat16 and self.is_widened)
+        return torch.float32 if is_slow else dtype
+
+    def in_fast_dtype(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors, all of one dtype, in that in which they are computed."""
+        dtype = self.fast_dtype(tensors[0].dtype, tensors[0].device.type)
+        return tuple(tensor.to(dtype) for tensor in tensors)
 
 
 @dataclass(frozen=True)

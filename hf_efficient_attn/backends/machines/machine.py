@@ -59,4 +59,6 @@ def _costs(data: dict[str, Any]) -> Costs:
 def _pass(data: dict[str, Any]) -> PassCosts:
     listed = data["blocks"]["per_score"]
     blocks = BlockCosts(tuple((int(tokens), float(time)) for tokens, time in listed))
-    return PassCosts(blocks, float(data["explicit"]), float(data["masked"]))
+    # files from before there was this choice lack it
+    is_widened = bool(data.get("is_widened", PassCosts.is_widened))
+    return PassCosts(blocks, float(data["explicit"]), float(data["masked"]), is_widened)

@@ -1,6 +1,6 @@
 """What attention costs on this machine, in scores of dense attention: measured in rounds, all cases in turns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from hf_efficient_attn.backends import dense_kernel
 from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.backends.blocked.views import take
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.backends.machines.costs import EXPLICIT_BLOCK_TOKENS, Costs, PassCosts
-from hf_efficient_attn.backends.machines.current import machine_of, on_machine
+from hf_efficient_attn.backends.machines.current import costs_of, machine_of, on_machine
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.bench.attention.cases import repeated
 from hf_efficient_attn.bench.harness.timing import Case, Timing, clock_of, time_interleaved
@@ -32,6 +33,10 @@ BAND, TOKENS, NUM_HEADS, HEAD_DIM = Band(256, 256), 2048, 4, 64
 FEW_TOKENS, NUM_RUNS, CALLS = 32, 8, 20
 # larger than any score of the inputs: kernels with caps compute what others would
 SOFTCAP = 100.0
+# of the time of a pass in bfloat16, which takes less memory
+MOST_IF_WIDENED = 0.9
+# mask, triangle, scale, dropout, log-sum-exp
+NO_OPTIONS = (None, False, HEAD_DIM**-0.5, 0.0, False)
 
 
 class Calibration:
@@ -44,7 +49,6 @@ class Calibration:
         q, k, v, self.grad = torch.randn(shape, generator=generator).to(device, dtype)
         self.inputs = (q, k, v)
         self.order = torch.randperm(TOKENS, generator=generator).to(device)
-        self.moved = torch.empty_like(q[0])
         self.band = self.call(TOKENS, BAND)
 
     def call(self, tokens: int, pattern: Pattern, softcap: float | None = None) -> AttentionCall:
@@ -58,10 +62,34 @@ class Calibration:
 
         Others slow a machine down, and nobody speeds it up. A single thread counts the time in which it works.
         """
-        cases = {**self.dense_cases(), **self.blocked_cases(), **self.other_cases()}
+        with on_machine(self.in_fast_dtypes(repeats)):
+            cases = {**self.dense_cases(), **self.blocked_cases(), **self.other_cases()}
+            timings = self.timings(cases, repeats)
+            return self.costs(fastest(timings)), disagreement(timings)
+
+    def timings(self, cases: dict[str, Case], repeats: int) -> dict[str, Timing]:
+        """Return the times of cases that run in turns."""
         label = str(self.dtype).removeprefix("torch.")
-        timings = time_interleaved(cases, repeats, self.device, description=label, clock=clock_of(self.device))
-        return self.costs({name: min(timing.seconds) for name, timing in timings.items()}), disagreement(timings)
+        return time_interleaved(cases, repeats, self.device, description=label, clock=clock_of(self.device))
+
+    def in_fast_dtypes(self, repeats: int) -> Machine:
+        """Return the machine at hand, which computes bfloat16 in float32 in the passes that take less time so."""
+        machine = machine_of(self.device.type)
+        if self.dtype != torch.bfloat16 or self.device.type != "cpu":
+            return machine
+        cases = {}
+        for dtype in (torch.bfloat16, torch.float32):
+            cases[f"forward in {dtype}"] = self.forward_case(None, dtype)
+            cases[f"backward in {dtype}"] = self.backward_case(None, dtype)
+        times, costs = fastest(self.timings(cases, repeats)), machine.costs_in("bfloat16")
+
+        def with_fast_dtype(name: str, known: PassCosts) -> PassCosts:
+            part = times[f"{name} in {torch.float32}"] / times[f"{name} in {torch.bfloat16}"]
+            is_widened = part < MOST_IF_WIDENED
+            return replace(known, is_widened=is_widened)
+
+        forward, backward = with_fast_dtype("forward", costs.forward), with_fast_dtype("backward", costs.backward)
+        return replace(machine, costs=(("bfloat16", replace(costs, forward=forward, backward=backward)),))
 
     def costs(self, seconds: dict[str, float]) -> Costs:
         """Return the costs from the seconds of all cases."""
@@ -92,7 +120,8 @@ class Calibration:
         lengths = [tokens for tokens in LENGTHS if f"{tokens} {direction}" in seconds]
         blocks = BlockCosts(tuple((tokens, of(str(tokens), tokens)) for tokens in lengths))
         blocks = blocks if lengths else BlockCosts.only(EXPLICIT_BLOCK_TOKENS, explicit)
-        return PassCosts(blocks, explicit, masked / seconds[f"dense {direction}"])
+        known: PassCosts = getattr(costs_of(self.band), direction)
+        return PassCosts(blocks, explicit, masked / seconds[f"dense {direction}"], known.is_widened)
 
     def blocks_of(self, call: AttentionCall, tokens: int) -> BlockLayout:
         """Return the layout of a call in blocks of some length."""
@@ -104,13 +133,22 @@ class Calibration:
         return {**self.both("dense", None), **self.both("masked", mask)}
 
     def both(self, name: str, mask: Tensor | None) -> dict[str, Case]:
-        """Return the passes of torch's dense attention."""
-        leaves = [each.detach().requires_grad_() for each in self.inputs]
-        out = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], attn_mask=mask)
+        """Return the passes of torch's dense attention, as sdpa computes each alone."""
+        dtype = costs_of(self.band).backward.fast_dtype(self.dtype, self.device.type)
         return {
-            f"{name} forward": case(partial(scaled_dot_product_attention, *self.inputs, attn_mask=mask)),
-            f"{name} backward": case(partial(torch.autograd.grad, out, leaves, self.grad, retain_graph=True)),
+            f"{name} forward": self.forward_case(mask, self.dtype),
+            f"{name} backward": self.backward_case(mask, dtype),
         }
+
+    def forward_case(self, mask: Tensor | None, dtype: torch.dtype) -> Case:
+        """Return the forward pass of dense attention, computed in a dtype."""
+        return case(lambda: dense(*self.inputs, mask, dtype))
+
+    def backward_case(self, mask: Tensor | None, dtype: torch.dtype) -> Case:
+        """Return the backward pass of dense attention, computed in a dtype."""
+        leaves = [each.detach().requires_grad_() for each in self.inputs]
+        out = dense(leaves[0], leaves[1], leaves[2], mask, dtype)
+        return case(partial(torch.autograd.grad, out, leaves, self.grad, retain_graph=True))
 
     def blocked_cases(self) -> dict[str, Case]:
         """Return the passes of blocked, with blocks of each length where they have a kernel of their own."""
@@ -135,27 +173,43 @@ class Calibration:
         q, k, v = self.inputs
         residues = Dilated(NUM_RUNS, NUM_RUNS, NUM_RUNS)
         few = (q[:, :, :FEW_TOKENS], k[:, :, :FEW_TOKENS], v[:, :, :FEW_TOKENS])
+        # as they are when blocks of them are read
+        states, *keys = (each[0] for each in costs_of(self.band).forward.in_fast_dtype(q, k, v))
         cases = {
             "one kernel": repeated(case(partial(execute.forward, *few, self.call(FEW_TOKENS, Band(1, 1)))), CALLS),
             "many kernels": repeated(case(partial(execute.forward, *few, self.call(FEW_TOKENS, residues))), CALLS),
-            "single query": repeated(case(partial(scaled_dot_product_attention, q[:, :, :1], k, v)), CALLS),
-            "gathered keys": case(self.gather_keys),
-            "moved queries": case(self.move_queries),
+            "single query": repeated(case(partial(dense_kernel.fused, q[:, :, :1], k, v, *NO_OPTIONS)), CALLS),
+            "gathered keys": case(partial(gather_keys, keys, self.order)),
+            "moved queries": case(partial(move_queries, states, self.order, torch.empty_like(states))),
         }
         if self.device.type == "cuda":
             cases["flex"] = case(partial(flex.attend, *self.inputs, self.band, False))
         return cases
 
-    def gather_keys(self) -> None:
-        """Copy all keys and values in another order."""
-        for tensor in self.inputs[1:]:
-            take(tensor[0], self.order, torch.empty_like(tensor[0]))
 
-    def move_queries(self) -> None:
-        """Take all queries, and what was computed of their rows, to their places in another order, and back."""
-        for tensor in self.inputs[:2]:
-            moved = tensor[0][:, self.order]
-        self.moved.index_copy_(1, self.order, moved)
+def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return what torch's dense attention returns, computed in a dtype."""
+    states = [each.to(dtype) for each in (q, k, v)]
+    mask = None if mask is None else mask.to(dtype)
+    return scaled_dot_product_attention(states[0], states[1], states[2], attn_mask=mask).to(q.dtype)
+
+
+def gather_keys(keys: Sequence[Tensor], order: Tensor) -> None:
+    """Copy all keys and values in another order."""
+    for tensor in keys:
+        take(tensor, order, torch.empty_like(tensor))
+
+
+def move_queries(states: Tensor, order: Tensor, back: Tensor) -> None:
+    """Take all queries, and what was computed of their rows, to their places in another order, and back."""
+    for tensor in (states, states):
+        moved = tensor[:, order]
+    back.index_copy_(1, order, moved)
+
+
+def fastest(timings: Mapping[str, Timing]) -> dict[str, float]:
+    """Return the seconds of the fastest round of each case."""
+    return {name: min(timing.seconds) for name, timing in timings.items()}
 
 
 def disagreement(timings: Mapping[str, Timing]) -> float:

@@ -53,6 +53,9 @@ def costs_table(costs: dict[str, Any]) -> str:
             [f"{direction}: a score in blocks of {tokens}", *(_figure(each.get(tokens)) for each in listed.values())]
             for tokens in lengths
         ]
+        if any(each.get("is_widened") for each in passes.values()):
+            computed = ["float32" if each["is_widened"] else dtype for dtype, each in passes.items()]
+            rows.append([f"{direction}: computed in", *computed])
         rows += [[f"{direction}: a score with a mask", *(_figure(each["masked"]) for each in passes.values())]]
         rows += [[f"{direction}: by the explicit kernel", *(_figure(each["explicit"]) for each in passes.values())]]
     rows += [["dense attention, backward over forward", *(_figure(each["dense_backward"]) for each in costs.values())]]
