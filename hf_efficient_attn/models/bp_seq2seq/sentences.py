@@ -63,14 +63,20 @@ class SentencePrompts:
     # of a prompt, which `LeftPaddedPrompts` puts in order
     prompt_inputs = INPUTS[1:]
 
-    def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """As the parent's, with the sentences of the prompt.
+    def _prepare_decoder_input_ids_for_generation(
+        self, batch_size: int, model_input_name: str, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """As the parent's, with the sentences of the prompt; numbers of labels (Trainer's) are none of a prompt.
 
         Raises:
             InputError: numbers that are not one for each token of the source, or of the prompt.
         """
         parent: Any = super()
-        ids, options = parent._prepare_decoder_input_ids_for_generation(*args, **kwargs)
+        if model_kwargs.get("labels") is not None and model_kwargs.get("decoder_input_ids") is None:
+            model_kwargs = {name: each for name, each in model_kwargs.items() if name != INPUTS[1]}
+        ids, options = parent._prepare_decoder_input_ids_for_generation(
+            batch_size, model_input_name, model_kwargs, *args, **kwargs
+        )
         of_source, of_prompt = (options.get(name) for name in INPUTS)
         if of_source is not None:
             check_numbers(INPUTS[0], of_source, options["encoder_outputs"][0].shape[:2], "source")

@@ -3,12 +3,13 @@
 import itertools
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.inputs.whole_numbers import entries, whole_numbers
 
 Interval = tuple[int, int]
 # one interval, or the mentions of an entity
@@ -220,29 +221,6 @@ def checked_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequ
             )
         found.append(numbers)
     return found
-
-
-def entries(given: Any) -> list[Any] | None:
-    """Return what a list, an array or a tensor holds; None: it is none of these, such as a tensor without axes."""
-    if isinstance(given, str | Mapping | Set) or not isinstance(given, Sized):
-        return None
-    try:
-        return list(given)  # type: ignore[call-overload,no-any-return]
-    except TypeError:
-        return None
-
-
-def whole_numbers(given: Any) -> list[int] | None:
-    """Return whole numbers of any kind, of Python, numpy or torch, as those of Python; None: it is something else.
-
-    >>> whole_numbers((3, 7)), whole_numbers((3, 7.0)), whole_numbers(3)
-    ([3, 7], None, None)
-    """
-    held = entries(given)
-    try:
-        return None if held is None else [operator.index(each) for each in held]
-    except TypeError:
-        return None
 
 
 def is_interval(given: Any) -> bool:

@@ -11,6 +11,7 @@ from transformers import BatchEncoding
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.inputs.whole_numbers import entries
 
 from .structured_rows import (
     CANDIDATE_TYPE,
@@ -25,7 +26,6 @@ from .structured_rows import (
     answer_positions,
     checked_candidates,
     checked_contexts,
-    entries,
     first_letters,
     link,
 )
