@@ -4,12 +4,14 @@ As the authors align them, a target token is of the sentence of the token that i
 sentence reads the next. Source: the authors' code of Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), for IWSLT.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.token_mask import TokenMask
 
 # of the source, and of the target
 INPUTS = ("sentence_ids", "decoder_sentence_ids")
@@ -40,17 +42,16 @@ def check_numbers(name: str, given: Tensor, shape: tuple[int, ...], tokens: str)
         raise InputError(f"{name} has shape {list(given.shape)}; it must be [batch, {tokens} tokens] = {list(shape)}.")
 
 
-def aligned_source(readable: Tensor | None, of_source: Tensor | None, of_target: Tensor | None) -> Tensor | None:
-    """Return which target token reads which source token, bool that broadcasts to [B, 1, T, S]; None: all read all.
+def aligned_source(readable: TokenMask, of_source: Tensor | None, of_target: Tensor | None) -> TokenMask:
+    """Return which source tokens a target token reads: those of its own sentence, if sentences are aligned.
 
     Args:
-        readable: which source tokens are no padding, bool [B, 1, 1, S]; None: all.
+        readable: which source tokens are no padding.
         of_source, of_target: the sentence of each token, [B, S] and [B, T]; None: sentences are not aligned.
     """
     if of_source is None or of_target is None:
         return readable
-    same = of_target[:, None, :, None] == of_source[:, None, None].to(of_target.device)
-    return same if readable is None else same & readable
+    return replace(readable, segment_ids=of_source.to(of_target.device), query_segment_ids=of_target)
 
 
 class SentencePrompts:
