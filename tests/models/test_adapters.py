@@ -81,19 +81,18 @@ def test_numbers_of_contexts_and_sentences_reach_an_adapted_model(name: str, tmp
     case = NUMBERED[name]
     model = peft.get_peft_model(case.model(case.main_head), MAPS["lora"](init_lora_weights=False))
     inputs, seen = case.inputs(case.main_head), []
-    numbers = {each: inputs[each] for each in case.numbered}
     model.base_model.model.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True)
     args = transformers.TrainingArguments(
         str(tmp_path), max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
     )
     items = [{each: row[index] for each, row in inputs.items()} for index in range(len(inputs["input_ids"]))]
     transformers.Trainer(model, args, train_dataset=items).train()
-    assert len(seen) == 2 and all(given.keys() >= case.numbered.keys() for given in seen)
+    assert len(seen) == 2
+    assert all(given.keys() >= case.numbered.keys() for given in seen)
+    without = {each: inputs[each] for each in inputs.keys() - case.numbered.keys()}
     with torch.no_grad():
         found = model.eval()(**inputs).logits
-        assert not torch.allclose(
-            found, model(**{each: inputs[each] for each in inputs.keys() - numbers.keys()}).logits
-        )
+        assert not torch.allclose(found, model(**without).logits)
         model.save_pretrained(tmp_path / "adapter")
         loaded = peft.PeftModel.from_pretrained(case.model(case.main_head), tmp_path / "adapter").eval()
         assert torch.equal(loaded(**inputs).logits, found)

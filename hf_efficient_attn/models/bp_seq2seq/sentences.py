@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.inputs.whole_numbers import check_integers
 
 # of the source, and of the target
 INPUTS = ("sentence_ids", "decoder_sentence_ids")
@@ -36,8 +37,7 @@ def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: 
 
 def check_numbers(name: str, given: Tensor, shape: tuple[int, ...], tokens: str) -> None:
     """Raise InputError for numbers of sentences that are no integers, or not one for each token; tokens: in words."""
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of sentences, as integers.")
+    check_integers(name, given, "sentences")
     if tuple(given.shape) != tuple(shape):
         raise InputError(f"{name} has shape {list(given.shape)}; it must be [batch, {tokens} tokens] = {list(shape)}.")
 

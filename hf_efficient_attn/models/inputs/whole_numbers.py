@@ -1,8 +1,20 @@
-"""Lists of whole numbers as users have them: of Python, numpy or torch."""
+"""Lists of whole numbers as users have them, of Python, numpy or torch; and tensors of them, as models take them."""
 
 import operator
 from collections.abc import Mapping, Set, Sized
 from typing import Any
+
+import torch
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.inputs.masks import refuse_other_types
+
+
+def check_integers(name: str, given: Any, numbered: str) -> None:
+    """Raise InputError for an input of a model that is no tensor of integers; numbered: what they number, in words."""
+    refuse_other_types(given, name)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of {numbered}, as integers.")
 
 
 def entries(given: Any) -> list[Any] | None:
