@@ -204,6 +204,15 @@ def test_a_predictor_reads_no_frames() -> None:
         model(video, **twice)
 
 
+def test_a_model_without_a_part_that_takes_pictures() -> None:
+    """Pixtral's own forward pass begins with a convolution."""
+    config = tr.PixtralVisionConfig(**TINY, image_size=32, patch_size=4)
+    model = hea.sparsify(tr.PixtralVisionModel(config).eval(), Grid([8, 8], [Band(1, 1)] * 2))
+    assert model(torch.randn(1, 3, 32, 32)).last_hidden_state.isfinite().all()
+    with pytest.raises(hea.InputError, match="has 4 × 16 patches, but attention_pattern has a grid of 8 × 8"):
+        model(torch.randn(1, 3, 16, 64))
+
+
 def test_methods_that_call_forward_by_themselves(tmp_path: Path) -> None:
     """The parts of a model check what the hooks of the model do not see, of models that come out of a file, too."""
     video, model = torch.randn(1, 4, 3, 32, 32), video_model("vjepa2")
