@@ -178,10 +178,12 @@ def mentions(part: Any) -> list[Interval]:
     return [(operator.index(start), operator.index(stop)) for start, stop in listed]
 
 
-def check_lists(name: str, given: Sequence[Any], parts: Sequence[Any], held: str) -> None:
+def check_lists(name: str, given: Any, num_texts: int, held: str) -> None:
     """Raise InputError if there is not a list for each text; held: what it holds, in words."""
-    if len(given) != len(parts) or any(entries(each) is None for each in given):
-        raise InputError(f"{name} has {len(given)} lists for {len(parts)} texts; give one for each text, with {held}.")
+    lists = entries(given)
+    if lists is None or len(lists) != num_texts or any(entries(each) is None for each in lists):
+        found = f"is {shown(given)}" if lists is None else f"has {len(lists)} lists"
+        raise InputError(f"{name} {found} for {num_texts} texts; give one for each text, with {held}.")
 
 
 def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> list[list[int]]:
@@ -190,7 +192,7 @@ def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence
     Raises:
         InputError: they are not a number for each part, or parts of one lie between those of others.
     """
-    check_lists("contexts", contexts, parts, "the number of the context of each of its parts")
+    check_lists("contexts", contexts, len(parts), "the number of the context of each of its parts")
     found = []
     for given, of_text in zip(contexts, parts, strict=True):
         numbers = whole_numbers(given)
@@ -210,7 +212,7 @@ def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence
 
 def checked_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> list[list[int]]:
     """Return candidates as numbers of Python; raise InputError if they are not, for each text, numbers of its parts."""
-    check_lists("candidates", candidates, parts, "the numbers of those of its parts that are candidate answers")
+    check_lists("candidates", candidates, len(parts), "the numbers of those of its parts that are candidate answers")
     found = []
     for given, of_text in zip(candidates, parts, strict=True):
         numbers = whole_numbers(given)

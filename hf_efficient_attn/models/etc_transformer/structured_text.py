@@ -11,7 +11,6 @@ from transformers import BatchEncoding
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.inputs.whole_numbers import entries
 
 from .structured_rows import (
     CANDIDATE_TYPE,
@@ -24,6 +23,7 @@ from .structured_rows import (
     Row,
     TextPart,
     answer_positions,
+    check_lists,
     checked_candidates,
     checked_contexts,
     first_letters,
@@ -198,10 +198,7 @@ def _checked_parts(
     are_pairs: bool,
 ) -> tuple[list[Any], list[Any]]:
     """Return the contexts, or None, and the candidates of each text; raise InputError if lists are not one for each."""
-    if len(parts) != num_texts or any(entries(each) is None for each in parts):
-        raise InputError(
-            f"parts has {len(parts)} lists for {num_texts} texts; give one for each text, of intervals (start, stop)."
-        )
+    check_lists("parts", parts, num_texts, "intervals (start, stop)")
     if candidates is not None and not are_pairs:
         raise InputError(
             f"candidates has {len(candidates)} lists for texts without a question. Give pairs (question, text), "

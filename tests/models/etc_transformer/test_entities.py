@@ -187,6 +187,7 @@ def test_whole_numbers_of_any_kind(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("contexts", "message"),
     [
+        (3, "contexts is 3 for 1 texts; give one for each text"),
         ([], "contexts has 0 lists for 1 texts; give one for each text"),
         ([0], "contexts has 1 lists for 1 texts; give one for each text"),
         ([[0, 0, 0]], r"contexts has \[0, 0, 0\] for a text of 5 parts; give an integer for each"),
