@@ -23,7 +23,7 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
 
     An item holds `input_ids`, `labels`, and for each of their tokens the number of its sentence: `sentence_ids` and
     `decoder_sentence_ids`. Padding is on the side of the tokenizer, and of sentence −1. Of items without numbers the
-    batch has none. With Trainer:
+    batch has none, of sources without labels it has `sentence_ids`. With Trainer:
 
         collator = hea.AlignedSentencesCollator(tokenizer, model=model)
         args = Seq2SeqTrainingArguments(..., predict_with_generate=True)
@@ -42,8 +42,11 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
     def __call__(self, features: Sequence[dict[str, Any]], return_tensors: str | None = None) -> Any:
         without = [{name: each for name, each in item.items() if name not in INPUTS} for item in features]
         batch = super().__call__(without, return_tensors)
-        if any(item.get(name) is not None for item in features for name in INPUTS):
-            for name, numbered in NUMBERED.items():
+        if not any(item.get(name) is not None for item in features for name in INPUTS):
+            return batch
+        for name, numbered in NUMBERED.items():
+            # sources alone, for `generate`
+            if any(item.get(each) is not None for item in features for each in (name, numbered)):
                 rows = [_numbers(name, numbered, place, item) for place, item in enumerate(features)]
                 padded = self._padded(rows, batch[numbered].shape[1])
                 batch[name] = padded if isinstance(batch[numbered], Tensor) else padded.numpy()

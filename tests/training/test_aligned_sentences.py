@@ -56,6 +56,15 @@ def test_numbers_are_padded_with_their_tokens(side: str, kind: Any) -> None:
     assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
 
+def test_sources_without_labels_have_the_numbers_of_their_own() -> None:
+    items = [item([2, 3], [1]), item([1, 2], [1])]
+    batch = hea.AlignedSentencesCollator(tokenizer("left"))(
+        [{name: own[name] for name in ("input_ids", "sentence_ids")} for own in items]
+    )
+    assert "decoder_sentence_ids" not in batch
+    assert batch["sentence_ids"].tolist() == [[0, 0, 1, 1, 1], [-1, -1, 0, 1, 1]]
+
+
 def test_padding_changes_nothing() -> None:
     """The logits of a document beside a longer one are those that it has alone."""
     model = BY_NAME["bp-seq2seq"].model("AutoModelForSeq2SeqLM")
