@@ -134,6 +134,7 @@ from hf_efficient_attn.models.star_transformer import (
     StarTransformerForTokenClassification,
     StarTransformerModel,
 )
+from hf_efficient_attn.training.aligned_sentences import AlignedSentencesCollator
 from hf_efficient_attn.training.auxiliary_loss_callback import AuxiliaryLossCallback
 from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
 from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
@@ -167,6 +168,7 @@ __all__ = [
     "AdaptiveSpanForSequenceClassification",
     "AdaptiveSpanForTokenClassification",
     "AdaptiveSpanModel",
+    "AlignedSentencesCollator",
     "AuxiliaryLossCallback",
     "BPSeq2SeqConfig",
     "BPSeq2SeqForConditionalGeneration",

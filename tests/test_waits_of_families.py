@@ -10,7 +10,7 @@ import pytest
 import seq2seq_cases
 import torch
 from device_waits import Waits
-from families import CASES, SEQ2SEQ_CASES
+from families import BY_NAME, CASES, SEQ2SEQ_CASES
 from models_cases import case_param, head_inputs, random_ids, switch_off_dropout
 from pretended_cuda import move_model, on_cuda, pretended_cuda
 from sparsified_cases import SPARSIFIED
@@ -116,6 +116,19 @@ def test_documents_of_new_lengths_cost_a_copy_each() -> None:
     pattern = hea.patterns.Band(5, 0) | hea.patterns.Dilated(12, 0, 3) | hea.patterns.GlobalTokens([0])
     forward, backward = waits_of_training(llama(pattern & hea.patterns.Causal()), "blocked", *steps)
     assert (forward.total(), backward.total()) == (MAX_WAITS + len(DOCUMENTS), 0), (forward, backward)
+
+
+@pytest.mark.parametrize("backend", ["auto", "blocked"])
+def test_numbers_of_sentences_come_with_the_masks(backend: str) -> None:
+    """Of those that a target token, and a source token, belong to."""
+    case, steps = BY_NAME["bp-seq2seq"], []
+    for _ in range(2):
+        inputs = seq2seq_cases.head_inputs(case.main_head)
+        for name, numbered in (("sentence_ids", "input_ids"), ("decoder_sentence_ids", "labels")):
+            inputs[name] = torch.arange(inputs[numbered].shape[1]).expand(len(inputs[numbered]), -1) // 4
+        steps.append({name: on_cuda(each) for name, each in inputs.items()})
+    forward, backward = waits_of_training(case.model(), backend, *steps)
+    assert (forward.total(), backward.total()) == (MAX_WAITS, 0), (forward, backward)
 
 
 def decoders() -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """Checks before every forward pass of models on "efficient", however these were made.
 
-`from_pretrained`, `from_config` and classes called with a config all end in `PreTrainedModel.__init__`, and existing
-models change by `set_attn_implementation`. Both methods are replaced, since no other code sees all of these models.
+`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`, and through
+`post_init` once all their parts are there; existing models change by `set_attn_implementation`. These methods are
+replaced, since no other code sees all of these models.
 """
 
 import functools
@@ -22,14 +23,14 @@ from hf_efficient_attn.attention.model_check import check_class, check_home, che
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
 from hf_efficient_attn.attention.notices import warn_of_base
 from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
-from hf_efficient_attn.attention.pictures import refuse_other_pictures
+from hf_efficient_attn.attention.pictures import check_pictures, watch_pictures
 from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
-GUARDED = ("__init__", "set_attn_implementation")
+GUARDED = ("__init__", "post_init", "set_attn_implementation")
 MARK = "_guards_models"
 # the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
@@ -72,6 +73,7 @@ def guard(model: PreTrainedModel) -> None:
             if before_forward not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
             if has_pattern(module.config):
+                watch_pictures(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
                 module._supports_context_parallel = False
 
@@ -95,12 +97,9 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
             another attention, or is divided among processes in a way that fails.
-        InputError: no tokens, pictures of another shape than a grid of the pattern, or a padding mask with values other
-            than 0 and 1, if it is on the CPU.
+        InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
     refuse_other_attention(model)
-    if has_pattern(model.config):
-        refuse_other_pictures(model, inputs, options)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
         return
     current = getattr(PreTrainedModel.__init__, MARK, guard)
@@ -126,11 +125,11 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
 def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Let the package check a model, by its guard, that a copy of these sources (`hub`) had built before it came."""
     hooks = model._forward_pre_hooks
-    for key in [key for key, hook in hooks.items() if hook is before_forward]:
-        del hooks[key]
-        model._forward_pre_hooks_with_kwargs.pop(key, None)
-    # what the copy has found are objects of its own
     for module in model.modules():
+        for key in [key for key, hook in module._forward_pre_hooks.items() if hook in (before_forward, check_pictures)]:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+        # what the copy has found are objects of its own
         module.__dict__.pop(KNOWN, None)
         module.__dict__.pop(CHECKED, None)
     known = set(hooks)

@@ -1,56 +1,103 @@
 """Pictures and videos of which a vision model makes patches: what lies where, which its layers do not see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns
 from hf_efficient_attn.attention.model_parts import ENCODER
+from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.exporting import is_exporting
 from hf_efficient_attn.patterns.grid_base import written_shape
 
 PICTURES = ("pixel_values", "pixel_values_videos")
-# the attribute in which a model keeps the shapes of the grids of its pattern, with the pattern's spec
-GRIDS = "_grid_shapes"
+# arguments of a predictor, which say what patches of a video it reads, lists of numbers [batch, patches] (V-JEPA 2)
+PARTS = ("context_mask", "target_mask")
+# the attributes in which what takes pictures keeps whose it is, and the shapes of the grids of a pattern with its spec
+OWNER, GRIDS = "_takes_pictures_of", "_grid_shapes"
 # the field of masked autoencoders (ViTMAE, VideoMAE), and that of those which draw themselves what they mask
 MASKING, DRAWING = "norm_pix_loss", "mask_ratio"
-# the field of models with a predictor (V-JEPA 2), and the argument by which a call leaves it out
-PREDICTING, SKIPPING = "pred_num_hidden_layers", "skip_predictor"
-# arguments by which a call says which patches its predictor reads, lists of numbers [batch, patches]
-PARTS = ("context_mask", "target_mask")
 
 
-def refuse_other_pictures(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class Owner:
+    """The model whose part takes pictures: its config and the name of its class; and the arguments of the part."""
+
+    config: Any
+    name: str
+    arguments: tuple[str, ...]
+
+
+def watch_pictures(model: PreTrainedModel) -> None:
+    """Have all parts of a model that take pictures check them, or the model itself where it alone takes them.
+
+    Methods that call `forward` by themselves, as V-JEPA 2's `get_vision_features`, go past hooks of the model only.
+    """
+    # before it is built, a model has no parts
+    if pixels_of_patches(model.config) is None or not model._modules:
+        return
+    takers = [each for each in model.modules() if takes(each)]
+    for part in takers if takers == [model] else picture_parts(model):
+        part.__dict__[OWNER] = Owner(model.config, type(model).__name__, arguments_of(part))
+        if check_pictures not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(check_pictures, with_kwargs=True)
+
+
+def picture_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules below one that take pictures, or numbers of patches; models below have their own."""
+    for child in module.children():
+        if not isinstance(child, PreTrainedModel):
+            yield from [child] if takes(child) else picture_parts(child)
+
+
+def takes(module: nn.Module) -> bool:
+    """Return whether the forward pass of a module takes pictures, or numbers of patches."""
+    return any(name in arguments_of(module) for name in (*PICTURES, *PARTS))
+
+
+def arguments_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of a module's forward pass, in their order."""
+    module_class: Any = type(module)
+    return (*forward_arguments(module_class),)
+
+
+def check_pictures(module: nn.Module, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> None:
     """Refuse pictures whose patches are as many as those of a grid that a layer follows, but lie otherwise.
 
     Args:
-        model: one that has a pattern in its config.
+        module: what takes them, of a model that may have a pattern in its config.
         inputs, options: the arguments of its forward pass.
 
     Raises:
         InputError: such pictures or videos, or patches of which the model leaves some out.
     """
+    owner: Owner = module.__dict__[OWNER]
     # in an exported program sizes are not known
-    if pixels_of_patches(model.config) is None or is_exporting():
+    if getattr(owner.config, FIELD, None) is None or is_exporting():
         return
-    run_untraced(keep_grids, model)
-    grids = model.__dict__[GRIDS][1]
-    if grids:
-        refuse_masked_patches(model, (*inputs[1:2], options.get("bool_masked_pos")))
-        if hasattr(model.config, PREDICTING) and not options.get(SKIPPING):
-            refuse_open_grids(model, grids)
-            # numbers of patches are not read in programs that are being compiled
-            if not torch.compiler.is_compiling():
-                refuse_repeated_patches(model, *(options.get(name) for name in PARTS))
-        named = next((options[name] for name in PICTURES if name in options), None)
-        shape = picture_shape(model.config, inputs[0] if named is None and inputs else named)
-        if shape is not None:
-            for grid in grids:
-                check_shape(grid, shape)
+    run_untraced(keep_grids, module)
+    grids = module.__dict__[GRIDS][1]
+    if not grids:
+        return
+    given = {**dict(zip(owner.arguments, inputs, strict=False)), **options}
+    pictures = [name for name in PICTURES if name in owner.arguments]
+    if not pictures:
+        refuse_open_grids(owner.name, grids)
+        # numbers of patches are not read in programs that are being compiled
+        if not torch.compiler.is_compiling():
+            refuse_repeated_patches(owner.name, *(given.get(name) for name in PARTS))
+        return
+    refuse_masked_patches(owner, given.get("bool_masked_pos"))
+    shape = picture_shape(owner.config, given.get(pictures[0]))
+    if shape is not None:
+        for grid in grids:
+            check_shape(grid, shape)
 
 
 def picture_shape(config: Any, pixels: Any) -> tuple[int, ...] | None:
@@ -83,31 +130,31 @@ def pixels_of_patches(config: Any) -> tuple[Any, ...] | None:
     return (frames, *sides) if isinstance(sides, list | tuple) and len(sides) == 2 else None
 
 
-def refuse_masked_patches(model: Any, masks: tuple[Any, ...]) -> None:
+def refuse_masked_patches(owner: Owner, mask: Any) -> None:
     """Raise InputError for a model that follows a grid and leaves patches out, or shuffles them, before its layers.
 
-    masks: those of patches that a call may have given.
+    mask: that of patches which a call may have given.
     """
-    draws = hasattr(model.config, DRAWING)
-    if hasattr(model.config, MASKING) and (draws or any(each is not None for each in masks)):
+    draws = hasattr(owner.config, DRAWING)
+    if hasattr(owner.config, MASKING) and (draws or mask is not None):
         raise InputError(
-            f"{type(model).__name__} leaves out masked patches{' and shuffles the others' if draws else ''}, so that "
+            f"{owner.name} leaves out masked patches{' and shuffles the others' if draws else ''}, so that "
             "they do not lie as in the grid of attention_pattern, which would take others for neighbours. Give it a "
             "pattern without a grid, or follow the grid in a model that reads all patches, as for fine-tuning."
         )
 
 
-def refuse_open_grids(model: Any, grids: Sequence[Sequence[int | None]]) -> None:
+def refuse_open_grids(model: str, grids: Sequence[Sequence[int | None]]) -> None:
     """Raise InputError for a grid of any number of frames where a predictor reads patches of two kinds in one row."""
     if any(grid[0] is None for grid in grids):
         raise InputError(
-            f"The predictor of {type(model).__name__} reads patches of the context and of the target in one row, which "
+            f"The predictor of {model} reads patches of the context and of the target in one row, which "
             "a grid of any number of frames would take for frames. Pass skip_predictor=True, or give the grid of "
             "attention_pattern its number of frames."
         )
 
 
-def refuse_repeated_patches(model: Any, contexts: Any, targets: Any) -> None:
+def refuse_repeated_patches(model: str, contexts: Any, targets: Any) -> None:
     """Raise InputError where a predictor reads a patch twice, in the context and in the target or within one.
 
     As many patches as a grid has, each once, are the grid, since the predictor sorts them.
@@ -116,19 +163,19 @@ def refuse_repeated_patches(model: Any, contexts: Any, targets: Any) -> None:
         numbers = torch.cat((context, target), 1).sort(1).values
         if bool((numbers[:, 1:] == numbers[:, :-1]).any()):
             raise InputError(
-                f"context_mask and target_mask name a patch twice, so that the rows of the predictor of "
-                f"{type(model).__name__} are not those of the grid of attention_pattern. Name each patch once, or pass "
-                "skip_predictor=True."
+                f"context_mask and target_mask name a patch twice, so that the rows of the predictor of {model} are "
+                "not those of the grid of attention_pattern. Name each patch once, or pass skip_predictor=True."
             )
 
 
-def keep_grids(model: Any) -> None:
-    """Have the model keep the shapes of the grids that its layers follow, read anew where it has another pattern."""
-    spec = getattr(model.config, FIELD)
-    if model.__dict__.get(GRIDS, (None,))[0] is not spec:
-        patterns = config_patterns(spec, model.config, ENCODER) or ()
+def keep_grids(module: nn.Module) -> None:
+    """Have a module keep the shapes of the grids that the layers of its model follow, read anew for another pattern."""
+    config = module.__dict__[OWNER].config
+    spec = getattr(config, FIELD)
+    if module.__dict__.get(GRIDS, (None,))[0] is not spec:
+        patterns = config_patterns(spec, config, ENCODER) or ()
         shapes = (shape for pattern in patterns if pattern is not None for shape in pattern.grid_shapes())
-        model.__dict__[GRIDS] = (spec, tuple(dict.fromkeys(shapes)))
+        module.__dict__[GRIDS] = (spec, tuple(dict.fromkeys(shapes)))
 
 
 def check_shape(grid: Sequence[int | None], shape: tuple[int, ...]) -> None:

@@ -1,6 +1,7 @@
-"""Vision transformers of transformers whose tokens read their neighbourhood in the picture, and NATTEN's definition."""
+"""Vision transformers of transformers whose tokens read their neighbourhood in the picture."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ def test_masked_autoencoders_leave_patches_out(shape: list[int | None]) -> None:
     grid, video = Grid(shape, [Band(1, 1)] * 3), torch.randn(1, 4, 3, 32, 32)
     model, mask = hea.sparsify(video_model("videomae"), grid), torch.arange(32)[None] % 2 == 0
     for inputs, options in (((video, mask), {}), ((video,), {"bool_masked_pos": mask})):
-        with pytest.raises(hea.InputError, match="VideoMAEForPreTraining leaves out masked patches, so that they do"):
+        with pytest.raises(hea.InputError, match="VideoMAEModel leaves out masked patches, so that they do"):
             model(*inputs, **options)
     assert model.videomae(video).last_hidden_state.isfinite().all()
     pictures = hea.sparsify(video_model("vit_mae"), Grid([None, 8], [Band(1, 1)] * 2, 1))
@@ -201,6 +202,39 @@ def test_a_predictor_reads_no_frames() -> None:
     twice = {**halves, "target_mask": halves["context_mask"]}
     with pytest.raises(hea.InputError, match="context_mask and target_mask name a patch twice"):
         model(video, **twice)
+
+
+def test_a_model_without_a_part_that_takes_pictures() -> None:
+    """Pixtral's own forward pass begins with a convolution."""
+    config = tr.PixtralVisionConfig(**TINY, image_size=32, patch_size=4)
+    model = hea.sparsify(tr.PixtralVisionModel(config).eval(), Grid([8, 8], [Band(1, 1)] * 2))
+    assert model(torch.randn(1, 3, 32, 32)).last_hidden_state.isfinite().all()
+    with pytest.raises(hea.InputError, match="has 4 × 16 patches, but attention_pattern has a grid of 8 × 8"):
+        model(torch.randn(1, 3, 16, 64))
+
+
+def test_methods_that_call_forward_by_themselves(tmp_path: Path) -> None:
+    """The parts of a model check what the hooks of the model do not see, of models that come out of a file, too."""
+    video, model = torch.randn(1, 4, 3, 32, 32), video_model("vjepa2")
+    hea.sparsify(model, Grid([2, 4, 4], [Band(1, 1)] * 3))
+    found = model.get_vision_features(video)
+    torch.testing.assert_close(found, model(video, skip_predictor=True).last_hidden_state)
+    model.save_pretrained(tmp_path)
+    wide, frames = torch.randn(1, 4, 3, 16, 64), torch.randn(1, 8, 3, 16, 32)
+    loaded = tr.AutoModel.from_pretrained(tmp_path).eval()
+    for each in (model, loaded, copy.deepcopy(model)):
+        for other, shape in ((wide, "2 × 2 × 8"), (frames, "4 × 2 × 4")):
+            with pytest.raises(hea.InputError, match=f"has {shape} patches, but attention_pattern has a grid of 2 × 4"):
+                each.get_vision_features(other)
+    # another pattern, and none
+    hea.sparsify(loaded, Grid([2, 2, 8], [Band(1, 1)] * 3))
+    assert loaded.get_vision_features(wide).isfinite().all()
+    with pytest.raises(hea.InputError, match="has 2 × 4 × 4 patches, but attention_pattern has a grid of 2 × 2 × 8"):
+        loaded.get_vision_features(video)
+    assert hea.sparsify(loaded, None).get_vision_features(video).isfinite().all()
+    masking = hea.sparsify(video_model("videomae").videomae, Grid([None, 4, 4], [Band(1, 1)] * 3))
+    with pytest.raises(hea.InputError, match="VideoMAEModel leaves out masked patches"):
+        masking.forward(video, torch.arange(32)[None] % 2 == 0)
 
 
 @pytest.mark.parametrize("attention_type", ["divided_space_time", "joint_space_time"])
@@ -251,39 +285,3 @@ def test_a_picture_is_written_token_by_token() -> None:
     assert torch.equal(written, model.generate(start, use_cache=False, **options))
     with pytest.raises(hea.InputError, match="has 22 tokens, but 1 prefix tokens and a grid of 4 × 5 are at most 21"):
         model(torch.randint(13, (1, 22)))
-
-
-def neighbourhood_attention(q: Tensor, k: Tensor, v: Tensor, kernel_size: int, dilation: int) -> Tensor:
-    """Return neighbourhood attention of [batch, heads, height, width, head_dim] (Hassani et al., 2023, equations 2-5).
-
-    Along every axis a query has `kernel_size` neighbours: of the tokens that lie a multiple of `dilation` away, those
-    nearest to it, as many on either side as long as there are enough.
-    """
-
-    def neighbours(size: int, query: int) -> list[int]:
-        near = sorted(range(query % dilation, size, dilation), key=lambda key: (abs(key - query), key))
-        return sorted(near[:kernel_size])
-
-    out = torch.empty_like(q)
-    for row in range(q.shape[2]):
-        for column in range(q.shape[3]):
-            rows, columns = neighbours(q.shape[2], row), neighbours(q.shape[3], column)
-            keys, values = (each[:, :, rows][:, :, :, columns].flatten(2, 3) for each in (k, v))
-            scores = (keys @ q[:, :, row, column, :, None])[..., 0] * q.shape[-1] ** -0.5
-            out[:, :, row, column] = (scores.softmax(-1)[:, :, None] @ values)[:, :, 0]
-    return out
-
-
-@pytest.mark.parametrize(("kernel_size", "dilation"), [(3, 1), (7, 1), (3, 3), (5, 2)])
-def test_shifted_borders_are_natten(kernel_size: int, dilation: int) -> None:
-    height, width = 14, 11
-    generator = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(2, 2, height, width, 8, generator=generator, dtype=torch.float64) for _ in range(3))
-    reach = kernel_size // 2 * dilation
-    axis = Dilated(reach, reach, dilation)
-    pattern = Grid([height, width], [axis, axis], borders="shifted")
-    found = hea.attention(*(each.flatten(2, 3) for each in (q, k, v)), pattern, backend="blocked")
-    assert isinstance(found, Tensor)
-    torch.testing.assert_close(
-        found.unflatten(2, (height, width)), neighbourhood_attention(q, k, v, kernel_size, dilation)
-    )

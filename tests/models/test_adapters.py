@@ -10,6 +10,7 @@ import torch
 import transformers
 from families import BY_NAME, CASES, OURS
 from models_cases import TINY, Case, case_param, first_tensor, random_ids
+from processes.numbered_script import CASES as NUMBERED
 
 import hf_efficient_attn as hea
 
@@ -72,6 +73,30 @@ def test_virtual_tokens_learn_and_generate(case: Case, kind: str) -> None:
             logits = model(input_ids=text[:, :-1]).logits[:, -3:]
         logits[..., TINY["eos_token_id"]] = -torch.inf
         assert torch.equal(text[:, -3:], logits.argmax(-1))
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+def test_numbers_of_contexts_and_sentences_reach_an_adapted_model(name: str, tmp_path: Path) -> None:
+    """Through Trainer, which asks the model below the adapter what it reads; saved and loaded, it computes the same."""
+    case = NUMBERED[name]
+    model = peft.get_peft_model(case.model(case.main_head), MAPS["lora"](init_lora_weights=False))
+    inputs, seen = case.inputs(case.main_head), []
+    model.base_model.model.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True)
+    args = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
+    )
+    items = [{each: row[index] for each, row in inputs.items()} for index in range(len(inputs["input_ids"]))]
+    transformers.Trainer(model, args, train_dataset=items).train()
+    assert len(seen) == 2
+    assert all(given.keys() >= case.numbered.keys() for given in seen)
+    without = {each: inputs[each] for each in inputs.keys() - case.numbered.keys()}
+    with torch.no_grad():
+        found = model.eval()(**inputs).logits
+        assert not torch.allclose(found, model(**without).logits)
+        model.save_pretrained(tmp_path / "adapter")
+        loaded = peft.PeftModel.from_pretrained(case.model(case.main_head), tmp_path / "adapter").eval()
+        assert torch.equal(loaded(**inputs).logits, found)
+        torch.testing.assert_close(loaded.merge_and_unload()(**inputs).logits, found, atol=1e-4, rtol=1e-4)
 
 
 def test_dora_without_the_zero_query_maps_is_finite() -> None:

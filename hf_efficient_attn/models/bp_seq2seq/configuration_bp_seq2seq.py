@@ -55,7 +55,7 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
     attention_cost = (
         "of n tokens, in the encoder n · (log2 n + 1) of spans and their tokens, and about "
         "2 · num_nodes · n · log2(n / num_nodes) of tokens and the nodes beside them; in the decoder, of m tokens, the "
-        "same with half as many nodes, and m · n"
+        "same with half as many nodes, and m · n, of aligned sentences only those of each sentence"
     )
 
     vocab_size: int = 32_000

@@ -4,12 +4,15 @@ As the authors align them, a target token is of the sentence of the token that i
 sentence reads the next. Source: the authors' code of Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), for IWSLT.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.inputs.whole_numbers import check_integers
 
 # of the source, and of the target
 INPUTS = ("sentence_ids", "decoder_sentence_ids")
@@ -34,23 +37,21 @@ def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: 
 
 def check_numbers(name: str, given: Tensor, shape: tuple[int, ...], tokens: str) -> None:
     """Raise InputError for numbers of sentences that are no integers, or not one for each token; tokens: in words."""
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of sentences, as integers.")
+    check_integers(name, given, "sentences")
     if tuple(given.shape) != tuple(shape):
         raise InputError(f"{name} has shape {list(given.shape)}; it must be [batch, {tokens} tokens] = {list(shape)}.")
 
 
-def aligned_source(readable: Tensor | None, of_source: Tensor | None, of_target: Tensor | None) -> Tensor | None:
-    """Return which target token reads which source token, bool that broadcasts to [B, 1, T, S]; None: all read all.
+def aligned_source(readable: TokenMask, of_source: Tensor | None, of_target: Tensor | None) -> TokenMask:
+    """Return which source tokens a target token reads: those of its own sentence, if sentences are aligned.
 
     Args:
-        readable: which source tokens are no padding, bool [B, 1, 1, S]; None: all.
+        readable: which source tokens are no padding.
         of_source, of_target: the sentence of each token, [B, S] and [B, T]; None: sentences are not aligned.
     """
     if of_source is None or of_target is None:
         return readable
-    same = of_target[:, None, :, None] == of_source[:, None, None].to(of_target.device)
-    return same if readable is None else same & readable
+    return replace(readable, segment_ids=of_source.to(of_target.device), query_segment_ids=of_target)
 
 
 class SentencePrompts:
@@ -63,14 +64,20 @@ class SentencePrompts:
     # of a prompt, which `LeftPaddedPrompts` puts in order
     prompt_inputs = INPUTS[1:]
 
-    def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """As the parent's, with the sentences of the prompt.
+    def _prepare_decoder_input_ids_for_generation(
+        self, batch_size: int, model_input_name: str, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """As the parent's, with the sentences of the prompt; numbers of labels (Trainer's) are none of a prompt.
 
         Raises:
             InputError: numbers that are not one for each token of the source, or of the prompt.
         """
         parent: Any = super()
-        ids, options = parent._prepare_decoder_input_ids_for_generation(*args, **kwargs)
+        if model_kwargs.get("labels") is not None and model_kwargs.get("decoder_input_ids") is None:
+            model_kwargs = {name: each for name, each in model_kwargs.items() if name != INPUTS[1]}
+        ids, options = parent._prepare_decoder_input_ids_for_generation(
+            batch_size, model_input_name, model_kwargs, *args, **kwargs
+        )
         of_source, of_prompt = (options.get(name) for name in INPUTS)
         if of_source is not None:
             check_numbers(INPUTS[0], of_source, options["encoder_outputs"][0].shape[:2], "source")

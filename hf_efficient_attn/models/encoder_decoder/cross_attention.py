@@ -1,4 +1,4 @@
-"""Attention of a decoder to its source: all tokens that an encoder has read. Vaswani et al. (arXiv:1706.03762)."""
+"""Attention of a decoder to its source: tokens that an encoder has read. Vaswani et al. (arXiv:1706.03762)."""
 
 from typing import Any
 
@@ -8,18 +8,22 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.own_segments import attend_own_segments
 from hf_efficient_attn.attention.sharded.layer import refuse_on_shards
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.sharded.shared_source import read_source
 from hf_efficient_attn.layout.host_copies import lasting
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache
 
 
 class CrossAttention(nn.Module):
-    """Attention of the target to all source tokens. [B, T, hidden_size] and [B, S, hidden_size] → [B, T, hidden_size].
+    """Attention of the target to source tokens. [B, T, hidden_size] and [B, S, hidden_size] → [B, T, hidden_size].
 
-    With a cache, keys and values of the source are computed once.
+    A target token reads all of them, or those of its own segment. With a cache, keys and values of the source are
+    computed once.
     """
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -35,13 +39,13 @@ class CrossAttention(nn.Module):
         self,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        source_mask: Tensor | None = None,
+        source: TokenMask = NO_MASK,
         cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, S], else None.
 
-        source_mask: bool [B, 1, 1, S], True = a token; None: all are.
+        source: which source tokens may be read, and the segments of these and of the target, if there are any.
 
         Where processes share a source, S is the number of the tokens that this one holds.
         """
@@ -54,9 +58,13 @@ class CrossAttention(nn.Module):
         shards, scale, dropout = shards_of(self), self.head_dim**-0.5, drop_rate(self.dropout)
         if shards is not None:
             refuse_on_shards(False, False, need_weights)
-            out, weights = read_source(query, key, value, source_mask, scale, dropout, shards), None
+            out, weights = read_source(query, key, value, open_pairs(source), scale, dropout, shards), None
+        elif source.segment_ids is None or need_weights:
+            pairs = open_pairs(source)
+            out, weights = dense_attention(query, key, value, pairs, None, scale, dropout, need_weights)
         else:
-            out, weights = dense_attention(query, key, value, source_mask, None, scale, dropout, need_weights)
+            backend = backend_of(self.config)
+            out, weights = attend_own_segments(query, key, value, source, scale, dropout, backend), None
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights
 
     def _split(self, projected: Tensor) -> Tensor:
@@ -80,10 +88,20 @@ def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
     return EncoderDecoderCache(cache, DynamicCache())
 
 
-def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> Tensor | None:
-    """Return which source tokens may be read, bool [B, 1, 1, S]; None: all."""
+def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> TokenMask:
+    """Return which source tokens may be read; source: [B, S, hidden_size]."""
     batch_size, num_keys = source.shape[:2]
     with lasting():
         lengths = (batch_size, num_queries, num_keys, 0, 0)
         tokens, _ = tokens_of_keys(None, *lengths, attention_mask, None, is_causal=False, device=source.device)
-    return None if tokens.key_mask is None else tokens.key_mask[:, None, None]
+    return tokens
+
+
+def open_pairs(source: TokenMask) -> Tensor | None:
+    """Return which target token reads which source token, bool that broadcasts to [B, 1, T, S]; None: all read all."""
+    readable = None if source.key_mask is None else source.key_mask[:, None, None]
+    of_source, of_target = source.segment_ids, source.query_segment_ids
+    if of_source is None or of_target is None:
+        return readable
+    same = of_target[:, None, :, None] == of_source[:, None, None]
+    return same if readable is None else same & readable

@@ -90,7 +90,8 @@ class EncoderDecoder:
         target = one_target(decoder_input_ids, decoder_inputs_embeds)
         of_source = {name: kwargs.pop(name, None) for name in getattr(self, "extra_inputs", ())}
         of_target = {name: kwargs.pop(name, None) for name in getattr(self, "decoder_inputs", ())}
-        bring_inputs(self.asked_tokens(input_ids), attention_mask, decoder_attention_mask, *of_source.values())
+        masks = (attention_mask, decoder_attention_mask, *of_source.values(), *of_target.values())
+        bring_inputs(self.asked_tokens(input_ids), *masks)
         shards = shards_of(self)
         num_tokens, own_mask = own_source(source, attention_mask, shards)
         check_sides(attention_mask, decoder_attention_mask, num_tokens, target.shape[1], cache)

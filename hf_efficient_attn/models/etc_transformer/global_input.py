@@ -12,6 +12,7 @@ from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.inputs.whole_numbers import check_integers
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .structure import GlobalInput, find_chunks
@@ -131,8 +132,7 @@ def cut_at_contexts(mask: TokenMask, contexts: Tensor | None, call: PreparedCall
     """
     if contexts is None:
         return mask
-    if contexts.is_floating_point() or contexts.is_complex() or contexts.dtype == torch.bool:
-        raise InputError(f"long_contexts is of {contexts.dtype}; it must hold the numbers of contexts, as integers.")
+    check_integers("long_contexts", contexts, "contexts")
     shape = (call.batch_size, call.tokens)
     if tuple(contexts.shape) != shape:
         raise InputError(

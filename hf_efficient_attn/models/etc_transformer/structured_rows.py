@@ -1,14 +1,15 @@
 """One text, or a question and a text, as tokens with global tokens: for `structured_inputs`, which makes batches."""
 
 import itertools
+import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.inputs.whole_numbers import entries, whole_numbers
 
 Interval = tuple[int, int]
 # one interval, or the mentions of an entity
@@ -168,29 +169,36 @@ def mentions(part: Any) -> list[Interval]:
     Raises:
         InputError: something else, or an empty list.
     """
-    listed = [part] if is_interval(part) else part
-    is_list = isinstance(listed, Sized) and not isinstance(listed, str | Mapping)
-    if not is_list or not len(listed) or not all(map(is_interval, listed)):
+    listed = [part] if is_interval(part) else entries(part)
+    if not listed or not all(map(is_interval, listed)):
         raise InputError(
             f"parts has {shown(part)}; give (start, stop) in characters, with 0 <= start < stop, or for an entity a "
             "list of at least one of them, in a list for each text."
         )
-    return [(int(start), int(stop)) for start, stop in listed]
+    return [(operator.index(start), operator.index(stop)) for start, stop in listed]
 
 
-def check_lists(name: str, given: Sequence[Any], parts: Sequence[Any], held: str) -> None:
+def check_lists(name: str, given: Any, num_texts: int, held: str) -> None:
     """Raise InputError if there is not a list for each text; held: what it holds, in words."""
-    if len(given) != len(parts) or not all(isinstance(each, Sized) for each in given):
-        raise InputError(f"{name} has {len(given)} lists for {len(parts)} texts; give one for each text, with {held}.")
+    lists = entries(given)
+    if lists is None or len(lists) != num_texts or any(entries(each) is None for each in lists):
+        found = f"is {shown(given)}" if lists is None else f"has {len(lists)} lists"
+        raise InputError(f"{name} {found} for {num_texts} texts; give one for each text, with {held}.")
 
 
-def check_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> None:
-    """Raise InputError if contexts are not a number for each part, or if parts of one lie between those of others."""
-    check_lists("contexts", contexts, parts, "the number of the context of each of its parts")
-    for numbers, of_text in zip(contexts, parts, strict=True):
-        if len(numbers) != len(of_text) or not all(isinstance(each, Integral) for each in numbers):
+def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> list[list[int]]:
+    """Return contexts as numbers of Python.
+
+    Raises:
+        InputError: they are not a number for each part, or parts of one lie between those of others.
+    """
+    check_lists("contexts", contexts, len(parts), "the number of the context of each of its parts")
+    found = []
+    for given, of_text in zip(contexts, parts, strict=True):
+        numbers = whole_numbers(given)
+        if numbers is None or len(numbers) != len(of_text):
             raise InputError(
-                f"contexts has {shown(numbers)} for a text of {len(of_text)} parts; give an integer for each part."
+                f"contexts has {shown(given)} for a text of {len(of_text)} parts; give an integer for each part."
             )
         if len(list(itertools.groupby(numbers))) != len(set(numbers)):
             # their distances in the list of global tokens, which labels tell, would depend on the other contexts
@@ -198,25 +206,29 @@ def check_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[T
                 f"contexts has {shown(numbers)}, where parts of a context lie between those of another. Give the parts "
                 "of a context one after another."
             )
+        found.append(numbers)
+    return found
 
 
-def check_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> None:
-    """Raise InputError if candidates are not, for each text, numbers of some of its parts."""
-    check_lists("candidates", candidates, parts, "the numbers of those of its parts that are candidate answers")
-    for numbers, of_text in zip(candidates, parts, strict=True):
-        if not all(isinstance(each, Integral) and 0 <= int(each) < len(of_text) for each in numbers):
+def checked_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> list[list[int]]:
+    """Return candidates as numbers of Python; raise InputError if they are not, for each text, numbers of its parts."""
+    check_lists("candidates", candidates, len(parts), "the numbers of those of its parts that are candidate answers")
+    found = []
+    for given, of_text in zip(candidates, parts, strict=True):
+        numbers = whole_numbers(given)
+        if numbers is None or not all(0 <= each < len(of_text) for each in numbers):
             raise InputError(
-                f"candidates has {shown(numbers)} for a text of {len(of_text)} parts; give numbers of parts, which are "
+                f"candidates has {shown(given)} for a text of {len(of_text)} parts; give numbers of parts, which are "
                 "counted from 0."
             )
+        found.append(numbers)
+    return found
 
 
 def is_interval(given: Any) -> bool:
-    """Return whether something is (start, stop) of integers, not empty."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Sized) or len(given) != 2:
-        return False
-    start, stop = given  # type: ignore[misc]
-    return isinstance(start, Integral) and isinstance(stop, Integral) and 0 <= int(start) < int(stop)
+    """Return whether something is (start, stop) of whole numbers, not empty."""
+    numbers = whole_numbers(given)
+    return numbers is not None and len(numbers) == 2 and 0 <= numbers[0] < numbers[1]
 
 
 def answer_positions(
@@ -244,8 +256,9 @@ def answer_positions(
             f"answers has {shown(answer)}; give (start, stop) in characters of its text, which has {len(text):,}, or "
             "None where there is no answer."
         )
-    said = text[answer[0] : answer[1]]
-    begin, end = answer[0] + len(said) - len(said.lstrip()), answer[0] + len(said.rstrip())
+    start, stop = (operator.index(each) for each in answer)
+    said = text[start:stop]
+    begin, end = start + len(said) - len(said.lstrip()), start + len(said.rstrip())
     kept = [token for token, at in enumerate(places) if at is not None]
     if is_cut and (not kept or begin < offsets[kept[0]][0] or end > offsets[kept[-1]][1]):
         # at least an end of it is cut away
@@ -257,5 +270,5 @@ def answer_positions(
             "an interval with at least one word, or None where there is no answer."
         )
     first_part = len(row.global_types) - len(row.parts)
-    holding = [number for number, each in enumerate(row.parts) if any(start <= begin < stop for start, stop in each)]
+    holding = [number for number, each in enumerate(row.parts) if any(first <= begin < last for first, last in each)]
     return found[0], found[-1], first_part + holding[0] if holding else NO_ANSWER

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from .structured_rows import (
     Row,
     TextPart,
     answer_positions,
-    check_candidates,
-    check_contexts,
+    check_lists,
+    checked_candidates,
+    checked_contexts,
     first_letters,
     link,
 )
@@ -138,7 +139,7 @@ def structured_inputs(
     _refuse_padding(tokenizer, (global_token_id, *(() if questions is None else of_pairs)))
     find = sentences if questions is None else paragraphs
     parts = [find(text) for text in texts] if parts is None else parts
-    _check_parts(parts, len(texts), contexts, candidates, questions is not None)
+    own_contexts, own_candidates = _checked_parts(parts, len(texts), contexts, candidates, questions is not None)
     if answers is not None and (questions is None or len(answers) != len(texts)):
         raise InputError(
             f"answers has {len(answers)} of {len(texts)} {'texts' if questions is None else 'pairs'}; give one, or "
@@ -151,8 +152,6 @@ def structured_inputs(
         [at if number == own else None for at, number in zip(first_letters(text, each), numbers, strict=True)]
         for text, each, numbers in zip(texts, offsets, sequences, strict=True)
     ]
-    own_contexts = [None] * len(texts) if contexts is None else contexts
-    own_candidates = [()] * len(texts) if candidates is None else candidates
     rows = [
         link(at, [own == 1 and each == 0 for each in numbers], *of_text, has_whole_text)
         for at, numbers, *of_text in zip(places, sequences, parts, own_contexts, own_candidates, strict=True)
@@ -191,27 +190,24 @@ def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str
     return [question for question, _ in texts], [text for _, text in texts]
 
 
-def _check_parts(
+def _checked_parts(
     parts: Sequence[Sequence[TextPart]],
     num_texts: int,
     contexts: Sequence[Sequence[int]] | None,
     candidates: Sequence[Sequence[int]] | None,
     are_pairs: bool,
-) -> None:
-    """Raise InputError if parts, or what is said about them, are not one list for each text."""
-    if len(parts) != num_texts or not all(isinstance(each, Sized) for each in parts):
+) -> tuple[list[Any], list[Any]]:
+    """Return the contexts, or None, and the candidates of each text; raise InputError if lists are not one for each."""
+    check_lists("parts", parts, num_texts, "intervals (start, stop)")
+    if candidates is not None and not are_pairs:
         raise InputError(
-            f"parts has {len(parts)} lists for {num_texts} texts; give one for each text, of intervals (start, stop)."
+            f"candidates has {len(candidates)} lists for texts without a question. Give pairs (question, text), "
+            "or leave them out."
         )
-    if contexts is not None:
-        check_contexts(contexts, parts)
-    if candidates is not None:
-        if not are_pairs:
-            raise InputError(
-                f"candidates has {len(candidates)} lists for texts without a question. Give pairs (question, text), "
-                "or leave them out."
-            )
-        check_candidates(candidates, parts)
+    return (
+        [None] * num_texts if contexts is None else checked_contexts(contexts, parts),
+        [()] * num_texts if candidates is None else checked_candidates(candidates, parts),
+    )
 
 
 def _refuse_padding(tokenizer: Any, token_ids: Sequence[int]) -> None:

@@ -205,12 +205,14 @@ def check_mask(
 
 
 def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> None:
-    """Raise InputError for a mask that is a list, an array, a string or a number.
+    """Raise InputError for a mask, or another input, that is a list, an array, a string or a number.
 
     Other types that are no tensors may belong to another attention implementation.
     """
     if isinstance(attention_mask, NO_MASKS) or type(attention_mask).__module__ == "numpy":
-        raise InputError(f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor(mask).")
+        raise InputError(
+            f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor({name})."
+        )
 
 
 def padding_mask(attention_mask: Any, batch_size: int, advice: str, is_causal: bool = False) -> Any:

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention, readable_source
 from hf_efficient_attn.models.encoder_decoder.inputs import real_target_tokens
 from hf_efficient_attn.models.encoder_decoder.stacks import record_layers
@@ -41,7 +42,7 @@ class SparseDecoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        source_mask: Tensor | None = None,
+        source: TokenMask = NO_MASK,
         cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -51,7 +52,7 @@ class SparseDecoderLayer(GradientCheckpointingLayer):
             return self.self_attn(states, cache=own_cache, **kwargs)[0]
 
         def read_source(states: Tensor) -> Tensor:
-            return self.cross_attn(states, encoder_hidden_states, source_mask, cache, **kwargs)[0]
+            return self.cross_attn(states, encoder_hidden_states, source, cache, **kwargs)[0]
 
         hidden_states = self._add(hidden_states, self.attention_norm, read_target)
         hidden_states = self._add(hidden_states, self.cross_norm, read_source)
@@ -96,13 +97,13 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
             encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
         """
         call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
-        source_mask = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
+        source = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
         masks = call.masks(self.config, is_causal=True)
         counted = real_target_tokens(attention_mask, masks["token_mask"])
         hidden_states, where = self.embeddings(replace(call, attention_mask=counted))
         kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         for layer in self.layers:
-            hidden_states = layer(hidden_states, encoder_hidden_states, source_mask, **kwargs)
+            hidden_states = layer(hidden_states, encoder_hidden_states, source, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: call.cache}
         )

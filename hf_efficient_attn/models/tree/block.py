@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 from hf_efficient_attn.models.tree.attention import TreeAttention
@@ -62,7 +63,7 @@ class BPCrossLayer(BPLayer):
         spans: Tensor,
         nodes: WholeTree | NextNodes,
         encoder_hidden_states: Tensor,
-        source_mask: Tensor | None = None,
+        source: TokenMask = NO_MASK,
         cache: EncoderDecoderCache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
@@ -71,8 +72,8 @@ class BPCrossLayer(BPLayer):
         states = self.read(tokens, spans, nodes, cache=own_cache, **kwargs)
         # in memory of their own: torch multiplies a part of a tensor by frozen and by trainable weights in kernels that
         # round differently, and an adapter would not be the same while it trains and when it is loaded
-        tokens, source = states[:, :num_tokens].contiguous(), encoder_hidden_states.contiguous()
-        attended, _ = self.cross_attn(tokens, source, source_mask, cache, **kwargs)
+        tokens, read = states[:, :num_tokens].contiguous(), encoder_hidden_states.contiguous()
+        attended, _ = self.cross_attn(tokens, read, source, cache, **kwargs)
         tokens = self.cross_norm(tokens + self.dropout(attended))
         states = self.transform(torch.cat((tokens, states[:, num_tokens:]), 1))
         return states[:, :num_tokens], states[:, num_tokens:]

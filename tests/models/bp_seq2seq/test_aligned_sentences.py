@@ -188,6 +188,7 @@ def test_trainer_passes_the_numbers_on(tmp_path: Path) -> None:
         ({"sentence_ids": torch.zeros(2, 11).long()}, "sentence_ids is given without decoder_sentence_ids"),
         ({"decoder_sentence_ids": torch.zeros(2, 9).long()}, "decoder_sentence_ids is given without sentence_ids"),
         ({"sentence_ids": torch.zeros(2, 11)}, "sentence_ids is of torch.float32; it must hold the numbers"),
+        ({"sentence_ids": [[0] * 11] * 2}, r"sentence_ids is of type list; pass a tensor, as torch.as_tensor\(sent"),
         (
             {"sentence_ids": torch.zeros(2, 9).long()},
             r"sentence_ids has shape \[2, 9\]; .* source tokens\] = ",
@@ -195,7 +196,7 @@ def test_trainer_passes_the_numbers_on(tmp_path: Path) -> None:
         ({"decoder_sentence_ids": torch.zeros(9).long()}, r"has shape \[9\]; .* new target tokens\] = \[2, 9\]"),
     ],
 )
-def test_what_is_no_number_of_each_token(given: dict[str, Tensor], message: str) -> None:
+def test_what_is_no_number_of_each_token(given: dict[str, Any], message: str) -> None:
     alone = "without" in message
     with pytest.raises(hea.InputError, match=message):
         build()(random_ids(2, 11), labels=random_ids(2, 9), **{**({} if alone else sentences(2)), **given})

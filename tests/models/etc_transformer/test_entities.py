@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from models.etc_transformer.dense_etc import Text, dense_etc
@@ -157,6 +158,9 @@ def test_long_tokens_read_their_band_across_contexts_without_long_contexts() -> 
         ([[(0, 2)], [(3, 5)]], r"\[\[\(0, 2\)\], \[\(3, 5\)\]\]"),
         ({"w3": (0, 2)}, "{'w3': "),
         ("w3", "'w3'"),
+        (torch.tensor([0.0, 2.0]), r"tensor\(\[0\., 2\.\]\)"),
+        (torch.tensor(2), r"tensor\(2\)"),
+        (np.array([0, 2, 4]), r"array\(\[0, 2, 4\]\)"),
     ],
 )
 def test_what_is_neither_an_interval_nor_mentions(part: Any, shown: str) -> None:
@@ -164,13 +168,35 @@ def test_what_is_neither_an_interval_nor_mentions(part: Any, shown: str) -> None
         encode([TEXT], parts=[[(0, 2), part]])
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, lambda numbers: list(np.array(numbers))])
+def test_whole_numbers_of_any_kind(kind: Any) -> None:
+    """Intervals, contexts, candidates and answers may be tensors, arrays, or lists of numbers of these."""
+    pairs = [(QUESTION, TEXT)]
+    options = {"has_whole_text": True, "answers": [(3, 5)], "contexts": [[1] * 5], "candidates": [[3, 4]]}
+    expected = encode(pairs, parts=[PARTS], **options)
+    parts = [*map(kind, sentences(TEXT)), kind(W3), [kind(W6[0])]]
+    given = {name: [kind(each) for each in options[name]] for name in ("answers", "contexts", "candidates")}
+    found = encode(pairs, parts=[parts], **{**options, **given})
+    # a tensor for each text, all of whose parts are intervals
+    whole = encode([TEXT], parts=[kind(sentences(TEXT))])
+    for one, other in ((found, expected), (whole, encode([TEXT]))):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
 @pytest.mark.parametrize(
     ("contexts", "message"),
     [
+        (3, "contexts is 3 for 1 texts; give one for each text"),
         ([], "contexts has 0 lists for 1 texts; give one for each text"),
         ([0], "contexts has 1 lists for 1 texts; give one for each text"),
         ([[0, 0, 0]], r"contexts has \[0, 0, 0\] for a text of 5 parts; give an integer for each"),
         ([[0, 0, 0, 0, 1.0]], r"contexts has \[0, 0, 0, 0, 1.0\] for a text of 5 parts"),
+        ([torch.tensor(0)], "contexts has 1 lists for 1 texts; give one for each text"),
+        (
+            [torch.zeros(5)],
+            r"contexts has tensor\(\[0\., 0\., 0\., 0\., 0\.\]\) for a text of 5 parts; give an integer",
+        ),
         ([[0, 1, 0, 2, 2]], r"contexts has \[0, 1, 0, 2, 2\], where parts of a context lie between"),
     ],
 )

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -191,9 +192,10 @@ def test_packed_documents_have_contexts_too() -> None:
         (torch.zeros(6, dtype=torch.long), r"long_contexts has shape \[6\]"),
         (torch.zeros(2, 6), "long_contexts is of torch.float32; it must hold the numbers of contexts"),
         (torch.zeros(2, 6, dtype=torch.bool), "long_contexts is of torch.bool"),
+        (np.zeros((2, 6), dtype=int), r"long_contexts is of type ndarray; pass a tensor, as torch.as_tensor\(long"),
     ],
 )
-def test_what_is_no_number_of_each_token(contexts: torch.Tensor, message: str) -> None:
+def test_what_is_no_number_of_each_token(contexts: Any, message: str) -> None:
     with pytest.raises(hea.InputError, match=message):
         build()(random_ids(2, 6), long_contexts=contexts)
 
