@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_efficient_attn.bench.mechanisms.cases import MECHANISMS, Model, Shape, build_model, read_prompt, training_step
+from hf_efficient_attn.bench.mechanisms.cases import MECHANISMS, Shape
+from hf_efficient_attn.bench.mechanisms.models import Model, build_model, read_prompt, training_step
 from hf_efficient_attn.cli import main
 
 TINY = ["--quick", "--lengths", 16, 32, "--hidden-size", 16, "--heads", 2, "--keys", 8, "--max-seconds", 0]
-TINY += ["--dense-limit", 16, "--device", "cpu"]
+TINY += ["--dense-limit", 16, "--scores-limit", 8, "--device", "cpu"]
 
 
 def results_of(folder: Path, *options: str) -> tuple[dict, str]:
@@ -21,7 +22,7 @@ def results_of(folder: Path, *options: str) -> tuple[dict, str]:
 
 
 def test_causal_mechanisms_are_timed_and_decoded(tmp_path: Path) -> None:
-    names = ["dense", "band", "linear"]
+    names = ["dense", "talking_heads", "band", "linear"]
     results, text = results_of(tmp_path, "--causal", "--memory-lengths", "--mechanisms", *names)
     rows = results["results"]
     assert [(row["tokens"], row["mechanism"]) for row in rows] == [(n, name) for n in (16, 32) for name in names]
@@ -31,7 +32,7 @@ def test_causal_mechanisms_are_timed_and_decoded(tmp_path: Path) -> None:
     assert held[16, "band"] == held[32, "band"] == 2 * 7 * 16 * 4
     assert held[16, "linear"] == held[32, "linear"] == 2 * 8 * 9 * 4
     for row in rows:
-        is_timed = (row["tokens"], row["mechanism"]) != (32, "dense")
+        is_timed = row["tokens"] <= {"dense": 16, "talking_heads": 8}.get(row["mechanism"], 32)
         for measure in ("forward", "training", "decoding"):
             assert len(row[measure].get("samples", ())) == 2 * is_timed
     for title in ("Growth, and from where on", "Milliseconds, one more token", "MiB of the cache"):

@@ -1,16 +1,14 @@
-"""The models that `bench mechanisms` compares: one layer each, equally wide, with an MLP where the family has one."""
+"""What `bench mechanisms` compares: one layer each, equally wide, with an MLP where the family has one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig
+from torch import Tensor
+from transformers import PreTrainedConfig
 
 from hf_efficient_attn.attention.cache import PatternCache
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.bench.harness.steps import Step, drawn_states
+from hf_efficient_attn.bench.harness.steps import drawn_states
 from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
 from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
 from hf_efficient_attn.models.compressed_transformer.configuration_compressed_transformer import (
@@ -31,11 +29,10 @@ from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.block_top_k import BlockTopK
 
 DENSE = "dense"
-SEED = 0
-# a small vocabulary: layers are measured, not a table of tokens
-VOCAB_SIZE = 64
 # positions that a model has beyond its text: for what is decoded
 MOST_DECODED = 512
+# settings with the longest text of what reads all pairs of tokens, and of what holds a score of each besides
+DENSE_LIMIT, SCORES_LIMIT = "dense_limit", "scores_limit"
 # of a block, for each key that a token reads: BigBird reads five to eight blocks, BlockTopK four
 BLOCKS = 4
 
@@ -81,6 +78,7 @@ class Mechanism:
         fields: returns what differs from the config's defaults.
         directions: those that it has, True: causal.
         cache: returns a cache that holds no more than what can still be read; None: that of the model itself.
+        limit: the setting that says how long its texts are at most; None: any.
     """
 
     about: str
@@ -88,6 +86,7 @@ class Mechanism:
     fields: Callable[[Shape], dict[str, Any]] = lambda shape: {}
     directions: tuple[bool, ...] = (False, True)
     cache: Callable[[Any], Any] | None = None
+    limit: str | None = None
 
 
 def _pattern(about: str, pattern: Callable[[Shape], Any], **options: Any) -> Mechanism:
@@ -113,16 +112,23 @@ def _clusters(shape: Shape) -> dict[str, Any]:
 
 # by name, in the order of tables and pictures
 MECHANISMS: dict[str, Mechanism] = {
-    DENSE: _pattern("all tokens, by torch's SDPA", lambda shape: None),
-    "sas_p": Mechanism("all tokens, in a block without values, projection and skips", SimplifiedTransformerConfig),
+    DENSE: _pattern("all tokens, by torch's SDPA", lambda shape: None, limit=DENSE_LIMIT),
+    "sas_p": Mechanism(
+        "all tokens, in a block without values, projection and skips", SimplifiedTransformerConfig, limit=DENSE_LIMIT
+    ),
     "sas_p_prior": Mechanism(
         "all tokens, with a learned prior by distance, in such a block",
         SimplifiedTransformerConfig,
         lambda shape: {"mechanism": "prior"},
+        limit=DENSE_LIMIT,
     ),
-    "prior": _compressed("all tokens, with a learned prior by distance", "prior"),
-    "talking_heads": _compressed("all tokens, by heads that mix scores and weights", "talking_heads"),
-    "collaborative_heads": _compressed("all tokens, by queries and keys that heads share", "collaborative_heads"),
+    "prior": _compressed("all tokens, with a learned prior by distance", "prior", limit=DENSE_LIMIT),
+    "talking_heads": _compressed(
+        "all tokens, by heads that mix scores and weights", "talking_heads", limit=SCORES_LIMIT
+    ),
+    "collaborative_heads": _compressed(
+        "all tokens, by queries and keys that heads share", "collaborative_heads", limit=DENSE_LIMIT
+    ),
     "band": _pattern("a window of {keys} keys", Shape.band, cache=lambda model: PatternCache(model.config)),
     "bigbird": _pattern(
         "blocks of {keys} / 4 keys around a token, a random one, and global ones",
@@ -206,36 +212,6 @@ LAYERED: dict[str, Mechanism] = {
 ALL = MECHANISMS | LAYERED
 
 
-class Model(nn.Module):
-    """A model of one layer, from embeddings to the last hidden state."""
-
-    def __init__(self, model: Any, new_cache: Callable[[Any], Any] | None) -> None:
-        super().__init__()
-        self.model, self.new_cache = model, new_cache
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.model(inputs_embeds=states, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
-
-    def loss(self, states: Tensor) -> Tensor:
-        """Return a number that all outputs have a part in, with what layers add to a loss."""
-        out = self.model(inputs_embeds=states, use_cache=False)
-        loss, added = out.last_hidden_state.float().square().mean(), getattr(out, "auxiliary_loss", None)
-        return loss if added is None else loss + added
-
-    def decode(self, states: Tensor, cache: Any = None) -> Any:
-        """Return the cache after it has read more tokens."""
-        if cache is None and self.new_cache is not None:
-            cache = self.new_cache(self.model)
-        return self.model(inputs_embeds=states, use_cache=True, **{CACHE_ARGUMENT: cache})[CACHE_ARGUMENT]
-
-
-def build_model(name: str, shape: Shape) -> Model:
-    """Return a new model of one of `MECHANISMS`."""
-    torch.manual_seed(SEED)
-    model = AutoModel.from_config(config_of(name, shape, vocab_size=VOCAB_SIZE))
-    return Model(model, MECHANISMS[name].cache).to(shape.device, getattr(torch, shape.dtype))
-
-
 def config_of(name: str, shape: Shape, **changes: Any) -> PreTrainedConfig:
     """Return the config of one of `ALL` in a shape, without dropout.
 
@@ -254,43 +230,3 @@ def config_of(name: str, shape: Shape, **changes: Any) -> PreTrainedConfig:
     }
     common = {key: value for key, value in common.items() if key in known}
     return mechanism.config(**{**common, **mechanism.fields(shape), **changes})
-
-
-def training_step(model: Any, states: Tensor) -> Step:
-    """Return a function that computes the gradients of all parameters, and frees them."""
-
-    def step() -> None:
-        model.train().loss(states).backward()
-        model.zero_grad()
-
-    return step
-
-
-def build_training_step(name: str, shape: dict[str, Any]) -> Step:
-    """Return the training step of a new model; arguments of JSON types, `shape` has the fields of `Shape`."""
-    sizes = Shape(**shape)
-    return training_step(build_model(name, sizes), sizes.states())
-
-
-@torch.no_grad()
-def read_prompt(model: Model, states: Tensor) -> tuple[Step, int]:
-    """Return a function that decodes one more token behind a text, and the bytes of the cache behind that text."""
-    cache, token = model.eval().decode(states), states[:, :1]
-    size = cache_bytes(cache)
-
-    @torch.no_grad()
-    def step() -> None:
-        model.decode(token, cache)
-
-    return step, size
-
-
-def cache_bytes(cache: Any) -> int:
-    """Return the bytes of all tensors that the layers of a cache hold, each memory once."""
-    held = {
-        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
-        for layer in cache.layers
-        for value in vars(layer).values()
-        if isinstance(value, Tensor)
-    }
-    return sum(held.values())

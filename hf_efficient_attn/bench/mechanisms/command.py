@@ -27,16 +27,8 @@ from hf_efficient_attn.bench.harness.options import (
 from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
 from hf_efficient_attn.bench.harness.steps import Contestants, time_steps
 from hf_efficient_attn.bench.harness.timing import counts_processor_time
-from hf_efficient_attn.bench.mechanisms.cases import (
-    DENSE,
-    MECHANISMS,
-    MOST_DECODED,
-    Shape,
-    build_model,
-    build_training_step,
-    read_prompt,
-    training_step,
-)
+from hf_efficient_attn.bench.mechanisms.cases import DENSE_LIMIT, MECHANISMS, MOST_DECODED, SCORES_LIMIT, Shape
+from hf_efficient_attn.bench.mechanisms.models import build_model, build_training_step, read_prompt, training_step
 from hf_efficient_attn.bench.mechanisms.report import DECODING, results_figure, results_markdown
 from hf_efficient_attn.errors import InputError
 
@@ -51,7 +43,8 @@ SIZES = {
 }
 COUNTS = {
     **SIZES,
-    "dense_limit": (16384, "longest text of dense attention"),
+    DENSE_LIMIT: (16384, "longest text of what reads all pairs of tokens"),
+    SCORES_LIMIT: (4096, "longest text of what holds a score of each pair"),
     "repeats": (10, "timed rounds, as far as there is time; a round runs every mechanism once"),
 }
 QUICK = {"lengths": [512, 2048], "memory_lengths": [2048], "repeats": 2}
@@ -141,4 +134,5 @@ def shape_of(tokens: int, settings: Mapping[str, Any], device: torch.device) -> 
 
 def names_of(tokens: int, settings: Mapping[str, Any]) -> list[str]:
     """Return what is measured at a length."""
-    return [name for name in settings["mechanisms"] if name != DENSE or tokens <= settings["dense_limit"]]
+    limits = {name: MECHANISMS[name].limit for name in settings["mechanisms"]}
+    return [name for name, limit in limits.items() if limit is None or tokens <= settings[limit]]

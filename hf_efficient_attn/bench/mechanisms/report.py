@@ -10,7 +10,7 @@ from hf_efficient_attn.bench.harness.panels import Line, Panel, draw_panels
 from hf_efficient_attn.bench.harness.report import clock_line, machine_line, markdown_table
 from hf_efficient_attn.bench.harness.steps import MEASURES
 from hf_efficient_attn.bench.harness.timing import LEAST_ROUNDS
-from hf_efficient_attn.bench.mechanisms.cases import DENSE, MECHANISMS
+from hf_efficient_attn.bench.mechanisms.cases import DENSE, DENSE_LIMIT, MECHANISMS, SCORES_LIMIT
 
 Row = dict[str, Any]
 MEBIBYTE = 2**20
@@ -63,8 +63,15 @@ def legend(settings: dict[str, Any]) -> str:
         f"that times grow with over the {LAST} longest lengths, 1 is linear. Up to {settings['repeats']} rounds, as "
         f"many as fit into {settings['max_seconds']:g} seconds a length, at least {LEAST_ROUNDS}, after one that does "
         "not count; medians. "
-        f"{clock_line(settings)}What a token reads: {about}. Dense attention up to {settings['dense_limit']:,} tokens."
+        f"{clock_line(settings)}What a token reads: {about}. {limits(settings)}"
     )
+
+
+def limits(settings: dict[str, Any]) -> str:
+    """Return the sentences on what is left out of long texts."""
+    texts = {DENSE_LIMIT: "that reads all pairs of tokens", SCORES_LIMIT: "that holds a score of each pair"}
+    found = {text: settings[limit] for limit, text in texts.items() if limit in settings}
+    return " ".join(f"What {text} is measured up to {tokens:,} tokens." for text, tokens in found.items())
 
 
 def exponent(points: list[tuple[int, float]]) -> float | None:
