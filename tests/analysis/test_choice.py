@@ -6,7 +6,7 @@ import pytest
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.analysis.choice import FACTS, KINDS, ways_to_read
-from hf_efficient_attn.bench.mechanisms import cases
+from hf_efficient_attn.bench.mechanisms import cases, models
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.models.compressed_transformer.slot_cache import SPARE
 
@@ -26,7 +26,7 @@ def test_every_mechanism_is_known() -> None:
 @pytest.mark.parametrize("name", [name for name, direction in WAYS if direction])
 def test_what_is_kept_is_what_a_cache_holds(name: str, tokens: int) -> None:
     sizes = shape(tokens, is_causal=True)
-    held = cases.read_prompt(cases.build_model(name, sizes), sizes.states())[1]
+    held = models.read_prompt(models.build_model(name, sizes), sizes.states())[1]
     kept = FACTS[name].kept
     assert kept is not None
     expected = kept(sizes)

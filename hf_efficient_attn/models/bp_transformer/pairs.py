@@ -9,6 +9,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, roots_of
 
 
@@ -18,11 +19,11 @@ class Sentences:
 
     Attributes:
         own: which real tokens each has, bool [B, 2, T].
-        other: which tokens a token reads across, bool [B, 1, T, T].
+        other: which tokens a token reads across: those of the sentence that it is not of.
     """
 
     own: Tensor
-    other: Tensor
+    other: TokenMask
 
 
 def sentences_of(types: Tensor, nodes: Any) -> Sentences:
@@ -30,8 +31,7 @@ def sentences_of(types: Tensor, nodes: Any) -> Sentences:
     mask = nodes.mask.key_mask
     real = torch.ones_like(types, dtype=torch.bool) if mask is None else mask[:, ::2]
     own = torch.stack((real & (types == 0), real & (types == 1)), 1)
-    # a token reads what its other sentence has
-    return Sentences(own, torch.where((types == 0)[:, :, None], own[:, 1:], own[:, :1])[:, None])
+    return Sentences(own, TokenMask(real, segment_ids=types, query_segment_ids=1 - types))
 
 
 def check_pieces(types: Tensor, mask: Any) -> None:
