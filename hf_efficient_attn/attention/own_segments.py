@@ -38,9 +38,10 @@ def attend_own_segments(
 
 def do_documents_pay(query: Tensor, key: Tensor, tokens: TokenMask) -> bool:
     """Return whether documents one by one are computed sooner than all pairs under a mask; known on CPUs alone."""
-    if compiler.is_compiling() or query.device.type != "cpu":
-        return False
     batch_size, num_heads, num_queries = query.shape[:3]
+    # dense attention reads the keys between the first and the last of a single query by itself
+    if compiler.is_compiling() or query.device.type != "cpu" or num_queries == 1:
+        return False
     num_keys = key.shape[2]
     found = [each for row in tokens.documents(batch_size, num_keys, num_queries) for each in row]
     num_pairs = sum((each.stop - each.start) * (each.queries[1] - each.queries[0]) for each in found if each.queries)

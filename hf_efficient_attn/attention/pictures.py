@@ -19,8 +19,12 @@ from hf_efficient_attn.patterns.grid_base import written_shape
 PICTURES = ("pixel_values", "pixel_values_videos")
 # arguments of a predictor, which say what patches of a video it reads, lists of numbers [batch, patches] (V-JEPA 2)
 PARTS = ("context_mask", "target_mask")
+# an argument of towers that read patches of many pictures in one row: frames, rows and columns of each (Qwen2-VL)
+PATCH_SHAPES = "grid_thw"
 # the attributes in which what takes pictures keeps whose it is, and the shapes of the grids of a pattern with its spec
 OWNER, GRIDS = "_takes_pictures_of", "_grid_shapes"
+# models whose tokens begin with patches
+CLASS_TOKEN_LAST = ("llama4_vision_model",)
 # the field of masked autoencoders (ViTMAE, VideoMAE), and that of those which draw themselves what they mask
 MASKING, DRAWING = "norm_pix_loss", "mask_ratio"
 
@@ -58,7 +62,7 @@ def picture_parts(module: nn.Module) -> Iterator[nn.Module]:
 
 def takes(module: nn.Module) -> bool:
     """Return whether the forward pass of a module takes pictures, or numbers of patches."""
-    return any(name in arguments_of(module) for name in (*PICTURES, *PARTS))
+    return any(name in arguments_of(module) for name in (*PICTURES, *PARTS, PATCH_SHAPES))
 
 
 def arguments_of(module: nn.Module) -> tuple[str, ...]:
@@ -87,6 +91,7 @@ def check_pictures(module: nn.Module, inputs: tuple[Any, ...], options: Mapping[
         return
     given = {**dict(zip(owner.arguments, inputs, strict=False)), **options}
     pictures = [name for name in PICTURES if name in owner.arguments]
+    refuse_other_orders(owner, next((given.get(name) for name in pictures), None))
     if not pictures:
         refuse_open_grids(owner.name, grids)
         # numbers of patches are not read in programs that are being compiled
@@ -141,6 +146,28 @@ def refuse_masked_patches(owner: Owner, mask: Any) -> None:
             f"{owner.name} leaves out masked patches{' and shuffles the others' if draws else ''}, so that "
             "they do not lie as in the grid of attention_pattern, which would take others for neighbours. Give it a "
             "pattern without a grid, or follow the grid in a model that reads all patches, as for fine-tuning."
+        )
+
+
+def refuse_other_orders(owner: Owner, pixels: Any) -> None:
+    """Raise InputError for a model whose tokens are not a prefix and then patches, row by row."""
+    config, reason = owner.config, ""
+    if getattr(config, "num_windows", 1) > 1:
+        reason = f"orders its patches by windows (num_windows={config.num_windows})"
+    elif getattr(config, "num_detection_tokens", 0):
+        reason = f"has {config.num_detection_tokens} tokens behind its patches (num_detection_tokens)"
+    elif config.model_type in CLASS_TOKEN_LAST:
+        reason = "has its class token behind its patches"
+    elif PATCH_SHAPES in owner.arguments:
+        reason = "takes patches one by one, in an order of its own"
+    elif isinstance(pixels, Tensor) and pixels.dim() < 4:
+        reason = (
+            f"takes patches one by one, pixels of shape {list(pixels.shape)}, of which it is unknown where they lie"
+        )
+    if reason:
+        raise InputError(
+            f"{owner.name} {reason}, so that a grid in attention_pattern would take others for neighbours. Give it a "
+            "pattern without a grid."
         )
 
 

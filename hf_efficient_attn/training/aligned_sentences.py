@@ -22,8 +22,9 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
     """Pad sources and labels as transformers' `DataCollatorForSeq2Seq`, and the numbers of their sentences with them.
 
     An item holds `input_ids`, `labels`, and for each of their tokens the number of its sentence: `sentence_ids` and
-    `decoder_sentence_ids`. Padding is on the side of the tokenizer, and of sentence −1. Of items without numbers the
-    batch has none, of sources without labels it has `sentence_ids`. With Trainer:
+    `decoder_sentence_ids`. Sources are padded on the side of the tokenizer, labels behind, since a decoder would read
+    padding before them; padding is of sentence −1. Of items without numbers the batch has none, of sources without
+    labels it has `sentence_ids`. With Trainer:
 
         collator = hea.AlignedSentencesCollator(tokenizer, model=model)
         args = Seq2SeqTrainingArguments(..., predict_with_generate=True)
@@ -42,21 +43,32 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
     def __call__(self, features: Sequence[dict[str, Any]], return_tensors: str | None = None) -> Any:
         without = [{name: each for name, each in item.items() if name not in INPUTS} for item in features]
         batch = super().__call__(without, return_tensors)
+        if self.tokenizer.padding_side == "left" and batch.get("labels") is not None:
+            self._pad_labels_behind(batch, [len(item["labels"]) for item in features])
         if not any(item.get(name) is not None for item in features for name in INPUTS):
             return batch
         for name, numbered in NUMBERED.items():
             # sources alone, for `generate`
             if any(item.get(each) is not None for item in features for each in (name, numbered)):
                 rows = [_numbers(name, numbered, place, item) for place, item in enumerate(features)]
-                padded = self._padded(rows, batch[numbered].shape[1])
+                padded = self._padded(rows, batch[numbered].shape[1], name == INPUTS[0])
                 batch[name] = padded if isinstance(batch[numbered], Tensor) else padded.numpy()
         return batch
 
-    def _padded(self, rows: list[list[int]], width: int) -> Tensor:
+    def _pad_labels_behind(self, batch: Any, lengths: list[int]) -> None:
+        """Move the padding of labels that is before them, and make the decoder's input anew where there is one."""
+        is_tensor = isinstance(batch["labels"], Tensor)
+        rows = [torch.as_tensor(row).roll(length) for row, length in zip(batch["labels"], lengths, strict=True)]
+        labels = torch.stack(rows)
+        batch["labels"] = labels if is_tensor else labels.numpy()
+        if "decoder_input_ids" in batch:
+            batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+
+    def _padded(self, rows: list[list[int]], width: int, is_source: bool) -> Tensor:
         """Return rows of numbers as one tensor."""
         padded = torch.full((len(rows), width), NO_SENTENCE)
         for row, numbers in zip(padded, rows, strict=True):
-            start = 0 if self.tokenizer.padding_side == "right" else width - len(numbers)
+            start = width - len(numbers) if is_source and self.tokenizer.padding_side == "left" else 0
             row[start : start + len(numbers)] = torch.tensor(numbers)
         return padded
 

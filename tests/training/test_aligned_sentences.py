@@ -51,7 +51,12 @@ def test_numbers_are_padded_with_their_tokens(side: str, kind: Any) -> None:
             assert (batch[name][row][~is_token] == -1).all()
     without = {"sentence_ids", "decoder_sentence_ids"}
     plain = [{name: each for name, each in own.items() if name not in without} for own in items]
-    expected = transformers.DataCollatorForSeq2Seq(tokenizer(side), model=model, pad_to_multiple_of=3)(plain)
+    padded = {
+        each: transformers.DataCollatorForSeq2Seq(tokenizer(each), model=model, pad_to_multiple_of=3)(plain)
+        for each in ("right", side)
+    }
+    # a decoder would read padding before its labels
+    expected = {**padded[side], **{name: padded["right"][name] for name in ("labels", "decoder_input_ids")}}
     assert batch.keys() - without == expected.keys() == collator(plain).keys()
     assert all(torch.equal(batch[name], expected[name]) for name in expected)
 
@@ -65,11 +70,12 @@ def test_sources_without_labels_have_the_numbers_of_their_own() -> None:
     assert batch["sentence_ids"].tolist() == [[0, 0, 1, 1, 1], [-1, -1, 0, 1, 1]]
 
 
-def test_padding_changes_nothing() -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(side: str) -> None:
     """The logits of a document beside a longer one are those that it has alone."""
     model = BY_NAME["bp-seq2seq"].model("AutoModelForSeq2SeqLM")
     items = [item([2, 3], [1, 3]), item([4, 2, 3], [2, 4])]
-    collator = hea.AlignedSentencesCollator(tokenizer("right"))
+    collator = hea.AlignedSentencesCollator(tokenizer(side))
     with torch.no_grad():
         logits = model(**collator(items)).logits
         for row, own in enumerate(items):

@@ -110,6 +110,8 @@ def time_steps(
     cases = {
         f"{name} {measure}": step_case(step) for name, measures in steps.items() for measure, step in measures.items()
     }
+    if not cases:
+        return {}
     # the first calls make layouts and caches
     for case in cases.values():
         time_once(case, device)

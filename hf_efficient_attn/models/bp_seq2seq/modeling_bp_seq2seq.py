@@ -8,7 +8,8 @@ whose tokens read to their left:
     h ← N(h + W2 relu(W1 h))
 
 Every target token reads every source token or, of a document whose sentences are aligned to those of its translation,
-every token of its own sentence. Sources, and targets, may have any length, and be padded on either side.
+every token of its own sentence. Sources, and targets, may have any length, and be padded on either side; labels
+are padded behind.
 
 Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), and the authors' code, in which tokens of the source are all that
 is read across, and tokens of the target all that reads it. Of these points neither says enough, and they are decided

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.inputs.whole_numbers import check_integers
 
@@ -70,7 +71,8 @@ class SentencePrompts:
         """As the parent's, with the sentences of the prompt; numbers of labels (Trainer's) are none of a prompt.
 
         Raises:
-            InputError: numbers that are not one for each token of the source, or of the prompt.
+            InputError: numbers that are not one for each token of the source, or of the prompt; numbers of sentences
+                that leave some out.
         """
         parent: Any = super()
         if model_kwargs.get("labels") is not None and model_kwargs.get("decoder_input_ids") is None:
@@ -81,6 +83,7 @@ class SentencePrompts:
         of_source, of_prompt = (options.get(name) for name in INPUTS)
         if of_source is not None:
             check_numbers(INPUTS[0], of_source, options["encoder_outputs"][0].shape[:2], "source")
+            self.check_one_by_one(of_source, options.get("attention_mask"))
         if of_prompt is not None:
             check_numbers(INPUTS[1], of_prompt, ids.shape, "prompt")
         elif of_source is not None:
@@ -100,6 +103,20 @@ class SentencePrompts:
             new = inputs["decoder_input_ids"].shape[1]
             inputs[INPUTS[1]] = torch.cat((of_prompt, of_written), 1)[:, -new:]
         return inputs
+
+    def check_one_by_one(self, of_source: Tensor, mask: Tensor | None) -> None:
+        """Raise InputError where the next sentence of a source has not the next number, though one is gone on to."""
+        if self.config.sentence_end_token_id is None:  # type: ignore[attr-defined]
+            return
+        numbers = on_host(of_source)
+        is_real = torch.ones_like(numbers) if mask is None else on_host(mask)
+        for row, (own, real) in enumerate(zip(numbers, is_real, strict=True)):
+            held = own[real != 0].unique()
+            if len(held) and int(held[-1] - held[0]) >= len(held):
+                raise InputError(
+                    f"sentence_ids of row {row} are {len(held)} numbers from {int(held[0])} to {int(held[-1])}, but "
+                    "generate goes on from a sentence to the one with the next number: number sentences one by one."
+                )
 
     def ended(self, ids: Tensor, start: Tensor | int) -> Tensor:
         """Return how many sentences have ended with each token, [B, K], counted from the column `start` on."""

@@ -30,11 +30,19 @@ def entries(given: Any) -> list[Any] | None:
 def whole_numbers(given: Any) -> list[int] | None:
     """Return whole numbers of any kind, of Python, numpy or torch, as those of Python; None: it is something else.
 
-    >>> whole_numbers((3, 7)), whole_numbers((3, 7.0)), whole_numbers(3)
-    ([3, 7], None, None)
+    >>> whole_numbers((3, 7)), whole_numbers((3, 7.0)), whole_numbers((True, False)), whole_numbers(3)
+    ([3, 7], None, None, None)
     """
-    held = entries(given)
+    # arrays and tensors at once
+    held = entries(given.tolist() if hasattr(given, "tolist") else given)
+    if held is None or isinstance(given, bytes) or any(is_truth_value(each) for each in held):
+        return None
     try:
-        return None if held is None else [operator.index(each) for each in held]
+        return [operator.index(each) for each in held]
     except TypeError:
         return None
+
+
+def is_truth_value(given: Any) -> bool:
+    """Return whether something is True or False, of Python, numpy or torch."""
+    return isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool")

@@ -1,7 +1,8 @@
 """Sparse encoder-decoder: an encoder whose layers follow patterns, and a causal decoder that reads all of its output.
 
 With windows and a global first token it is LED, with BigBird's blocks BigBird-Pegasus, with full attention the
-Transformer of 2017. Sources may have any length, and be padded on either side.
+Transformer of 2017. Sources may have any length, and be padded on either side, labels
+behind: what the decoder reads is made of them as in Transformers, where −100 becomes a padding token.
 
 Sources: Vaswani et al. (arXiv:1706.03762); Beltagy et al., "Longformer" (arXiv:2004.05150), section 7; Zaheer et al.,
 "BigBird" (arXiv:2007.14062), section 4.1.

@@ -215,3 +215,13 @@ def test_what_generate_refuses() -> None:
         model.generate(ids, decoder_sentence_ids=numbers[:, :1], max_new_tokens=2)
     with pytest.raises(hea.ConfigurationError, match="sentence_end_token_id=32000; it must be a token"):
         hea.BPSeq2SeqConfig(sentence_end_token_id=32_000)
+
+
+def test_generate_goes_on_to_the_next_number_alone() -> None:
+    model = build(sentence_end_token_id=END)
+    ids, numbers = random_ids(1, 6), torch.tensor([[0, 0, 10, 10, 20, 20]])
+    with pytest.raises(hea.InputError, match="row 0 are 3 numbers from 0 to 20.*number sentences one by one"):
+        model.generate(ids, sentence_ids=numbers, max_new_tokens=2)
+    # padding has no number
+    padded = torch.tensor([[-9, -9, 3, 3, 4, 4]])
+    model.generate(ids, attention_mask=(padded > 0).long(), sentence_ids=padded, max_new_tokens=2)
