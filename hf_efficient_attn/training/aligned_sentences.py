@@ -61,7 +61,7 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
         rows = [torch.as_tensor(row).roll(length) for row, length in zip(batch["labels"], lengths, strict=True)]
         labels = torch.stack(rows)
         batch["labels"] = labels if is_tensor else labels.numpy()
-        if "decoder_input_ids" in batch:
+        if self.model is not None and "decoder_input_ids" in batch:
             batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels=labels)
 
     def _padded(self, rows: list[list[int]], width: int, is_source: bool) -> Tensor:
