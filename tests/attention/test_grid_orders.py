@@ -68,7 +68,10 @@ CASES: dict[str, tuple[Callable[[], Any], int, dict[str, Any], str]] = {
 @torch.no_grad()
 def test_other_orders_are_refused_and_other_patterns_are_not(name: str) -> None:
     build, prefix_tokens, inputs, said = CASES[name]
-    model = hea.sparsify(build().eval(), Grid([8, 8], [Band(1, 1)] * 2, prefix_tokens))
+    model = build().eval()
+    if not hasattr(model.config, "num_hidden_layers"):
+        pytest.skip("earlier transformers, in which Qwen2-VL's tower can be given no pattern")
+    hea.sparsify(model, Grid([8, 8], [Band(1, 1)] * 2, prefix_tokens))
     with pytest.raises(hea.InputError, match=f"{said}.*Give it a pattern without a grid"):
         model(**inputs)
     hea.sparsify(model, Band(80, 80))(**inputs)
