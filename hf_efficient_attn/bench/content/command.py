@@ -38,7 +38,7 @@ from hf_efficient_attn.bench.harness.options import (
     add_results,
     add_step_options,
     check_counts,
-    dtype_of,
+    device_settings,
     fill_options,
     leave_open,
     make_folder,
@@ -46,7 +46,6 @@ from hf_efficient_attn.bench.harness.options import (
 )
 from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
 from hf_efficient_attn.bench.harness.steps import Contestants
-from hf_efficient_attn.bench.harness.timing import counts_processor_time
 from hf_efficient_attn.errors import InputError
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -125,7 +124,7 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "max_seconds")}
-    settings |= {"dtype": dtype_of(args, device), "processor_time": counts_processor_time(device)}
+    settings |= device_settings(args, device)
     lists = {name: sorted(set(getattr(args, name))) for name in ("lengths", "memory_lengths", "depths")}
     return {**settings, **lists, "layers": [name for name in LAYERS if name in args.layers]}
 

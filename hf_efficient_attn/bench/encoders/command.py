@@ -14,7 +14,7 @@ from hf_efficient_attn.bench.harness.options import (
     add_results,
     add_step_options,
     check_counts,
-    dtype_of,
+    device_settings,
     fill_options,
     leave_open,
     make_folder,
@@ -22,7 +22,6 @@ from hf_efficient_attn.bench.harness.options import (
 )
 from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
 from hf_efficient_attn.bench.harness.steps import Contestants
-from hf_efficient_attn.bench.harness.timing import counts_processor_time
 from hf_efficient_attn.errors import InputError
 
 
@@ -97,7 +96,7 @@ class EncoderBenchmark:
     def settings_of(self, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         """Return the options that the results depend on."""
         settings = {name: getattr(args, name) for name in (*self.counts, "max_seconds")}
-        settings |= {"dtype": dtype_of(args, device), "processor_time": counts_processor_time(device)}
+        settings |= device_settings(args, device)
         memory_lengths = args.lengths if args.memory_lengths is None else args.memory_lengths
         settings |= {"lengths": sorted(set(args.lengths)), "memory_lengths": sorted(set(memory_lengths))}
         return {**settings, "encoders": [name for name in self.encoders if name in args.encoders]}

@@ -3,10 +3,12 @@
 import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hf_efficient_attn.bench.harness.report import DEVICES, check_at_least_one
+from hf_efficient_attn.bench.harness.timing import counts_processor_time
 from hf_efficient_attn.errors import InputError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -118,3 +120,8 @@ def set_threads(args: argparse.Namespace) -> None:
 def dtype_of(args: argparse.Namespace, device: torch.device) -> str:
     """Return the dtype that was chosen, or the default of the device."""
     return args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+
+
+def device_settings(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Return the settings that follow from the device: the dtype, and whether the processor's time is counted."""
+    return {"dtype": dtype_of(args, device), "processor_time": counts_processor_time(device)}

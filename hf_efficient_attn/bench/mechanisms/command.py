@@ -18,7 +18,7 @@ from hf_efficient_attn.bench.harness.options import (
     add_results,
     add_step_options,
     check_counts,
-    dtype_of,
+    device_settings,
     fill_options,
     leave_open,
     make_folder,
@@ -26,7 +26,6 @@ from hf_efficient_attn.bench.harness.options import (
 )
 from hf_efficient_attn.bench.harness.report import describe_machine, publish, resolve_device
 from hf_efficient_attn.bench.harness.steps import Contestants, time_steps
-from hf_efficient_attn.bench.harness.timing import counts_processor_time
 from hf_efficient_attn.bench.mechanisms.cases import DENSE_LIMIT, MECHANISMS, MOST_DECODED, SCORES_LIMIT, Shape
 from hf_efficient_attn.bench.mechanisms.models import build_model, build_training_step, read_prompt, training_step
 from hf_efficient_attn.bench.mechanisms.report import DECODING, results_figure, results_markdown
@@ -97,7 +96,7 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, mechanisms: list[str], device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "max_seconds")}
-    settings |= {"dtype": dtype_of(args, device), "processor_time": counts_processor_time(device)}
+    settings |= device_settings(args, device)
     settings |= {"is_causal": args.causal, "mechanisms": mechanisms}
     return settings | {name: sorted(set(getattr(args, name))) for name in ("lengths", "memory_lengths")}
 

@@ -25,7 +25,7 @@ from hf_efficient_attn.bench.harness.options import (
     add_step_options,
     check_attention_dropout,
     check_counts,
-    dtype_of,
+    device_settings,
     make_folder,
     set_threads,
 )
@@ -34,7 +34,7 @@ from hf_efficient_attn.bench.harness.report import (
     publish,
     resolve_device,
 )
-from hf_efficient_attn.bench.harness.timing import Case, clock_of, counts_processor_time, time_once, time_within
+from hf_efficient_attn.bench.harness.timing import Case, clock_of, time_once, time_within
 from hf_efficient_attn.bench.spans.cases import (
     ADAPTIVE,
     DENSE,
@@ -123,7 +123,7 @@ def main(args: argparse.Namespace) -> None:
 def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Return the options that the results depend on."""
     settings = {name: getattr(args, name) for name in (*COUNTS, "attention_dropout", "max_seconds")}
-    settings |= {"dtype": dtype_of(args, device), "processor_time": counts_processor_time(device)}
+    settings |= device_settings(args, device)
     lists = {name: sorted(set(getattr(args, name))) for name in ("limits", "memory_limits", "decode_batch_sizes")}
     chosen = {name: list(dict.fromkeys(getattr(args, name))) for name in ("positions", "models")}
     return {**settings, **lists, **chosen}

@@ -31,7 +31,8 @@ def sentences_of(types: Tensor, nodes: Any) -> Sentences:
     mask = nodes.mask.key_mask
     real = torch.ones_like(types, dtype=torch.bool) if mask is None else mask[:, ::2]
     own = torch.stack((real & (types == 0), real & (types == 1)), 1)
-    return Sentences(own, TokenMask(real, segment_ids=types, query_segment_ids=1 - types))
+    of_keys = None if mask is None else real
+    return Sentences(own, TokenMask(of_keys, segment_ids=types, query_segment_ids=1 - types))
 
 
 def check_pieces(types: Tensor, mask: Any) -> None:
