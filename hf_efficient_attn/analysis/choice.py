@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_efficient_attn.analysis.explain import explain
 from hf_efficient_attn.bench.harness.report import markdown_table
-from hf_efficient_attn.bench.mechanisms.cases import MECHANISMS, Shape, config_of
+from hf_efficient_attn.bench.mechanisms.cases import ALL, Shape, config_of
 from hf_efficient_attn.errors import InputError
 
 # of a model as large as BERT's smaller siblings
@@ -22,7 +22,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about one of `MECHANISMS`.
+    """What is known about one of `ALL` mechanisms.
 
     Attributes:
         kind: of `KINDS`.
@@ -51,17 +51,17 @@ def ways_to_read(tokens: int, is_causal: bool, keys: int) -> list[dict[str, Any]
         if count < 1:
             raise InputError(f"{name}={count} must be at least 1.")
     shape = Shape(tokens, 1, WIDTH, HEADS, min(keys, tokens), is_causal, "float32", "cpu")
-    able = [name for name, mechanism in MECHANISMS.items() if is_causal in mechanism.directions]
+    able = [name for name, mechanism in ALL.items() if is_causal in mechanism.directions]
     return sorted((_way(name, shape) for name in able), key=lambda row: row["scores"])
 
 
 def _way(name: str, shape: Shape) -> dict[str, Any]:
-    """Return the row of one of `MECHANISMS`."""
+    """Return the row of one of `ALL` mechanisms."""
     facts = FACTS[name]
     scores = facts.scores(shape)
     return {
         "mechanism": name,
-        "reads": MECHANISMS[name].about.format(keys=shape.keys),
+        "reads": ALL[name].about.format(keys=shape.keys),
         "computes": facts.kind,
         "scores": scores,
         "of_dense": scores / _dense_scores(shape),
@@ -160,6 +160,11 @@ def _shared_key_scores(shape: Shape) -> float:
     return _dense_scores(shape) * (shape.heads + 1) / 2
 
 
+def _seq2seq_scores(shape: Shape) -> float:
+    encoder, decoder, across = shape.tokens, (shape.tokens + 1) / 2, shape.tokens
+    return (encoder + decoder + across) / 2
+
+
 FACTS: dict[str, Facts] = {
     "dense": Facts("full", _dense_scores, _all_keys),
     # a cache holds the sum of the values so far, too
@@ -192,4 +197,11 @@ FACTS: dict[str, Facts] = {
     # beside the sums, the largest exponent of their keys
     "performer": Facts("approximate", _sum_scores("performer"), lambda shape: _sums("performer")(shape) + 1),
     "average": Facts("other", _sum_scores("average"), _sums("average")),
+    "residual_scores": Facts("other", _dense_scores, _all_keys),
+    # of a layer that has no queries and keys: it weighs values alone
+    "reused_weights": Facts(
+        "other", lambda shape: _dense_scores(shape) / 2, lambda shape: shape.tokens * _head_dim(shape)
+    ),
+    # of a layer of the encoder and one of the decoder
+    "seq2seq": Facts("full", _seq2seq_scores),
 }

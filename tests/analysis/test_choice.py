@@ -1,6 +1,7 @@
 """What ways to read a text cost: counts against the models' own words, and their caches."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,23 +11,33 @@ from hf_efficient_attn.bench.mechanisms import cases, models
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.models.compressed_transformer.slot_cache import SPARE
 
-WAYS = [(name, direction) for name, mechanism in cases.MECHANISMS.items() for direction in mechanism.directions]
+WAYS = [(name, direction) for name, mechanism in cases.ALL.items() for direction in mechanism.directions]
 
 
-def shape(tokens: int, is_causal: bool) -> cases.Shape:
-    return cases.Shape(tokens, 1, 64, 4, 16, is_causal, "float32", "cpu")
+def shape(tokens: int, is_causal: bool, layers: int = 1) -> cases.Shape:
+    return cases.Shape(tokens, 1, 64, 4, 16, is_causal, "float32", "cpu", layers)
 
 
 def test_every_mechanism_is_known() -> None:
-    assert list(FACTS) == list(cases.MECHANISMS)
+    assert list(FACTS) == list(cases.ALL)
     assert {facts.kind for facts in FACTS.values()} == set(KINDS)
+
+
+def cache_bytes(name: str, sizes: cases.Shape) -> int:
+    """Return the bytes of the cache of one layer behind a text."""
+    held = models.read_prompt(models.build_model(name, sizes), sizes.states())[1]
+    if name not in cases.LAYERED:
+        return held
+    # one more layer, which reads with those below
+    longer = replace(sizes, layers=2)
+    return models.read_prompt(models.build_model(name, longer), sizes.states())[1] - held
 
 
 @pytest.mark.parametrize("tokens", [96, 160])
 @pytest.mark.parametrize("name", [name for name, direction in WAYS if direction])
 def test_what_is_kept_is_what_a_cache_holds(name: str, tokens: int) -> None:
     sizes = shape(tokens, is_causal=True)
-    held = models.read_prompt(models.build_model(name, sizes), sizes.states())[1]
+    held = cache_bytes(name, sizes)
     kept = FACTS[name].kept
     assert kept is not None
     expected = kept(sizes)
@@ -76,6 +87,22 @@ def test_talking_heads_compute_and_mix_all_scores(is_causal: bool) -> None:
         hea.explain(cases.config_of("talking_heads", sizes), query_tokens=sizes.tokens)
     # a product with a key and one with a value, 16 numbers each, and four heads twice
     assert FACTS["talking_heads"].scores(sizes) * 192 == 36_864 * (2 * 16 + 2 * 4) / (2 * 16)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_layers_that_read_with_others_read_all_keys(is_causal: bool) -> None:
+    """Weights that are there cost no product with a key: half of a score."""
+    dense = FACTS["dense"].scores(shape(192, is_causal))
+    assert FACTS["residual_scores"].scores(shape(192, is_causal)) == dense
+    assert FACTS["reused_weights"].scores(shape(192, is_causal)) == dense / 2
+
+
+def test_an_encoder_and_a_decoder_read_the_text() -> None:
+    sizes = shape(192, False, layers=2)
+    encoder = hea.explain(cases.config_of("seq2seq", sizes), query_tokens=192).allowed_pairs / sizes.heads
+    assert encoder == 192 * 192
+    # the decoder reads to its left, and all of the text
+    assert FACTS["seq2seq"].scores(sizes) * 2 * 192 == encoder + 192 * 193 / 2 + 192 * 192
 
 
 def test_heads_read_as_far_as_their_spans() -> None:

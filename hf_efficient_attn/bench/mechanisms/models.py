@@ -9,7 +9,7 @@ from transformers import AutoModel
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.harness.steps import Step
-from hf_efficient_attn.bench.mechanisms.cases import MECHANISMS, Shape, config_of
+from hf_efficient_attn.bench.mechanisms.cases import ALL, Shape, config_of
 
 SEED = 0
 # a small vocabulary: layers are measured, not a table of tokens
@@ -40,10 +40,10 @@ class Model(nn.Module):
 
 
 def build_model(name: str, shape: Shape) -> Model:
-    """Return a new model of one of `MECHANISMS`."""
+    """Return a new model of one of `ALL` mechanisms."""
     torch.manual_seed(SEED)
     model = AutoModel.from_config(config_of(name, shape, vocab_size=VOCAB_SIZE))
-    return Model(model, MECHANISMS[name].cache).to(shape.device, getattr(torch, shape.dtype))
+    return Model(model, ALL[name].cache).to(shape.device, getattr(torch, shape.dtype))
 
 
 def training_step(model: Any, states: Tensor) -> Step:
