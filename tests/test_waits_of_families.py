@@ -28,8 +28,8 @@ MAX_WAITS = 1
 IN_CALL = {"bart": 2}
 # ... and each of its layers. Dynamic spans say how many keys a layer computes.
 DYNAMIC = dict.fromkeys(("span-dynamic", "span-modern-dynamic", "simplified-sas_p-span"), 1)
-# a new token is read with the blocks that were drawn so far, and with the clusters that hold it
-IN_DECODING = {**DYNAMIC, "sparse-bigbird-causal": 1, "routing-causal": 1}
+# a new token is read with the blocks that were drawn so far
+IN_DECODING = {**DYNAMIC, "sparse-bigbird-causal": 1}
 # whose mechanisms read each packed document as a row of its own, of tokens whose places are a copy
 OF_TEXTS = ("compressed", "simplified-sas_p-linear", "simplified-sas-masked-linear")
 # by how they tell documents apart: all others do as one of these

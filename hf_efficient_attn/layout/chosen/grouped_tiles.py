@@ -41,7 +41,8 @@ def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> 
     if num_sets * num_places * width == 0:
         return
     rows = rows_of_call(queries, layout.query_offset, layout.num_queries)
-    if layout.num_queries < FEW_QUERIES * layout.num_keys:
+    # groups that have no other places, as in decoding, need not be searched, which waits for the device
+    if num_groups * num_places > layout.num_queries and layout.num_queries < FEW_QUERIES * layout.num_keys:
         yield from _few_of_groups(rows, keys, sizes)
         return
     most_places = max(1, min(num_places, sizes.most_pairs // width))
