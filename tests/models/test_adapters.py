@@ -55,6 +55,19 @@ def test_adapted_maps_change_nothing_and_learn(case: Case) -> None:
 
 
 @every_case
+def test_a_new_classifier_is_trained_as_it_is_beside_adapted_maps(case: Case) -> None:
+    """PEFT's "all-linear" finds it by its name, and leaves it out."""
+    head = "AutoModelForSequenceClassification"
+    if head not in case.heads:
+        pytest.skip("The family has no classifier of sequences.")
+    model = peft.get_peft_model(case.model(head), MAPS["lora"](task_type="SEQ_CLS"))
+    assert model.get_parameter("base_model.model.classifier.modules_to_save.default.weight").requires_grad
+    maps = {each.rpartition(".lora_")[0] for each, _ in model.named_parameters() if ".lora_" in each}
+    assert maps
+    assert not any(each.endswith("classifier") for each in maps)
+
+
+@every_case
 @pytest.mark.parametrize("kind", VIRTUAL_TOKENS)
 def test_virtual_tokens_learn_and_generate(case: Case, kind: str) -> None:
     model, ids = adapted(case, VIRTUAL_TOKENS[kind]), random_ids(2, 9)

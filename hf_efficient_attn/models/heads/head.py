@@ -90,11 +90,11 @@ class LabelHead(Head):
             labels: as the head's docstring says.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        outputs, logits, loss = self.score({**inputs, "position_ids": position_ids}, labels, kwargs)
+        outputs, logits, loss = self.outputs_and_loss({**inputs, "position_ids": position_ids}, labels, kwargs)
         num_items = kwargs.get("num_items_in_batch") if self.accepts_loss_kwargs else None
         return self.output(outputs, loss, labels, num_items, logits=logits)
 
-    def score(
+    def outputs_and_loss(
         self, inputs: dict[str, Any], labels: torch.Tensor | None, options: dict[str, Any]
     ) -> tuple[Any, torch.Tensor, torch.Tensor | None]:
         """Return the backbone's outputs, the logits, and the loss if there are labels."""

@@ -126,10 +126,10 @@ class MaskedLMHead(LanguageModelHead, LabelHead):
     def compute_logits(self, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
         return self.logits_of(hidden)
 
-    def score(self, inputs: dict[str, Any], labels: torch.Tensor | None, options: dict[str, Any]) -> Any:
+    def outputs_and_loss(self, inputs: dict[str, Any], labels: torch.Tensor | None, options: dict[str, Any]) -> Any:
         """Return outputs, logits and loss, as every such head; the logits are None where the loss goes by slices."""
         if labels is None or not self.slices(labels):
-            return super().score(inputs, labels, options)
+            return super().outputs_and_loss(inputs, labels, options)
         outputs = self.model(**inputs, **options)
         return outputs, None, self.loss_in_slices(outputs.last_hidden_state, labels, **options)
 
