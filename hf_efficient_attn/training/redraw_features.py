@@ -36,5 +36,6 @@ class RedrawFeaturesCallback(TrainerCallback):
     ) -> None:
         model: Any = unwrap_model(kwargs["model"])
         number, rest = divmod(state.global_step, model.config.feature_redraw_steps)
-        if rest == 0:
+        # the first steps go with the features that the model has, which may be those of an earlier training
+        if number and rest == 0:
             model.redraw_features(number)

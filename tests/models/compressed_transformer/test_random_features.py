@@ -122,18 +122,25 @@ def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
     config = build(mechanism="linear", feature_map="positive_random").config
     config.feature_redraw_steps = 2
     model = hea.CompressedTransformerForMaskedLM(config)
-    first = model.model.layers[0].self_attn.features.vectors.clone()
+    # as an earlier training leaves them
+    model.redraw_features(4)
+    features = model.model.layers[0].self_attn.features
+    first = features.vectors.clone()
     rows = [{"input_ids": row, "labels": row} for row in random_ids(6, 5)]
     arguments = transformers.TrainingArguments(
         tmp_path, per_device_train_batch_size=2, max_steps=3, report_to=[], save_strategy="no", use_cpu=True,
         disable_tqdm=True,
     )  # fmt: skip
     trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[hea.RedrawFeaturesCallback()])
+    seen = []
+    model.register_forward_pre_hook(lambda *_: seen.append(features.vectors.clone()))
     trainer.train()
-    vectors = model.model.layers[0].self_attn.features.vectors
-    assert not torch.equal(vectors, first)
     model.redraw_features(1)
-    assert torch.equal(model.model.layers[0].self_attn.features.vectors, vectors)
+    second = features.vectors.clone()
+    assert not torch.equal(first, second)
+    assert [[torch.equal(each, draw) for draw in (first, second)] for each in seen] == [
+        [True, False], [True, False], [False, True],
+    ]  # fmt: skip
     config.feature_redraw_steps = None
     with pytest.raises(hea.InputError, match="so that nothing is redrawn"):
         trainer.train()
