@@ -125,6 +125,7 @@ LATER: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "bench_trees": ("trees", encoders_figure),
     "compare_trees": ("compare_trees", draw_trees),
     "listops": ("listops", draw_listops),
+    "listops_long": ("listops_long", draw_listops),
 }
 PICTURES |= {
     name: partial(lambda draw, source: draw(results(source)), draw, source)
