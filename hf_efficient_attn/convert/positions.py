@@ -29,7 +29,16 @@ def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
 
 
 def check_lengths(old: Any, new: Any) -> None:
-    """Raise ConfigurationError where the config `new` has fewer positions than `old`, if it has any."""
+    """Raise ConfigurationError where the config `new` has fewer positions than `old`, or more than weights can have.
+
+    Linformers project from as many places as their longest text has, or by strides that divide it.
+    """
+    longest, wanted = getattr(old, SOURCE, 0), getattr(new, SOURCE, 0)
+    if getattr(old, "has_one_length", False) and wanted != longest:
+        raise ConfigurationError(
+            f"{SOURCE}={wanted}: the projections of this Linformer are made for texts of up to {longest} tokens, and "
+            "other lengths would change what it computes. Leave it out, or train a model of that length."
+        )
     if new.position_embedding_type == "none":
         return
     for name in (SOURCE, TARGET):

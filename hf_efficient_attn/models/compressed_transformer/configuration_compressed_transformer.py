@@ -228,6 +228,11 @@ class CompressedTransformerConfig(
         shares = self.mechanism_of_layer(layers[-1]) == "collaborative_heads"
         return self.width_of_shared_keys if shares else len(layers) * self.head_dim
 
+    @property
+    def has_one_length(self) -> bool:
+        """Whether what a model has learned goes with its longest text: a Linformer's projections."""
+        return bool(self.layers_with("linformer"))
+
     def mechanism_of_layer(self, layer_idx: int) -> str:
         """Return the mechanism of a layer."""
         return self.mechanism[layer_idx] if isinstance(self.mechanism, list) else self.mechanism

@@ -104,6 +104,11 @@ class Positions(nn.Module):
                 f"The sequence reaches position {last}, but {self.size_field}={list(self.table.shape)} has {size} "
                 f"positions. Truncate to {size} tokens, or build a model with longer axes."
             )
+        if last >= size and getattr(self.config, "has_one_length", False):
+            raise InputError(
+                f"The sequence reaches position {last}, but {self.size_field}={size}, and projections are made for as "
+                f"many tokens. Truncate to {size} tokens, or train a model of longer texts."
+            )
         if last >= size:
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "

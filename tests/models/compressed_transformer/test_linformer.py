@@ -162,3 +162,15 @@ def test_longer_texts_than_the_matrices_are_refused() -> None:
     with pytest.raises(hea.InputError, match="max_position_embeddings=64 columns"):
         model(random_ids(1, 65))
     model(random_ids(1, 64))
+    with pytest.raises(hea.InputError, match="Truncate to 64 tokens, or train a model of longer texts"):
+        build("AutoModel")(random_ids(1, 65))
+
+
+@pytest.mark.parametrize("projection_type", ["linear", "convolution", "mean"])
+def test_a_conversion_has_the_length_of_its_source(projection_type: str) -> None:
+    model = build("AutoModelForMaskedLM", projection_type=projection_type, projected_tokens=16)
+    with pytest.raises(hea.ConfigurationError, match="made for texts of up to 64 tokens"):
+        hea.convert(model, max_position_embeddings=128)
+    ids = random_ids(1, 9)
+    with torch.no_grad():
+        assert torch.equal(hea.convert(model)(ids).logits, model(ids).logits)
