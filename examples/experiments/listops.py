@@ -39,7 +39,7 @@ from transformers.hf_argparser import HfArg
 from hf_efficient_attn.bench.mechanisms import cases
 
 ENCODERS = [name for name, mechanism in cases.ALL.items() if False in mechanism.directions]
-# in per cent: Tay et al., "Long Range Arena" (arXiv:2011.04006), table 1; Nyströmformers: Xiong et al. (arXiv:2102.03902)
+# in per cent: Tay et al., "Long Range Arena" (arXiv:2011.04006), table 1; nystrom: Xiong et al. (arXiv:2102.03902)
 PUBLISHED = {
     "dense": 36.37, "band": 15.82, "bigbird": 36.05, "reformer": 37.27, "linformer": 35.70, "linear": 16.13,
     "performer": 18.01, "nystrom": 37.15,
