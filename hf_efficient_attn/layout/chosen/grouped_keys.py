@@ -31,6 +31,7 @@ from hf_efficient_attn.layout.chosen.grouped_tiles import (
 from hf_efficient_attn.layout.chosen.holding_groups import holding_groups, of_groups
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles, TileWork
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.query_rows import first_query
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.checks import is_integer
@@ -57,11 +58,13 @@ class GroupedKeys(ChosenKeys):
         """Return the groups."""
         raise NotImplementedError
 
-    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+    def counts(
+        self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
+    ) -> Tensor:
         """Return how many pairs of places hold each pair."""
         found = self.groups()
         num_queries, num_keys = layout.num_queries, layout.num_keys
-        queries = in_range(found.queries - layout.query_offset, num_queries)[..., None]
+        queries = in_range(found.queries - first_query(layout, query_start), num_queries)[..., None]
         keys = in_range(found.keys, num_keys)[..., None, :]
         is_pair = (queries < num_queries) & (keys < num_keys)
         if found.query_buckets is not None and found.key_buckets is not None:
@@ -221,9 +224,11 @@ class ChunkedOrder(GroupedKeys):
         """The number of chunks of all rounds."""
         return self.order.shape[2] * -(-self.order.shape[3] // self.chunk_tokens)
 
-    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+    def counts(
+        self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
+    ) -> Tensor:
         """Return in how many rounds each pair meets."""
-        counts = super().counts(layout, tokens, num_key_heads)
+        counts = super().counts(layout, tokens, num_key_heads, query_start)
         return counts if self.counts_duplicates else counts.clamp(max=1)
 
     def groups(self) -> Groups:
