@@ -20,6 +20,7 @@ from hf_efficient_attn.attention.checks import (
     check_terms,
     own_sinks,
 )
+from hf_efficient_attn.attention.key_tokens import unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, remembered, select
@@ -117,7 +118,7 @@ def _built(
         softcap=softcap,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         dropout=dropout,
-        query_start=query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None,
+        query_start=unknown_start(query_offset),
         chosen=chosen,
     )
 
@@ -125,12 +126,13 @@ def _built(
 def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, q: Tensor, k: Tensor) -> Layout:
     """Return a layer's pattern laid over q and k; it warns of tokens that the pattern leaves without keys.
 
-    query_offset: if None, or a tensor whose value is unknown while compiling, the queries are the last positions, or
-        the first ones on an axis of their own.
+    query_offset: if None, the queries are the last positions, or the first ones on an axis of their own. That is also
+        the guess for a tensor whose value is unknown while compiling: what asks where the queries are must be told
+        `unknown_start`, too.
     """
     pattern, num_heads, num_queries, num_keys = followed.pattern, q.shape[1], q.shape[2], k.shape[2]
     is_compiling = torch.compiler.is_compiling()
-    if query_offset is None or (isinstance(query_offset, Tensor) and is_compiling):
+    if query_offset is None or unknown_start(query_offset) is not None:
         query_offset = 0 if followed.is_cross else num_keys - num_queries
     place = (num_heads, num_queries, num_keys, int(query_offset), drawn_layer(pattern, followed.layer))
     heads = (followed.first_head, followed.num_model_heads, followed.is_cross)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.key_tokens import unknown_start
 from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys, States
@@ -74,7 +75,7 @@ def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None
             "query_mask and query_segment_ids are for queries of another sequence than the keys'. Give cross=True; of "
             "one sequence, key_mask and segment_ids say it all."
         )
-    if not has_none_of_queries and isinstance(query_offset, Tensor) and torch.compiler.is_compiling():
+    if not has_none_of_queries and unknown_start(query_offset) is not None:
         raise UnsupportedBackendError(
             "While compiling, a query_offset that is a tensor has no known value, and with it the length of query_mask "
             "and query_segment_ids. Give an integer, or no such masks."

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.key_tokens import unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
 from hf_efficient_attn.backends.gathered import backend as gathered
@@ -46,13 +47,12 @@ def with_choice(
         raise InputError(f"{shown(pattern)} chooses the keys itself: leave chosen out, or give Causal() with it.")
     if followed.is_cross:
         raise UnsupportedBackendError(f"{shown(pattern)} is for self-attention: leave cross=True out.")
-    is_compiling = torch.compiler.is_compiling()
     # lengths may be symbols to a compiler
-    is_short = not is_compiling and key.shape[2] <= pattern.reads_all_up_to()
+    is_short = not torch.compiler.is_compiling() and key.shape[2] <= pattern.reads_all_up_to()
     if is_short and not is_for_choices(backend):
         return replace(followed, pattern=Causal()), None
     tokens.check(query.shape[0], key.shape[2], query.device)
-    start = query_offset if is_compiling and isinstance(query_offset, Tensor) else None
+    start = unknown_start(query_offset)
     if query_offset is None or start is not None:
         query_offset = key.shape[2] - query.shape[2]
     sizes = (pattern.block_tokens, pattern.num_chosen)

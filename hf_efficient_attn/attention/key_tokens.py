@@ -15,6 +15,11 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 QueryOffset = int | Tensor | None
 
 
+def unknown_start(query_offset: QueryOffset) -> Tensor | None:
+    """Return the position of the first query if a compiler cannot know it, and only a tensor will; otherwise None."""
+    return query_offset if isinstance(query_offset, Tensor) and torch.compiler.is_compiling() else None
+
+
 def tokens_of_keys(
     config: Any,
     batch_size: int,

@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.call import build_call, checked_states, compute
 from hf_efficient_attn.attention.checks import check_chosen, own_sinks
 from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
-from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.key_tokens import QueryOffset, unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.ready_calls import call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
@@ -116,8 +116,8 @@ def pairs_and_scores(
     # the layout of cross-attention with a bias alone cannot be traced at any two lengths
     if len(terms) > 0 or chosen is not None:
         layout = layout_of(followed, query_offset, query, key)
-        dtype = lse_dtype(query)
-        pairs, learned = read_pairs(pairs, terms, chosen, layout, tokens, key.shape[1], dtype, key.device)
+        where = (layout, tokens, key.shape[1], lse_dtype(query), key.device, unknown_start(query_offset))
+        pairs, learned = read_pairs(pairs, terms, chosen, *where)
         added = learned if added is None else added + cast(Tensor, learned)
     return pairs, added
 
@@ -189,7 +189,8 @@ def pairs_of(
     if followed.reads_all and tokens.segment_ids is None:
         allowed = None if tokens.key_mask is None else tokens.key_mask[:, None, None]
     elif matrix is None or not followed.is_own:
-        allowed = allowed_pairs(layout_of(followed, query_offset, query, key), tokens, query.shape[0], query.device)
+        layout = layout_of(followed, query_offset, query, key)
+        allowed = allowed_pairs(layout, tokens, query.shape[0], query.device, unknown_start(query_offset))
     if matrix is not None and matrix.dtype == torch.bool:
         allowed = matrix if allowed is None else allowed & matrix
     return allowed

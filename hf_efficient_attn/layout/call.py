@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.chosen.chosen_keys import DOCUMENT, ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.query_rows import query_rows
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -93,7 +94,7 @@ class AttentionCall:
     def masked_queries(self) -> Tensor | None:
         """The masked queries, bool [batch, 1, queries, 1]; None: there are none."""
         mask = self.tokens.query_mask if self.layout.is_cross else self.tokens.key_mask
-        return None if mask is None else ~mask[:, None, self.layout.queries, None]
+        return None if mask is None else ~mask[:, None, query_rows(self.layout, self.query_start), None]
 
 
 def inputs_of(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Inputs:

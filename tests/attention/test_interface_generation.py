@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as tr
 from attention_models import DECODER, PATTERN, SEQ2SEQS, build, padding, token_ids
+from models.shared_checks import check_compiled_steps
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -109,6 +110,20 @@ def test_steps_that_begin_chunks_read_nothing_before_them(side: str, pattern: An
             logits = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}).logits
             real = mask[:, start:stop].bool()
             torch.testing.assert_close(logits[real], expected[:, start:stop][real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
+@pytest.mark.parametrize("name", ["llama", "t5"])
+@torch.no_grad()
+def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(name: str) -> None:
+    """By all pairs, for the weights of Llama and the position bias of T5."""
+    model, ids, source = build(name), token_ids(2, 9), {}
+    model.set_attn_implementation("efficient")
+    if name == "llama":
+        hea.sparsify(model, PATTERN)
+    else:
+        source["encoder_outputs"] = model.get_encoder()(ids)
+    check_compiled_steps(model, ids, need_weights=name == "llama", **source)
 
 
 def test_paged_decoding_is_refused() -> None:

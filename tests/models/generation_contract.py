@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.shared_checks import GENERATION_OPTIONS, check_cached_generation
+from models.shared_checks import GENERATION_OPTIONS, check_cached_generation, check_compiled_steps
 from models_cases import TOLERANCE, Case, random_ids
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
@@ -112,6 +112,15 @@ class GenerationContract:
                 model(ids[:, :5], **{CACHE_ARGUMENT: cache})
                 last = model(ids[:, 5:], **{CACHE_ARGUMENT: cache}).logits
                 torch.testing.assert_close(last, full[:, 5:], atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.filterwarnings("ignore:output_attentions=True")
+    @pytest.mark.parametrize("need_weights", [False, True])
+    def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(
+        self, traced_case: Case, need_weights: bool
+    ) -> None:
+        model, (ids, mask) = traced_case.model(**traced_case.fewest_layers), self.left_padded()
+        model.set_attn_implementation("efficient")
+        check_compiled_steps(model, ids, need_weights, attention_mask=mask)
 
     @pytest.mark.parametrize("kernel", ["efficient", "sdpa", "eager"])
     def test_packed_documents_fill_a_static_cache(self, case: Case, kernel: str) -> None:

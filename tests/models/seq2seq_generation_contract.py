@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.shared_checks import GENERATION_OPTIONS, check_cached_generation
+from models.shared_checks import GENERATION_OPTIONS, check_cached_generation, check_compiled_steps
 from models_cases import TOLERANCE
 from seq2seq_cases import TINY, Seq2SeqCase, random_ids
 from torch import Tensor
@@ -116,6 +116,16 @@ class Seq2SeqGenerationContract:
                 model(ids, decoder_input_ids=target[:, :4], **{CACHE_ARGUMENT: cache})
                 last = model(ids, decoder_input_ids=target[:, 4:], **{CACHE_ARGUMENT: cache}).logits
                 torch.testing.assert_close(last, full[:, 4:], atol=TOLERANCE, rtol=TOLERANCE)
+
+    @pytest.mark.filterwarnings("ignore:output_attentions=True")
+    @pytest.mark.parametrize("need_weights", [False, True])
+    def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(
+        self, traced_case: Seq2SeqCase, need_weights: bool
+    ) -> None:
+        model, (ids, mask) = traced_case.model(**traced_case.fewest_layers), self.sources()
+        with torch.no_grad():
+            source = {"encoder_outputs": model.get_encoder()(ids, attention_mask=mask), "attention_mask": mask}
+        check_compiled_steps(model, random_ids(3, 9, seed=1), need_weights, **source)
 
     def test_continuous_batching_is_refused(self, case: Seq2SeqCase) -> None:
         cache = PagedAttentionCache.__new__(PagedAttentionCache)

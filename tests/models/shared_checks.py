@@ -1,15 +1,22 @@
 """Comparisons that the contracts of decoders, encoders and encoder-decoders have in common."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from models_cases import TOLERANCE
 from torch import Tensor
 
+import hf_efficient_attn as hea
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+
 Inputs = dict[str, Any]
+
+# the fields of outputs with the weights of decoders
+WEIGHTS = ("attentions", "decoder_attentions")
 
 GENERATION_OPTIONS: list[Any] = [
     {},
@@ -62,3 +69,43 @@ def check_exported(
         actual, expected = program(**inputs(*others)), model(**inputs(*others))
         torch.testing.assert_close(actual.logits, expected.logits, atol=TOLERANCE, rtol=TOLERANCE)
         torch.testing.assert_close(actual.loss, expected.loss, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def check_compiled_steps(model: Any, ids: Tensor, need_weights: bool, **others: Any) -> None:
+    """Check that steps in a static cache, with unwritten places behind the queries, compile to what eager ones compute.
+
+    They are three of one token, by fewer programs; with weights, for which transformers breaks graphs, all at once.
+
+    ids: nine a text, of a decoder, or of an encoder-decoder's target.
+    """
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def steps(run: Any) -> Iterator[Any]:
+        config, is_pair = model.config.get_text_config(decoder=True), model.config.is_encoder_decoder
+        parts: list[Any] = [transformers.StaticCache(config=config, max_cache_len=size) for size in (12, 9)]
+        cache, name = (
+            (transformers.EncoderDecoderCache(*parts), "decoder_input_ids") if is_pair else (parts[0], "input_ids")
+        )
+        options = {**others, CACHE_ARGUMENT: cache}
+        model(**{name: ids[:, :-3]}, **options)
+        for new in ids[:, -3:].split(3 if need_weights else 1, 1):
+            yield run(**{name: new}, output_attentions=need_weights, **options)
+
+    compiled = torch.compile(model, backend=count, fullgraph=not need_weights)
+    with torch.no_grad():
+        try:
+            expected = list(steps(model))
+        except hea.UnsupportedBackendError as refusal:
+            if need_weights and "output_attentions" in str(refusal):
+                return
+            raise
+        for found, plain in zip(steps(compiled), expected, strict=True):
+            torch.testing.assert_close(found.logits, plain.logits, atol=TOLERANCE, rtol=TOLERANCE)
+            for field in WEIGHTS:
+                torch.testing.assert_close(found.get(field), plain.get(field), atol=TOLERANCE, rtol=TOLERANCE)
+    assert len(graphs) < 3 or need_weights

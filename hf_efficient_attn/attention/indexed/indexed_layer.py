@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.indexed.index_loss import Target, index_loss, index_recall
 from hf_efficient_attn.attention.indexed.kept_states import keeping
 from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, SPARSE, IndexStates
-from hf_efficient_attn.attention.key_tokens import QueryOffset
+from hf_efficient_attn.attention.key_tokens import QueryOffset, unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.model_heads import head_group
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
@@ -91,11 +91,10 @@ def check_layer(
 
 def chosen_tokens(states: IndexStates, tokens: TokenMask, query_offset: QueryOffset) -> Tensor | None:
     """Return the keys that an indexer chooses, int [B, 1, Nq, top_k]; None: all."""
-    is_compiling = torch.compiler.is_compiling()
     # lengths may be symbols to a compiler
-    if not is_compiling and states.keys.shape[1] <= states.top_k:
+    if not torch.compiler.is_compiling() and states.keys.shape[1] <= states.top_k:
         return None
-    start = query_offset if is_compiling and isinstance(query_offset, Tensor) else None
+    start = unknown_start(query_offset)
     offset = first_position(states, None if start is not None else query_offset)
     given = (states.queries.detach(), states.keys.detach(), states.weights.detach())
     listed: Tensor = choose_tokens(*given, list(tokens.tensors), states.top_k, offset, start)

@@ -102,8 +102,13 @@ class ChosenKeys:
         """
         raise NotImplementedError
 
-    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
-        """Return how often each pair is chosen, whatever masks say: int [batch or 1, heads or 1, queries, keys]."""
+    def counts(
+        self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
+    ) -> Tensor:
+        """Return how often each pair is chosen, whatever masks say: int [batch or 1, heads or 1, queries, keys].
+
+        query_start: as for `allowed_pairs`.
+        """
         raise NotImplementedError
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:

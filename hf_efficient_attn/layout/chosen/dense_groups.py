@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES, in_range, near_places, of_heads
 from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
+from hf_efficient_attn.layout.query_rows import first_query
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.layout.terms import Term, look_up
 
@@ -29,11 +30,13 @@ def in_groups(
     groups = chosen.groups()  # type: ignore[union-attr]
     num_queries, num_keys = layout.num_queries, layout.num_keys
     shape = (scores.shape[0], layout.num_heads, -1, -1, -1)
-    rows = of_heads(in_range(groups.queries - layout.query_offset, num_queries), shape[1]).expand(*shape[:4])
+    queries = in_range(groups.queries - first_query(layout, call.query_start), num_queries)
+    rows = of_heads(queries, shape[1]).expand(*shape[:4])
     keys = of_heads(in_range(groups.keys, num_keys), shape[1]).expand(*shape[:4])
     open_pairs = torch.ones_like(scores, dtype=torch.bool) if allowed is None else allowed.expand_as(scores)
     if call.terms and chosen.labels_count != PLACES:  # type: ignore[union-attr]
-        bias, open_pairs = close_pairs(term_bias(call.terms, layout, call.tokens, scores.device), open_pairs)  # type: ignore[arg-type]
+        bias = term_bias(call.terms, layout, call.tokens, scores.device, call.query_start)
+        bias, open_pairs = close_pairs(bias, open_pairs)  # type: ignore[arg-type]
         scores = scores + bias
     # one more row and column, of empty places
     pairs = (rows[..., None] * (num_keys + 1) + keys[..., None, :]).flatten(2)

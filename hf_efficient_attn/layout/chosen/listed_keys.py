@@ -46,7 +46,9 @@ class ChosenTokens(ChosenKeys):
         """Return the choice of one query of the call, as that of a call with this query alone."""
         return replace(self, tokens=self.tokens[:, :, query : query + 1])
 
-    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+    def counts(
+        self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
+    ) -> Tensor:
         """Return 1 for every pair that is chosen, 0 for others."""
         return named_once(self.tokens, layout.num_keys)
 
@@ -106,7 +108,9 @@ class ChosenBlocks(ChosenKeys):
         choice = query // self.queries_per_choice
         return replace(self, blocks=self.blocks[:, :, choice : choice + 1], queries_per_choice=1)
 
-    def counts(self, layout: Layout, tokens: TokenMask, num_key_heads: int) -> Tensor:
+    def counts(
+        self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
+    ) -> Tensor:
         """Return 1 for every pair that is chosen, 0 for others."""
         num_blocks = -(-layout.num_keys // self.block_tokens)
         chosen = named_once(self.blocks, num_blocks)

@@ -11,6 +11,7 @@ from hf_efficient_attn.layout.cache import BoundedCache
 from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs, is_idle
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.query_rows import query_rows
 from hf_efficient_attn.layout.terms import Label, Term, look_up
 from hf_efficient_attn.layout.token_locations import axis_locations
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
@@ -55,11 +56,17 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
     return mask, keyless if has_keyless else None
 
 
-def term_bias(terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor | None:
-    """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term."""
+def term_bias(
+    terms: Sequence[Term], layout: Layout, tokens: TokenMask, device: torch.device, query_start: Tensor | None = None
+) -> Tensor | None:
+    """Return the sum of the terms for every pair, [batch or 1, heads or 1, queries, keys]; None if there is no term.
+
+    query_start: as for `allowed_pairs`.
+    """
     if not terms:
         return None
-    return reduce(add, (_scores(term, _labels_of(term.label, layout, tokens, device)) for term in terms))
+    where = (layout, tokens, device, query_start)
+    return reduce(add, (_scores(term, _labels_of(term.label, *where)) for term in terms))
 
 
 def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -76,13 +83,16 @@ def _scores(term: Term, labels: Tensor) -> Tensor:
     return scores.expand(torch.broadcast_shapes(scores.shape, labels.shape))
 
 
-def _labels_of(label: Label, layout: Layout, tokens: TokenMask, device: torch.device) -> Tensor:
+def _labels_of(
+    label: Label, layout: Layout, tokens: TokenMask, device: torch.device, query_start: Tensor | None
+) -> Tensor:
     """Return the label of every pair, [batch or 1, 1, queries, keys]; nobody may change it."""
     tokens = NO_MASK if not torch.compiler.is_compiling() and is_idle(tokens) else tokens
 
     def build() -> Tensor:
         of_queries, of_keys = axis_locations(layout, tokens, device)
-        queries, keys = of_queries.positions[:, layout.queries, None], of_keys.positions[:, None, :]
+        queries = of_queries.positions[:, query_rows(layout, query_start), None]
+        keys = of_keys.positions[:, None, :]
         return label.of(queries, keys)[:, None]
 
     if torch.compiler.is_compiling():

@@ -12,6 +12,7 @@ from hf_efficient_attn.layout.dense.cache import CACHE_BYTES, mask_key
 from hf_efficient_attn.layout.device_copies import tables_on
 from hf_efficient_attn.layout.layout import HeadGroups, Layout
 from hf_efficient_attn.layout.onnx import is_written, written_groups
+from hf_efficient_attn.layout.query_rows import query_rows
 from hf_efficient_attn.layout.relation import relation
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -25,11 +26,16 @@ MAX_MASK_BYTES = 16 * 1024 * MEBIBYTE
 _pairs: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 
 
-def allowed_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor | None:
-    """Return which query may read which key: bool [batch or 1, heads or 1, queries, keys]. None: all may read all."""
+def allowed_pairs(
+    layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, query_start: Tensor | None = None
+) -> Tensor | None:
+    """Return which query may read which key: bool [batch or 1, heads or 1, queries, keys]. None: all may read all.
+
+    query_start: while compiling, the position of the first query if the layout's is a guess; see `AttentionCall`.
+    """
     if torch.compiler.is_compiling():
         traced = _written_pairs if is_written() else _traced_pairs
-        return traced(layout, tokens, batch_size, device)
+        return traced(layout, tokens, batch_size, device, query_start)
     if is_idle(tokens):
         if reads_everything(layout):
             return None
@@ -70,25 +76,31 @@ def num_mask_heads(layout: Layout) -> int:
     return 1 if len(layout.head_groups()) == 1 else layout.num_heads
 
 
-def _written_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
+def _written_pairs(
+    layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, query_start: Tensor | None
+) -> Tensor:
     """Return `allowed_pairs` for lengths that may be symbols, in operators that ONNX has."""
     groups = _with_tables(written_groups(layout, tokens), device)
     of_queries, of_keys = axis_locations(layout, tokens, device)
-    queries, keys = of_queries.positions[:, layout.queries, None], of_keys.positions[:, None, :]
+    rows = query_rows(layout, query_start)
+    queries, keys = of_queries.positions[:, rows, None], of_keys.positions[:, None, :]
     parts = [pattern.allowed(queries, keys)[:, None].expand(-1, count, -1, -1) for _, count, pattern in groups]
     allowed = parts[0][:, :1] if len(parts) == 1 else torch.cat(parts, 1)
     if tokens.is_empty:
         return allowed
-    return _in_documents(allowed, of_queries, of_keys, layout.queries, layout.pattern.is_causal)
+    return _in_documents(allowed, of_queries, of_keys, rows, layout.pattern.is_causal)
 
 
-def _traced_pairs(layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device) -> Tensor:
+def _traced_pairs(
+    layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, query_start: Tensor | None
+) -> Tensor:
     return pairs_operator(
         list(tokens.tensors),
         write_call_text(layout.pattern, layout.layer, (), layout.first_head, layout.num_model_heads, layout.is_cross),
         [1 if tokens.is_empty else batch_size, layout.num_heads, layout.num_queries, layout.num_keys],
         layout.query_offset,
         device,
+        query_start,
     )
 
 
@@ -100,9 +112,14 @@ def pairs_operator(
     shape: Sequence[int],
     query_offset: int,
     device: torch.device,
+    query_start: Tensor | None = None,
 ) -> Tensor:
-    """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace patterns."""
+    """Return `allowed_pairs` as bool of the whole shape; opaque to a compiler, which cannot trace patterns.
+
+    query_start: int64 scalar that replaces `query_offset`.
+    """
     batch_size, num_heads, num_queries, num_keys = shape
+    query_offset = query_offset if query_start is None else int(query_start)
     layout = read_layout(call_text, num_heads, num_queries, num_keys, query_offset)
     allowed = allowed_pairs(layout, TokenMask(*masks), batch_size, device)
     if allowed is None:
@@ -117,6 +134,7 @@ def _(
     shape: Sequence[int],
     query_offset: int,
     device: torch.device,
+    query_start: Tensor | None = None,
 ) -> Tensor:
     return torch.empty(*shape, dtype=torch.bool, device=device)
 
@@ -214,7 +232,7 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
 
 
 def _in_documents(
-    allowed: Tensor, of_queries: TokenLocations, of_keys: TokenLocations, rows: slice, is_causal: bool
+    allowed: Tensor, of_queries: TokenLocations, of_keys: TokenLocations, rows: slice | Tensor, is_causal: bool
 ) -> Tensor:
     """Return the pairs, with those of chosen global tokens, as far as they lie in the same document."""
     if of_keys.is_global is not None:
@@ -240,7 +258,7 @@ def _at_positions(groups: HeadGroups, queries: Tensor, keys: Tensor) -> Tensor:
     return torch.stack([extent[:, row][:, :, column] for row, column in zip(rows, columns, strict=True)])
 
 
-def _same_document(of_queries: TokenLocations, of_keys: TokenLocations, rows: slice) -> Tensor:
+def _same_document(of_queries: TokenLocations, of_keys: TokenLocations, rows: slice | Tensor) -> Tensor:
     queries, keys = of_queries.documents[:, None, rows, None], of_keys.documents[:, None, None, :]
     return (queries == keys) & (keys != NO_DOCUMENT)
 

@@ -22,6 +22,7 @@ def read_pairs(
     num_key_heads: int,
     dtype: torch.dtype,
     device: torch.device,
+    query_start: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return (pairs, added): the pairs that terms and a choice leave, and finite numbers to add to their scores.
 
@@ -31,12 +32,13 @@ def read_pairs(
     Args:
         allowed: which pairs the pattern and the masks allow, bool [batch or 1, heads or 1, queries, keys]; None: all.
         dtype: that of log n.
+        query_start: as for `allowed_pairs`.
     """
-    pairs, added = allowed, term_bias(terms, layout, tokens, device)
+    pairs, added = allowed, term_bias(terms, layout, tokens, device, query_start)
     if added is not None:
         added, pairs = close_pairs(added, pairs)
     if chosen is None:
         return pairs, added
-    pairs, counts = chosen_pairs(chosen, pairs, layout, tokens, num_key_heads)
+    pairs, counts = chosen_pairs(chosen, pairs, layout, tokens, num_key_heads, query_start)
     repeats = counts.to(dtype).log()
     return pairs, repeats if added is None else added + repeats

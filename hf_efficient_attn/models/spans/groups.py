@@ -136,10 +136,12 @@ def groups_of(
         return [SpanGroup(heads, window.limit, window.limit)]
     if bounds is None:
         return [SpanGroup(heads, 1, window.limit)]
-    num_queries = FEW_QUERIES + 1 if torch.compiler.is_compiling() else query.shape[2]
+    is_compiling = torch.compiler.is_compiling()
+    num_queries = FEW_QUERIES + 1 if is_compiling else query.shape[2]
     if shards is not None and tokens.shape is not None:
         # processes must make the same groups
         num_queries = tokens.shape[1]
-    find = _kept_groups if bounds.are_lasting else span_groups
+    # a compiler cannot trace what counts the work of a cached function
+    find = _kept_groups if bounds.are_lasting and not is_compiling else span_groups
     groups = find(bounds.lowest, bounds.highest, window, min(num_queries, FEW_QUERIES + 1))
     return [together(groups)] if shards is not None and shards.mode == HEADS else groups

@@ -6,6 +6,7 @@ import pytest
 import torch
 from models.compressed_transformer.softmax_heads import compare, readable, states_of
 from models.compressed_transformer.tiny_models import build, random_ids
+from models.shared_checks import check_compiled_steps
 from models_cases import TOLERANCE, checkpoint_activations
 from torch import Tensor
 
@@ -199,6 +200,12 @@ def test_tokens_are_decoded_by_the_engine(mechanism: str, monkeypatch: pytest.Mo
     kept = hea.PatternCache(model.config)
     assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: kept}, **options), expected)
     assert {layer.keys.shape[2] for layer in kept.layers} == {4}
+
+
+def test_compiled_heads_talk_in_a_static_cache() -> None:
+    """They compute all scores, whatever is asked for."""
+    model = build(mechanism="talking_heads", is_causal=True, num_hidden_layers=1)
+    check_compiled_steps(model, random_ids(2, 9), need_weights=False)
 
 
 def test_keys_of_other_tokens_are_refused() -> None:
