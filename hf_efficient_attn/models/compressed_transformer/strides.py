@@ -33,12 +33,14 @@ def convolved(states: Tensor, weight: Tensor) -> Tensor:
     weight: [O, D, stride], for each of H heads, or [H, O, D, stride].
     """
     windows = by_strides(states, weight.shape[-1]).unflatten(3, (-1, weight.shape[-2]))
-    if not is_exporting():
+    if not torch.compiler.is_compiling():
         letters = "odt" if weight.ndim == 3 else "hodt"
         return torch.einsum(f"rsthd,{letters}->rsho", windows, weight).flatten(2)
-    # this makes texts and strides one axis, of which an exporter cannot prove that it is longer than that of texts
-    products = windows.permute(0, 3, 1, 2, 4).flatten(3) @ weight.mT.flatten(-2).mT
-    return products.transpose(1, 2).flatten(2)
+    # this makes texts and strides one axis, of which an exporter cannot prove that it is longer than that of texts, and
+    # a gradient in which the compiler takes one stride for contiguous
+    kernels = weight.mT.flatten(-2).mT.expand(windows.shape[3], -1, -1)
+    made = [own.flatten(2) @ kernel.unsqueeze(0) for own, kernel in zip(windows.unbind(3), kernels, strict=True)]
+    return torch.cat(made, 2)
 
 
 def whole_strides(states: Tensor, stride: int) -> Tensor:
