@@ -49,7 +49,9 @@ class MemoryCompressedAttention(MechanismAttention):
         super().__init__(config, layer_idx)
         self.stride = config.compression_tokens
         width, groups = config.hidden_size, config.num_attention_heads if config.compression_by_head else 1
-        self.key_conv, self.value_conv = (StrideConvolution(width, self.stride, groups) for _ in range(2))
+        self.key_conv, self.value_conv = (
+            StrideConvolution(width, width, self.stride, self.stride, groups=groups) for _ in range(2)
+        )
         self.null_key = self.null_value = None
         if config.compression_null_key:
             self.null_key, self.null_value = (nn.Parameter(torch.zeros(width)) for _ in range(2))

@@ -13,18 +13,17 @@ class StrideConvolution(nn.Conv1d):
     Computed as a product of matrices, which torch compiles and exports for any length, and its convolutions not.
     """
 
-    def __init__(self, width: int, stride: int, groups: int) -> None:
-        super().__init__(width, width, stride, stride, groups=groups)
-
     def forward(self, states: Tensor, groups: slice = slice(None)) -> Tensor:
         """Return the slots of texts.
 
         Args:
             groups: of kernels, those that are used; the states are theirs.
         """
-        weight, bias = (each.unflatten(0, (self.groups, -1))[groups] for each in (self.weight, self.bias))
-        made = convolved(states.mT, weight)
-        return (made + bias.flatten().to(made.dtype)).mT
+        made = convolved(states.mT, self.weight.unflatten(0, (self.groups, -1))[groups])
+        # adapters build convolutions of this class without one
+        if self.bias is not None:
+            made = made + self.bias.unflatten(0, (self.groups, -1))[groups].flatten().to(made.dtype)
+        return made.mT
 
 
 def convolved(states: Tensor, weight: Tensor) -> Tensor:
