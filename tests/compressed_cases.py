@@ -53,6 +53,7 @@ COMPRESSED = Family(
             shows_a_route=True,
             mechanism="memory_compressed",
             is_causal=True,
+            compression_tokens=4,
             compression_by_head=False,
             compression_null_key=True,
         ),
@@ -63,7 +64,7 @@ COMPRESSED = Family(
             is_causal=True,
             is_traced=False,
         ),
-        compressed("memory", mechanism="memory_compressed"),
+        compressed("memory", mechanism="memory_compressed", compression_tokens=5),
         compressed(
             "prior",
             mechanism="prior",

@@ -29,6 +29,7 @@ from hf_efficient_attn.models.mechanisms.texts import Texts, whole_rows
 from hf_efficient_attn.models.parts.blocks import drop_rate
 
 from .mechanism import MechanismAttention, zeroed
+from .strides import by_strides, convolved, filled_slots, whole_strides, with_spare_stride
 
 
 class LengthMap(NamedTuple):
@@ -130,9 +131,12 @@ class LinformerAttention(MechanismAttention):
         keys, values = shared_maps if self.length_maps is None else self.length_maps()
         if dealt is not None:
             keys, values = keys.of_heads(dealt.own), values.of_heads(dealt.own)
-        key = compress(zeroed(rest[0], real), keys, real, self.head_dim)
+        rest = [zeroed(each, real) for each in rest]
+        if not keys.is_linear and not need_weights:
+            rest, real = with_spare_stride(rest, real, keys.stride)
+        key = compress(rest[0], keys, real, self.head_dim)
         is_one = self.config.projection_first and self.has_one_map
-        value = key if is_one else compress(zeroed(rest[-1], real), values, real, self.head_dim)
+        value = key if is_one else compress(rest[-1], values, real, self.head_dim)
         if self.config.projection_first:
             key, value = self._mapped(self.k_proj, key, dealt), self._mapped(self.v_proj, value, dealt)
         query, key, value = (self.heads(each) for each in (query, key, value))
@@ -171,19 +175,21 @@ def compress(states: Tensor, length_map: LengthMap, real: Tensor | None, head_di
             by_head = states.unflatten(-1, (-1, head_dim))
             compressed = torch.einsum("hkl,rlhd->rkhd", weight, by_head).flatten(2)
     elif weight is None:
-        totals = by_strides(states, length_map.stride).sum(2)
         real = states.new_ones(states.shape[:2]) if real is None else real.to(states.dtype)
-        counts = by_strides(real.unsqueeze(-1), length_map.stride).sum(2)
+        totals, counts = (
+            by_strides(whole_strides(each, length_map.stride), length_map.stride).sum(2)
+            for each in (states, real.unsqueeze(-1))
+        )
         compressed = totals / counts.clamp(min=1)
     else:
-        windows = by_strides(states, length_map.stride).unflatten(-1, (-1, head_dim))
-        letters = "odt" if weight.ndim == 3 else "hodt"
-        compressed = torch.einsum(f"rsthd,{letters}->rsho", windows, weight).flatten(2)
+        compressed = convolved(whole_strides(states, length_map.stride), weight)
     if bias is None:
         return compressed
+    # an exported graph has a slot more, which is not read
+    bias = first_columns(pad(bias, (0, 1)), compressed.shape[1]).to(compressed.dtype)
     if bias.ndim == 1:
-        return compressed + bias[: compressed.shape[1], None].to(compressed.dtype)
-    of_heads = bias[:, : compressed.shape[1]].T.unsqueeze(-1).to(compressed.dtype)
+        return compressed + bias.unsqueeze(-1)
+    of_heads = bias.T.unsqueeze(-1)
     return (compressed.unflatten(-1, (-1, head_dim)) + of_heads).flatten(2)
 
 
@@ -193,18 +199,6 @@ def first_columns(weight: Tensor, tokens: int) -> Tensor:
         return weight[..., :tokens]
     # a slice would have graphs of their own for n = N
     return weight.index_select(-1, torch.arange(tokens, device=weight.device))
-
-
-def by_strides(states: Tensor, stride: int) -> Tensor:
-    """Return states cut into strides, zeros behind the last ones, [R, L, X] → [R, S, stride, X]."""
-    num_strides = (states.shape[1] + stride - 1) // stride
-    # so an exporter knows that the length divides
-    return pad(states, (0, 0, 0, num_strides * stride - states.shape[1])).unflatten(1, (num_strides, stride))
-
-
-def filled_slots(real: Tensor | None, stride: int) -> Tensor | None:
-    """Return which strides hold tokens of a text, bool [R, S]; None: all."""
-    return None if real is None else by_strides(real.unsqueeze(-1).int(), stride).amax((2, 3)) > 0
 
 
 def check_length(tokens: int, most: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad
+from torch.nn.functional import pad
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
@@ -35,8 +35,8 @@ from hf_efficient_attn.models.mechanisms.texts import Texts, in_front
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
 
-from .linformer import by_strides, filled_slots
 from .mechanism import MechanismAttention, zeroed
+from .strides import StrideConvolution, filled_slots, whole_strides, with_spare_stride
 
 
 class MemoryCompressedAttention(MechanismAttention):
@@ -50,7 +50,7 @@ class MemoryCompressedAttention(MechanismAttention):
         self.stride = config.compression_tokens
         width, groups = config.hidden_size, config.num_attention_heads if config.compression_by_head else 1
         self.key_conv, self.value_conv = (
-            nn.Conv1d(width, width, self.stride, self.stride, groups=groups) for _ in range(2)
+            StrideConvolution(width, width, self.stride, self.stride, groups=groups) for _ in range(2)
         )
         self.null_key = self.null_value = None
         if config.compression_null_key:
@@ -91,7 +91,10 @@ class MemoryCompressedAttention(MechanismAttention):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        query, key, value = (self.heads(zeroed(each, real)) for each in states)
+        query, *rest = (zeroed(each, real) for each in states)
+        if cache is None and not need_weights:
+            rest, real = with_spare_stride(rest, real, self.stride)
+        query, key, value = (self.heads(each) for each in (query, *rest))
         start = None
         if cache is None:
             key, value = self._made(key, self.key_conv, dealt), self._made(value, self.value_conv, dealt)
@@ -121,16 +124,14 @@ class MemoryCompressedAttention(MechanismAttention):
 
     def _made(self, states: Tensor, conv: nn.Module, dealt: DealtHeads | None = None) -> Tensor:
         """Return the slots of tokens, the last filled up with zeros: [R, h, L, D] → [R, h, ⌈L / f⌉, D]."""
-        strides = by_strides(states.transpose(1, 2).flatten(2), self.stride)
+        strides = whole_strides(states.transpose(1, 2).flatten(2), self.stride).mT
         if dealt is None:
-            return self.heads(conv(strides.flatten(1, 2).mT).mT)
-        own = dealt.own_channels(self.head_dim)
-        if self.config.compression_by_head and type(conv) is nn.Conv1d:
-            num_heads = dealt.own.stop - dealt.own.start
-            made = conv1d(strides.flatten(1, 2).mT, conv.weight[own], conv.bias[own], self.stride, groups=num_heads)
-            return self.heads(made.mT)
+            return self.heads(conv(strides).mT)
+        if self.config.compression_by_head and type(conv) is StrideConvolution:
+            return self.heads(conv(strides, dealt.own).mT)
         # it mixes heads, or is wrapped in an adapter
-        return self.heads(conv(dealt.all_heads(strides.flatten(1, 2), self.head_dim).mT).mT[..., own])
+        whole = dealt.all_heads(strides.mT, self.head_dim).mT
+        return self.heads(conv(whole).mT[..., dealt.own_channels(self.head_dim)])
 
     def _cached(
         self, cache: Cache, key: Tensor, value: Tensor, real: Tensor | None

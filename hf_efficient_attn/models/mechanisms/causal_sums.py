@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from hf_efficient_attn.layout.exporting import is_exporting
+
 # exponent of a sum without keys: its exp is 0 beside that of any other, and their difference is finite
 NOTHING = -1e30
 # more than any text has: a graph that is traced does not know the length of its texts
@@ -81,7 +83,9 @@ def causal_sums(
         exponents: of the keys, [R, H, L]; None: they have none.
     """
     tokens = queries.shape[2]
-    num_chunks = (tokens + chunk_tokens - 1) // chunk_tokens
+    # an exporter takes one chunk for a special case, and never sees fewer than two
+    spare = chunk_tokens if is_exporting() and tokens > 1 else 0
+    num_chunks = (tokens + spare + chunk_tokens - 1) // chunk_tokens
     if num_chunks == 1:
         return _of_chunk(queries, keys, values, exponents, before)
     room = num_chunks * chunk_tokens - tokens

@@ -202,3 +202,12 @@ def test_long_texts_are_computed_by_the_engine(backend: str) -> None:
     torch.testing.assert_close(
         attention.attend(text, None, False)[0], attention.attend(text, None, True)[0], atol=TOLERANCE, rtol=TOLERANCE
     )
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_convolutions_are_torchs_and_take_what_adapters_build_of_them(by_head: bool) -> None:
+    conv = compressed(True, False, by_head).layers[0].self_attn.key_conv
+    states = torch.randn(2, 32, 12, dtype=torch.float64)
+    torch.testing.assert_close(conv(states), torch.nn.Conv1d.forward(conv, states), atol=1e-12, rtol=1e-10)
+    low = type(conv)(32, 4, conv.kernel_size, conv.stride, bias=False).double()
+    torch.testing.assert_close(low(states), torch.nn.Conv1d.forward(low, states), atol=1e-12, rtol=1e-10)
