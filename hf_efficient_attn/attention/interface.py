@@ -19,7 +19,7 @@ from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
 from hf_efficient_attn.attention.indexed.shared_index import with_earlier_keys
 from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_attention import attend_layer, check_shape
+from hf_efficient_attn.attention.layer_attention import attend_layer, check_shape, refuse_later_keys
 from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern, layer_pattern
 from hf_efficient_attn.attention.mask_users import efficient_mask
 from hf_efficient_attn.attention.model_heads import head_range
@@ -132,6 +132,8 @@ def said_masks(
 ) -> tuple[TokenMask, QueryOffset]:
     """Return what the mask and the arguments of a call say about its keys, and where its queries stand among them."""
     is_read = attention_mask is not None and is_table(attention_mask)
+    if attention_mask is not None and not is_read and not followed.is_own:
+        refuse_later_keys(attention_mask, query.shape[2], key.shape[2])
     tokens, query_offset = said_tokens(attention_mask if is_read else None, followed, query, key)
     if followed.shards is None:
         # otherwise the mask of the whole text tells its documents

@@ -173,6 +173,23 @@ def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
     return may_read.any(2).any(1).expand(batch_size, -1)
 
 
+def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
+    """Raise InputError for a matrix under which no query reads the last key, where queries are taken for the last keys.
+
+    So it is in a cache that has room for later tokens. It is asked on CPUs alone, where reading waits for nothing, and
+    not while compiling.
+    """
+    if torch.compiler.is_compiling() or matrix.device.type != "cpu" or num_queries == num_keys or matrix.ndim != 4:
+        return
+    may_read = matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
+    if bool(may_read.any()) and not bool(may_read[..., -1].any()):
+        raise InputError(
+            f"attention_mask is a matrix of {num_keys} keys for {num_queries} new tokens, of which none reads the last "
+            "key. A pattern takes the new tokens for the last keys, and a static cache has room behind them. Pass a "
+            "mask of two dimensions, [batch, tokens], or a DynamicCache."
+        )
+
+
 def pairs_of(
     followed: LayerPattern,
     query_offset: QueryOffset,

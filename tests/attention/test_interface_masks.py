@@ -15,7 +15,7 @@ from hf_efficient_attn.attention.call import _calls, _laid_out
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.ready_calls import _ready
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
-from hf_efficient_attn.patterns import Dilated, GlobalTokens
+from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -131,6 +131,16 @@ def test_nothing_masked_is_a_table_without_rows_that_tells_its_kind() -> None:
             table = create(config, torch.zeros(1, 6, 32), mask, **{CACHE_ARGUMENT: None})
             assert not has_rows(table)
             assert table_kind(table) == kind
+
+
+def test_a_matrix_of_a_static_cache_is_refused_under_a_pattern() -> None:
+    """Where its queries stand is not known: they would be taken for the last places of the cache, which are empty."""
+    model, ids = hea.sparsify(build("llama"), Band(3, 0)), token_ids(2, 6)
+    matrix = torch.ones(2, 1, 6, 9, dtype=torch.bool).tril()
+    for mask in (matrix, torch.zeros(2, 1, 6, 9).masked_fill(~matrix, torch.finfo(torch.float32).min)):
+        cache = tr.StaticCache(config=model.config, max_cache_len=9)
+        with pytest.raises(hea.InputError, match="of which none reads the last key"):
+            model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
 
 
 def test_a_matrix_that_may_be_a_decoders_own_mask_is_refused_under_its_pattern() -> None:

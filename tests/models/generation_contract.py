@@ -113,6 +113,21 @@ class GenerationContract:
                 last = model(ids[:, 5:], **{CACHE_ARGUMENT: cache}).logits
                 torch.testing.assert_close(last, full[:, 5:], atol=TOLERANCE, rtol=TOLERANCE)
 
+    def test_a_matrix_says_what_is_read_in_a_static_cache(self, case: Case) -> None:
+        model, ids = case.model(), random_ids(2, 9)
+        model.set_attn_implementation("efficient")
+        cache = transformers.StaticCache(config=model.config, max_cache_len=12)
+        with torch.no_grad():
+            full = model(ids, use_cache=False).logits
+            for start, stop in ((0, 5), (5, 6), (6, 9)):
+                matrix = torch.ones(2, 1, stop - start, 12, dtype=torch.bool).tril(start)
+                try:
+                    step = model(ids[:, start:stop], attention_mask=matrix, **{CACHE_ARGUMENT: cache}).logits
+                except hea.EfficientAttentionError:
+                    # mechanisms that take no matrices say so
+                    return
+                torch.testing.assert_close(step, full[:, start:stop], atol=TOLERANCE, rtol=TOLERANCE)
+
     @pytest.mark.filterwarnings("ignore:output_attentions=True")
     @pytest.mark.parametrize("need_weights", [False, True])
     def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(

@@ -17,7 +17,7 @@ from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import read_table, write_table
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import bring, derived, lasting, on_host
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.token_mask import TokenMask
 
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
 
@@ -43,11 +43,11 @@ def key_masks(
             [B, 1, T, K], or the token table of a step of `generate`.
         documents: [B, T], as `find_documents` returns them.
     """
-    if attention_mask is None or attention_mask.ndim != 4:
-        token_mask, query_offset = token_mask_of(config, embedded, attention_mask, cache, documents, is_causal)
-        return {"attention_mask": None, "token_mask": token_mask, "query_offset": query_offset}
-    if not is_table(attention_mask):
-        return {"attention_mask": attention_mask, "token_mask": NO_MASK, "query_offset": None}
+    if attention_mask is None or attention_mask.ndim != 4 or not is_table(attention_mask):
+        is_matrix = attention_mask is not None and attention_mask.ndim == 4
+        said, matrix = (None, attention_mask) if is_matrix else (attention_mask, None)
+        token_mask, query_offset = token_mask_of(config, embedded, said, cache, documents, is_causal)
+        return {"attention_mask": matrix, "token_mask": token_mask, "query_offset": query_offset}
     batch_size, num_queries = embedded.shape[:2]
     token_mask, query_offset = read_table(attention_mask, batch_size, num_queries, attention_mask.shape[3])
     return {"attention_mask": None, "token_mask": token_mask, "query_offset": query_offset}
