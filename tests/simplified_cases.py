@@ -104,6 +104,8 @@ SIMPLIFIED = Family(
             "simplified-sas_p-alibi",
             "simplified-sas_p-prior",
             "simplified-sas-masked-prior",
+            "simplified-sas_p-mixed",
+            simplified("mixed-band", block="sas", mechanism=[None, "linear"], attention_pattern=[Band(4, 0), None]),
             "simplified-sas_p-span",
             simplified("alibi-band", block="sas", attention_pattern=Band(4, 0), position_embedding_type="alibi"),
         ),
