@@ -259,3 +259,31 @@ def test_kernels_of_softmax_alone_are_refused() -> None:
         model(random_ids(1, 5))
     with pytest.raises(hea.ConfigurationError, match="is not known"):
         hea.training_memory(model, tokens=8)
+
+
+def test_layers_of_softmax_are_explained() -> None:
+    model = build(["linear", None, "prior"], attention_pattern=[None, None, Band(3, 0)])
+    with pytest.raises(hea.UnsupportedBackendError, match="linear attention computes no scores of pairs"):
+        hea.explain(model, 64, layer=0)
+    plain, followed = str(hea.explain(model, 64, layer=1)), str(hea.explain(model, 64, layer=2))
+    for said in (plain, followed):
+        assert "layer 0 asks the engine for nothing" in said
+    assert "which costs as much again" not in plain
+    assert "which costs as much again" in followed
+    assert "attention_pattern" in followed
+    with pytest.raises(hea.ConfigurationError, match="layer=3 of SimplifiedTransformerForCausalLM has no attention"):
+        hea.explain(model, 64, layer=3)
+
+
+@torch.no_grad()
+def test_features_of_linear_layers_are_redrawn_and_saved(tmp_path: Any) -> None:
+    model = build([None, "linear"], feature_map="positive_random", num_features=11)
+    ids = random_ids(2, TOKENS)
+    before = model(ids).logits
+    model.redraw_features(1)
+    after = model(ids).logits
+    assert (after - before).abs().max() > 1e-4
+    model.save_pretrained(tmp_path)
+    loaded = hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.mechanism == [None, "linear"]
+    assert torch.equal(loaded(ids).logits, after)
