@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from compressed_cases import compressed
 from models.simplified_transformer.dense_blocks import (
     TOKENS,
     check_layers,
@@ -140,6 +141,22 @@ def test_caches_go_on(mechanism: list[str | None], block: str) -> None:
         cache.reset()
         again = model(ids, **{CACHE_ARGUMENT: cache}).logits
         torch.testing.assert_close(again, full, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [mixed([None, "linear"]), compressed("cropped", mechanism=["pattern", "linear"], is_causal=True)],
+    ids=lambda case: case.name,
+)
+@torch.no_grad()
+def test_caches_of_which_a_part_was_cropped_are_refused(case: Any) -> None:
+    """Layers of softmax have forgotten tokens before a linear layer refuses to."""
+    model, ids = case.model(), random_ids(2, TOKENS)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be cropped"):
+        cache.crop(-3)
+    with pytest.raises(hea.InputError, match="Layer 0 of this cache holds 10 tokens, and layer 1 sums over 13"):
+        model(ids[:, -3:], **{CACHE_ARGUMENT: cache})
 
 
 PATTERNS: dict[str, tuple[list[str | None], Any, list[Any]]] = {
