@@ -31,10 +31,8 @@ class BlockMechanisms(LayerMechanisms):
     @property
     def distinct_mechanism(self) -> Any:
         """The mechanism of all layers, however it is given, or a list if they differ."""
-        this: Any = self
-        if isinstance(self.mechanism, list) and len({*self.mechanism}) == 1:
-            return self.mechanism[0]
-        return this.mechanism
+        is_list_of_one = isinstance(self.mechanism, list) and len({*self.mechanism}) == 1
+        return self.mechanism_of_layer(0) if is_list_of_one else self.mechanism
 
     def start_of_queries(self, layer_idx: int) -> float:
         """Return the standard deviation of W^Q of a layer at the start."""

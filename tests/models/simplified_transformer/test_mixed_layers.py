@@ -24,6 +24,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.patterns import Band, BlockTopK, GlobalTokens
 
 PADDED = torch.tensor([[0] * 4 + [1] * 9, [1] * 9 + [0] * 4])
@@ -304,3 +305,11 @@ def test_features_of_linear_layers_are_redrawn_and_saved(tmp_path: Any) -> None:
     loaded = hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.mechanism == [None, "linear"]
     assert torch.equal(loaded(ids).logits, after)
+
+
+@pytest.mark.parametrize("mechanism", ["prior", [None, "prior"], [None, "linear"]], ids=str)
+def test_indexers_are_refused_before_anything_changes(mechanism: Any) -> None:
+    model = simplified("tiny", mechanism=mechanism, position_embedding_type="rope").model()
+    with pytest.raises(hea.UnsupportedBackendError, match="index chooses keys for plain softmax attention"):
+        hea.index(model, top_k=4)
+    assert not has_indexer(model.config)
