@@ -57,7 +57,8 @@ WHAT = {LINEAR: "linear attention", PRIOR: "attention with a prior"}
 OF_SLOTS = ("linformer", "memory_compressed")
 # and of softmax over all that is read, with what stands against them
 OF_SOFTMAX = {
-    "nystrom": "but the matrix whose inverse it takes is singular where W^Q starts at 0, and it is not built here",
+    "nystrom": "without its convolution, but the matrix whose inverse it takes is singular where W^Q starts at 0, and "
+    "it is not built here",
     **dict.fromkeys(
         ("talking_heads", "residual_scores", "reused_weights", "collaborative_heads"), "but it is not built here"
     ),

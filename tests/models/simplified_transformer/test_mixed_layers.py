@@ -24,7 +24,6 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.patterns import Band, BlockTopK, GlobalTokens
 
 PADDED = torch.tensor([[0] * 4 + [1] * 9, [1] * 9 + [0] * 4])
@@ -232,32 +231,6 @@ def test_models_are_sparsified() -> None:
         hea.sparsify(build(["linear", None]), [Band(3, 0), Band(3, 0)])
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"mechanism": ["linear"]}, "lists 1 mechanisms for 2 layers; give one each"),
-    ({"mechanism": []}, "lists 0 mechanisms for 2 layers"),
-    ({"mechanism": ["linear", "talking_heads"]}, "start as the identity with 'talking_heads', too"),
-    ({"mechanism": [None, "linformer"]}, "'linformer' reads slots that trained maps make"),
-    (
-        {"mechanism": [None, "linear"], "prior_width_tokens": 3},
-        r"attention with a prior, but mechanism is \[None",
-    ),
-    ({"mechanism": [None, "prior"], "chunk_tokens": 4}, r"is of linear attention, but mechanism is \[None, 'prior'"),
-    ({"mechanism": ["linear", None], "span": "adaptive"}, "cannot weigh each by its distance"),
-    ({"mechanism": ["prior", None], "span": "adaptive"}, "weighs keys by their distance already"),
-    ({"mechanism": ["prior", None], "position_embedding_type": "alibi"}, "ALiBi is another prior by distance"),
-    ({"mechanism": ["linear"] * 2, "position_embedding_type": "rope"}, "no function of distances"),
-    ({"mechanism": ["linear"] * 2, "attention_pattern": Band(3, 0)}, "is read whole by all queries behind it"),
-    ({"mechanism": ["linear", None], "attention_pattern": [Band(3, 0)] * 2}, "pattern for layer 0, whose mechanism"),
-    ({"mechanism": ["linear", None], "block": "pre_ln", "num_key_value_heads": 2}, "adds up keys of its own"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
-def test_what_no_block_can_have_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        simplified("tiny", **fields).config()
-
-
 def test_a_list_of_one_mechanism_is_that_mechanism(tmp_path: Any) -> None:
     """Also in checkpoints, and without any, in models that transformers' functions compute."""
     model = build(["linear", "linear"])
@@ -268,15 +241,6 @@ def test_a_list_of_one_mechanism_is_that_mechanism(tmp_path: Any) -> None:
     with pytest.raises(hea.CheckpointError, match=r"mechanism='linear', and mechanism=\['linear', None\] is asked for"):
         hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, mechanism=["linear", None])
     assert build([None, None]).config._attn_implementation == "sdpa"
-
-
-def test_kernels_of_softmax_alone_are_refused() -> None:
-    model = build(["linear", None])
-    model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(hea.UnsupportedBackendError, match="and not that of mechanism=.'linear', None"):
-        model(random_ids(1, 5))
-    with pytest.raises(hea.ConfigurationError, match="is not known"):
-        hea.training_memory(model, tokens=8)
 
 
 def test_layers_of_softmax_are_explained() -> None:
@@ -305,11 +269,3 @@ def test_features_of_linear_layers_are_redrawn_and_saved(tmp_path: Any) -> None:
     loaded = hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.mechanism == [None, "linear"]
     assert torch.equal(loaded(ids).logits, after)
-
-
-@pytest.mark.parametrize("mechanism", ["prior", [None, "prior"], [None, "linear"]], ids=str)
-def test_indexers_are_refused_before_anything_changes(mechanism: Any) -> None:
-    model = simplified("tiny", mechanism=mechanism, position_embedding_type="rope").model()
-    with pytest.raises(hea.UnsupportedBackendError, match="index chooses keys for plain softmax attention"):
-        hea.index(model, top_k=4)
-    assert not has_indexer(model.config)
