@@ -43,17 +43,14 @@ def attach_sums(config: Any, cache: Cache) -> None:
 
 def centering_of(config: Any, call: PreparedCall, masks: dict[str, Any], is_shared: bool) -> Centering:
     """Return C over all tokens that a query may read, given the masks of a call."""
-    tokens, given, device = masks["token_mask"], call.attention_mask, call.embedded.device
+    tokens, matrix, device = masks["token_mask"], masks["attention_mask"], call.embedded.device
     real, documents = tokens.key_mask, tokens.segment_ids
-    if masks["attention_mask"] is not None:
-        # a matrix, which sums take if it leaves out padding alone
-        real = readable_keys(given, call.batch_size) if config.layers_with(LINEAR) else given
+    if matrix is not None:
+        # which sums take if it leaves out padding alone
+        real = readable_keys(matrix, call.batch_size) if config.layers_with(LINEAR) else matrix
     if is_shared:
         centering = build_centering(tokens.shape[1], 0, real, documents, config.is_causal, device)
         return centering._replace(shared_tokens=tokens.shape[1])
-    if given is not None and given.ndim == 2:
-        # of all tokens, also where a cache has forgotten some
-        real = given
     if documents is not None:
         real, documents = (None if each is None else of_queries(each, call) for each in (real, documents))
     return build_centering(call.tokens, call.past_tokens, real, documents, config.is_causal, device)
