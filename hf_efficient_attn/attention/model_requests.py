@@ -36,7 +36,7 @@ def layer_request(
         UnsupportedBackendError: the model does not use the attention interface of transformers, or no trial of it can
             be run.
     """
-    name, config, numbered = numbered_requests(model_or_config, part, num_keys)
+    name, config, numbered = numbered_requests(model_or_config, part, num_keys, layer)
     if layer not in numbered:
         said = f" of its {part or ENCODER}" if config.get_text_config().is_encoder_decoder else ""
         raise ConfigurationError(
@@ -50,11 +50,11 @@ def layer_request(
 
 
 def numbered_requests(
-    model_or_config: PreTrainedModel | PreTrainedConfig, part: str | None, num_keys: int
+    model_or_config: PreTrainedModel | PreTrainedConfig, part: str | None, num_keys: int, layer: int | None = None
 ) -> tuple[str, PreTrainedConfig, dict[int, LayerRequest]]:
     """Return the name of a model, its config, and what every layer of self-attention of a part asks for, by its index.
 
-    Arguments and errors are those of `layer_request`.
+    Arguments and errors are those of `layer_request`; with a layer, others may ask for nothing.
     """
     config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
     text_config = config.get_text_config()
@@ -66,7 +66,7 @@ def numbered_requests(
     part = _checked_part(part, text_config)
     model_class = saved_class(config) if model_or_config is config else type(model_or_config)
     name = type(config).__name__ if model_class is None else model_class.__name__
-    asked = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys)
+    asked = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys, layer)
     asked = [each for each in asked if not each.is_cross and type(each.config) is type(text_config)]
     if not asked:
         raise UnsupportedBackendError(
@@ -96,7 +96,9 @@ def _checked_part(part: str | None, config: Any) -> str:
     return part or ENCODER
 
 
-def _requests(model_or_config: Any, model_class: Any, config: PreTrainedConfig, num_keys: int) -> list[LayerRequest]:
+def _requests(
+    model_or_config: Any, model_class: Any, config: PreTrainedConfig, num_keys: int, layer: int | None
+) -> list[LayerRequest]:
     model: Any = model_or_config
     if model is config:
         with torch.device("meta"):
@@ -106,13 +108,36 @@ def _requests(model_or_config: Any, model_class: Any, config: PreTrainedConfig, 
     text_config = config.get_text_config()
     field = getattr(text_config, INDEXER, None)
     if own:
-        return [with_indexer(module.layer_request(num_keys, getattr(model, "task", None)), field) for module in own]
+        own_requests = _own_requests(own, num_keys, getattr(model, "task", None), layer)
+        return [with_indexer(each, field) for each in own_requests]
     check_class(model_class, config)
     asked = trial_requests(model_class, config) or []
     notes = getattr(text_config, "attention_notes", ())
     # trials leave indexers out
     found = [with_indexer(each, field) for each in asked]
     return [replace(each, notes=(*each.notes, *notes)) for each in found]
+
+
+def _own_requests(own: list[Any], num_keys: int, task: str | None, layer: int | None) -> list[LayerRequest]:
+    """Return what modules ask for, with a note on those that ask for nothing.
+
+    Raises:
+        UnsupportedBackendError: one with this index does, or one with any (None).
+    """
+    asked: list[LayerRequest] = []
+    silent: dict[int, UnsupportedBackendError] = {}
+    for module in own:
+        try:
+            asked.append(module.layer_request(num_keys, task))
+        except UnsupportedBackendError as refusal:
+            if layer in (None, module.layer_idx):
+                raise
+            silent[module.layer_idx] = refusal
+    if not asked:
+        raise next(iter(silent.values()))
+    which = f"layer {next(iter(silent), 0)} asks" if len(silent) == 1 else f"layers {shown([*silent])} ask"
+    notes = (f"{which} the engine for nothing, and no cost here is of what is computed there.",) if silent else ()
+    return [replace(each, notes=(*each.notes, *notes)) for each in asked]
 
 
 def with_indexer(asked: LayerRequest, field: dict[str, Any] | None) -> LayerRequest:

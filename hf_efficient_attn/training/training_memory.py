@@ -155,7 +155,7 @@ def check_known(config: Any) -> None:
         config.is_encoder_decoder
         or getattr(config, "global_projections", False)
         or getattr(config, "position_embedding_type", None) in ("alibi", "relative", "relative_keys")
-        or (is_simplified and (config.span is not None or config.mechanism is not None))
+        or (is_simplified and (config.span is not None or config.has_mechanism))
     )
     if has_more or config.model_type not in (*LIKE_LLAMA, *FAMILIES):
         raise ConfigurationError(

@@ -63,7 +63,7 @@ class SavingContract:
         model.save_pretrained(tmp_path / "model")
         homes = {name: "cpu" for name, _ in model.named_children()}
         homes |= {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "layers"}
-        homes |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+        homes |= {f"model.layers.{index}": "disk" if index else "cpu" for index in range(len(model.model.layers))}
         homes.pop("model")
         auto_class = getattr(transformers, routed_case.main_head)
         again = auto_class.from_pretrained(tmp_path / "model", device_map=homes, offload_folder=tmp_path / "disk")

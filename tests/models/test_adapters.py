@@ -71,7 +71,7 @@ def test_a_new_classifier_is_trained_as_it_is_beside_adapted_maps(case: Case) ->
 @pytest.mark.parametrize("kind", VIRTUAL_TOKENS)
 def test_virtual_tokens_learn_and_generate(case: Case, kind: str) -> None:
     model, ids = adapted(case, VIRTUAL_TOKENS[kind]), random_ids(2, 9)
-    keeps_no_keys = getattr(model.config, "mechanism", None) == "linear"
+    keeps_no_keys = hasattr(model.config, "layers_with") and bool(model.config.layers_with("linear"))
     is_refused = kind == "prefix" and (keeps_no_keys or getattr(model.config, "global_projections", False))
     refusing = [family for family in OURS if case in family.cases and kind in family.refuses]
     if is_refused or any(case.name not in family.accepts.get(kind, ()) for family in refusing):

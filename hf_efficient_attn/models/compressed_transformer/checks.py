@@ -6,7 +6,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, is_single
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
-from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS, PRIOR_FIELDS
+from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS, PRIOR_FIELDS, check_number
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 
 # those that follow attention_pattern
@@ -65,10 +65,7 @@ def check_mechanisms(config: Any) -> None:
                 f"mechanism={shown(each)} has no causal form: {NOT_CAUSAL[each]}. Leave is_causal=True out, or take "
                 "another mechanism for language models."
             )
-    if isinstance(config.mechanism, list) and len(listed) != config.num_hidden_layers:
-        raise ConfigurationError(
-            f"mechanism lists {len(listed)} mechanisms for {config.num_hidden_layers} layers; give one each."
-        )
+    check_number(config)
     check_reused(config)
     check_followers(config)
 

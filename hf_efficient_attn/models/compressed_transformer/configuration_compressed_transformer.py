@@ -9,7 +9,7 @@ from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.config.patterns import write_pattern
-from hf_efficient_attn.models.mechanisms.config import FeatureFields, PriorFields, check_features
+from hf_efficient_attn.models.mechanisms.config import FeatureFields, LayerMechanisms, PriorFields, check_features
 from hf_efficient_attn.models.sparse.config import BlockFields, PatternAlone
 
 from . import presets
@@ -28,6 +28,7 @@ from .checks import (
 @strict_config
 class CompressedTransformerConfig(
     PatternAlone,
+    LayerMechanisms,
     FeatureFields,
     PriorFields,
     BlockFields,
@@ -233,17 +234,9 @@ class CompressedTransformerConfig(
         """Whether what a model has learned goes with its longest text: a Linformer's projections."""
         return bool(self.layers_with("linformer"))
 
-    def mechanism_of_layer(self, layer_idx: int) -> str:
-        """Return the mechanism of a layer."""
-        return self.mechanism[layer_idx] if isinstance(self.mechanism, list) else self.mechanism
-
     def slots_of_layer(self, layer_idx: int) -> int:
         """Return k, to how many keys a layer projects."""
         return self.projected_tokens[layer_idx] if isinstance(self.projected_tokens, list) else self.projected_tokens
-
-    def layers_with(self, mechanism: str) -> list[int]:
-        """Return the layers that have a mechanism, by their index."""
-        return [layer for layer in range(self.num_hidden_layers) if self.mechanism_of_layer(layer) == mechanism]
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""

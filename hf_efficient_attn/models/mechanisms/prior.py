@@ -65,12 +65,3 @@ class HasPrior:
         """Return the distances among so many keys; of an exported model those of its positions."""
         last = self.most_tokens - 1 if torch.compiler.is_exporting() else MOST_DISTANCE
         return within(Distance(0 if self.is_causal else -last, last), num_keys)
-
-
-class DistancePrior(HasPrior, nn.Module):
-    """The prior of the heads of a layer, as a module."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.is_causal = config.is_causal
-        self.make_prior(config)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
 
-from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.mechanisms.causal_sums import KeySum
 
 
@@ -121,6 +121,7 @@ def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable
 
     Raises:
         UnsupportedBackendError: a cache whose layers hold keys already, or are of a kind that is not known.
+        InputError: a cache whose layers hold different tokens.
     """
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) < num_layers:
@@ -128,6 +129,7 @@ def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable
     for index, make in stateful.items():
         layer = cache.layers[index]
         if isinstance(layer, SummaryLayer):
+            check_length(cache, index, layer)
             continue
         if type(layer) not in (DynamicLayer, StaticLayer):
             raise UnsupportedBackendError(
@@ -137,3 +139,16 @@ def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable
         if layer.is_initialized and layer.keys.numel() and torch.as_tensor(layer.get_seq_length()).item():
             raise UnsupportedBackendError(KEYLESS)
         cache.layers[index] = make(layer.max_cache_len if isinstance(layer, StaticLayer) else None)
+
+
+def check_length(cache: Cache, index: int, layer: SummaryLayer) -> None:
+    """Raise InputError if a layer has added up more tokens than the first layer of its cache holds.
+
+    A crop that one layer refuses has cropped those before it.
+    """
+    first = cache.get_seq_length()
+    if isinstance(first, int) and not torch.compiler.is_compiling() and layer.num_tokens > first:
+        raise InputError(
+            f"Layer 0 of this cache holds {first} tokens, and layer {index} sums over {layer.num_tokens}: it was "
+            "cropped, as assistants and prompt look-up do, and sums cannot be. Pass an empty cache and the whole text."
+        )

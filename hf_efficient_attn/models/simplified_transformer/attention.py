@@ -18,6 +18,7 @@ from hf_efficient_attn.models.parts.positions import rotate_both
 from .centering import Centering
 from .config_checks import LINEAR, PRIOR
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
+from .engine_attention import BlockSoftmax
 from .linear_reading import BlockReading
 from .pattern_mean import mean_of_read, reads_selected
 from .prior_attention import BlockPrior
@@ -41,13 +42,17 @@ class SimplifiedTransformerAttention(nn.Module):
         self.is_causal = config.is_causal
         bias = config.attention_bias != "none"
         key_width = config.key_value_heads * self.head_dim
-        self.q_proj = InitializedLinear(config.hidden_size, config.hidden_size, bias, config.resolved_query_init_std)
-        self.k_proj = InitializedLinear(config.hidden_size, key_width, bias, config.resolved_key_init_std)
+        starts = (config.start_of_queries(layer_idx), config.start_of_keys(layer_idx))
+        self.q_proj = InitializedLinear(config.hidden_size, config.hidden_size, bias, starts[0])
+        self.k_proj = InitializedLinear(config.hidden_size, key_width, bias, starts[1])
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
         self.spanned = None if config.span is None else SpannedAttention(config, layer_idx)
-        self.linear = BlockReading(config, layer_idx) if config.mechanism == LINEAR else None
-        self.prior = BlockPrior(config, layer_idx) if config.mechanism == PRIOR else None
+        mechanism = config.mechanism_of_layer(layer_idx)
+        self.linear = BlockReading(config, layer_idx) if mechanism == LINEAR else None
+        self.prior = BlockPrior(config, layer_idx) if mechanism == PRIOR else None
+        asks_engine = mechanism is None and config.has_mechanism
+        self.softmax = BlockSoftmax(config, layer_idx) if asks_engine else None
         self.dropout = nn.Dropout(config.attention_dropout)
         self.has_head_gains = config.has_head_gains
         if self.has_head_gains:
@@ -76,8 +81,9 @@ class SimplifiedTransformerAttention(nn.Module):
         if position_embeddings is not None:
             query, key = rotate_both(query, key, *position_embeddings)
 
-        is_of_read = centering is not None and reads_selected(self)
-        if is_of_read:
+        engine = self.softmax if self.prior is None else self.prior
+        is_of_read = centering is not None and engine is None and reads_selected(self)
+        if is_of_read or (engine is not None and engine.computes_mean):
             # of all tokens
             centering = None
         past_sum = 0.0
@@ -90,9 +96,9 @@ class SimplifiedTransformerAttention(nn.Module):
         if self.spanned is not None:
             options = {**kwargs, "dropout": drop_rate(self.dropout)}
             out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **options)
-        elif self.prior is not None:
+        elif engine is not None:
             options = {**kwargs, "dropout": drop_rate(self.dropout)}
-            out, weights, centre = self.prior(query, key, value, attention_mask, **options)
+            out, weights, centre = engine(query, key, value, attention_mask, **options)
         else:
             attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
             dropout = drop_rate(self.dropout)

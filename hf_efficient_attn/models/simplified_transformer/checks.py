@@ -23,7 +23,7 @@ class BlockChecks:
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """As transformers', with "efficient" by default where layers do not read all by softmax, or have indexers."""
         config = self.config
-        has_own = config.span is not None or config.mechanism is not None
+        has_own = config.span is not None or config.has_mechanism
         if has_own or getattr(config, FIELD, None) is not None or has_indexer(config):
             requested_attention = requested_attention or NAME
         implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
@@ -83,7 +83,7 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
             f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the attention "
             f"pattern of span={shown(config.span)}. Use generate() with one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}."
         )
-    if config.mechanism is not None and (paged or (name not in BACKEND_OF_IMPLEMENTATION)):
+    if config.has_mechanism and (paged or (name not in BACKEND_OF_IMPLEMENTATION)):
         raise UnsupportedBackendError(
             f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} computes softmax attention, "
             f"and not that of mechanism={shown(config.mechanism)}. Use generate() with one of: "

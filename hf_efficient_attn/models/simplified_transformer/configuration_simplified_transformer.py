@@ -6,7 +6,6 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
@@ -16,7 +15,7 @@ from hf_efficient_attn.models.mechanisms.config import MechanismFields
 from hf_efficient_attn.models.spans.config import SpanFields
 
 from . import presets
-from .config_checks import LINEAR, PRIOR, check_config, gain_fields, unknown
+from .config_checks import check_config, gain_fields, unknown
 from .gains import (
     BLOCK_STYLES,
     GAIN_SYMBOLS,
@@ -26,11 +25,20 @@ from .gains import (
     BlockStyle,
     depth_scaled_mlp_gain,
 )
+from .layer_mechanisms import BlockMechanisms
 
 
 @strict_config
 class SimplifiedTransformerConfig(
-    SpanFields, MechanismFields, GatedMLPFields, DropoutFields, SlopeFields, HeadSizes, LibraryConfig, PreTrainedConfig
+    BlockMechanisms,
+    SpanFields,
+    MechanismFields,
+    GatedMLPFields,
+    DropoutFields,
+    SlopeFields,
+    HeadSizes,
+    LibraryConfig,
+    PreTrainedConfig,
 ):
     r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
@@ -71,9 +79,11 @@ class SimplifiedTransformerConfig(
             its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`. C is
             then taken under the same soft mask, so that A = C at the start as before.
         mechanism: what A is: None, softmax; "prior", softmax with a prior by distance, which C has, too; "linear",
-            sums over keys, with W^K of 0 at the start in place of W^Q. Their fields, `prior_width_tokens` and
-            `prior_is_trained`, `feature_map`, `num_features`, `feature_seed`, `feature_redraw_steps`,
-            `normalizer_epsilon` and `chunk_tokens`, are as in `CompressedTransformerConfig`.
+            sums over keys, with W^K of 0 at the start in place of W^Q; a list gives one per layer, so that they mix.
+            Layers of softmax follow an `attention_pattern`, those with a prior as well, and "linear" reads all; "rope"
+            and "alibi" positions are of softmax, too. The fields `prior_width_tokens`, `prior_is_trained`,
+            `feature_map`, `num_features`, `feature_seed`, `feature_redraw_steps`, `normalizer_epsilon` and
+            `chunk_tokens` are as in `CompressedTransformerConfig`.
 
     Raises:
         ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
@@ -91,7 +101,7 @@ class SimplifiedTransformerConfig(
     # the values of `block`
     blocks = tuple(BLOCK_STYLES)
     # scores of a head in a layer, for n tokens
-    attention_cost = "n² / 2 if causal, otherwise n²; the pairs of a span or attention_pattern; none if linear"
+    attention_cost = "n² / 2 if causal, otherwise n²; the pairs of a span or attention_pattern; none where linear"
 
     vocab_size: int = 50_000
     hidden_size: int = 768
@@ -144,7 +154,7 @@ class SimplifiedTransformerConfig(
 
     classifier_pooling: str | None = None
     span: str | None = None
-    mechanism: str | None = None
+    mechanism: str | list[str | None] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
@@ -175,11 +185,6 @@ class SimplifiedTransformerConfig(
     def sinusoid_amplitude(self) -> float:
         """The factor of sinusoidal positions, so that they are as large as the embeddings they are added to."""
         return self.initializer_range
-
-    def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
-        """Return how many numbers a layer of a causal model keeps of a text of so many tokens, besides its mean."""
-        of_head = self.state_of_head if self.mechanism == LINEAR else 2 * num_tokens * self.head_dim
-        return self.key_value_heads * of_head
 
     @property
     def num_attention_maps(self) -> int:
@@ -214,31 +219,12 @@ class SimplifiedTransformerConfig(
         return self._is_active("centering_gain", 0.0)
 
     @property
-    def attention_notes(self) -> tuple[str, ...]:
-        """What `explain` says of every layer."""
-        follows = getattr(self, "attention_pattern", None) is not None
-        note = "Shaped attention also takes the mean of what it reads, which costs as much again."
-        return (note,) if self.is_centered and (follows or has_indexer(self) or self.mechanism == PRIOR) else ()
-
-    @property
     def has_head_gains(self) -> bool:
         """Whether attention is anything but the plain softmax."""
         return self.is_shaped or self._is_active("softmax_gain", 1.0)
 
     def _is_active(self, name: str, neutral: float) -> bool:
         return self.gain(name) != neutral or self.is_trainable(name)
-
-    @property
-    def resolved_query_init_std(self) -> float:
-        """Standard deviation of W^Q at the start."""
-        if self.query_init_std is not None:
-            return self.query_init_std
-        return 0.0 if self.is_shaped and self.mechanism != LINEAR else self.initializer_range
-
-    @property
-    def resolved_key_init_std(self) -> float | None:
-        """Standard deviation of W^K at the start; None: as of every other map."""
-        return 0.0 if self.key_init_std is None and self.is_shaped and self.mechanism == LINEAR else self.key_init_std
 
     def gain(self, name: str, layer_idx: int | None = None) -> float:
         """Return the start value of gain `name`, in layer `layer_idx` if layers differ.
@@ -287,7 +273,7 @@ class SimplifiedTransformerConfig(
             "reparameterized": self.is_reparameterized,
             "matrix_init": self.resolved_matrix_init if self.is_reparameterized else None,
             "trainable_gains": sorted(name for name in GAIN_SYMBOLS if self.is_trainable(name)),
-            "mechanism": self.mechanism,
+            "mechanism": self.distinct_mechanism,
             "prior_is_trained": self.prior_is_trained,
             "span": self.span if self.frozen_spans is None else "frozen",
         }

@@ -11,9 +11,8 @@ from hf_efficient_attn.models.inputs.masks import documents_of_keys, step_docume
 from hf_efficient_attn.models.prologue import PreparedCall, lengths
 
 from .centering import Centering, build_centering
-from .config_checks import LINEAR, PRIOR
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .linear_reading import sum_masks
+from .mechanism_masks import mechanism_masks
 from .pattern_mean import uses_indexer
 from .running_sum_cache import attach_running_sums
 
@@ -25,10 +24,10 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shar
     """
     given = call.attention_mask
     # which compute C themselves
-    if config.span is not None or config.mechanism == PRIOR:
+    if config.span is not None:
         return {**call.masks(config), "centering": None}
-    if config.mechanism == LINEAR:
-        return sum_masks(config, call, is_shared)
+    if config.has_mechanism:
+        return mechanism_masks(config, call, is_shared)
     # with indexers, whose keys a cache keeps, too, C has no running sum
     if call.cache is not None and config.is_centered and not uses_indexer(config):
         attach_running_sums(call.cache, config.num_hidden_layers)
@@ -83,7 +82,7 @@ class MaskGeneration:
         **kwargs: Any,
     ) -> Any:
         """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
-        if config.span is not None or config.mechanism is not None:
+        if config.span is not None or config.has_mechanism:
             return step_table(config, inputs_embeds, attention_mask, cache, config.is_causal, position_ids)
         documents = step_documents(config, position_ids, attention_mask, inputs_embeds, cache)
         mask = attention_allowed(config, inputs_embeds, attention_mask, cache, documents)

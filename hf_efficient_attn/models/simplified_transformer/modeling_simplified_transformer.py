@@ -3,7 +3,7 @@
 With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C its
 value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (except in the first layer), W^P and the attention
 skip; SAS-P also computes the MLP in parallel to attention and drops the last skip. The matrix is never formed: α·V +
-β·A·V − γ·C·V is an attention function of transformers plus a running mean (`attention.py`), or, with
+β·A·V − γ·C·V is an attention function of transformers plus a running mean (`attention.py`), or, in layers with
 `mechanism="linear"`, sums over keys plus that mean.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
@@ -103,7 +103,7 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, Redraws
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
         # transformers then refuses assistants, which take tokens back
-        self._is_stateful = config.mechanism == LINEAR
+        self._is_stateful = bool(config.layers_with(LINEAR))
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):

@@ -95,7 +95,10 @@ ADOPTED_BY: dict[type, type] = {DynamicLayer: RunningSumDynamicLayer, StaticLaye
 
 
 def attach_running_sums(cache: Cache, num_layers: int) -> None:
-    """Turn the plain layers of `cache` into layers that keep the running sum, in place; a second call does nothing."""
+    """Turn the plain layers of `cache` into layers that keep the running sum, in place; a second call does nothing.
+
+    Layers that keep the sums of linear attention stay as they are.
+    """
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = RunningSumDynamicLayer
         while len(cache.layers) < num_layers:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from models.simplified_transformer.dense_reference import allowed_pairs
+from models.simplified_transformer.dense_reference import allowed_pairs, centring_matrix, softmax_matrix
 from models_cases import random_ids
 from torch import Tensor
 
@@ -32,6 +32,42 @@ def shaped(attention: Any, read: Tensor, centre: Tensor, value: Tensor) -> Tenso
     matrix = alpha * torch.eye(value.shape[2], dtype=value.dtype) + beta * read - gamma * centre
     out = (matrix @ value).transpose(1, 2).flatten(2)
     return out if attention.o_proj is None else attention.o_proj(out)
+
+
+def features(attention: Any, states: Tensor) -> Tensor:
+    """Return φ of linear attention, by its formula, [B, H, T, D] → [B, H, T, F]."""
+    if not hasattr(attention.linear.features, "vectors"):
+        return torch.where(states > 0, states + 1, states.exp())
+    vectors = attention.linear.features.vectors.to(states)
+    states = states / states.shape[-1] ** 0.25
+    return (states @ vectors.T - states.square().sum(-1, keepdim=True) / 2).exp()
+
+
+def dense_linear(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
+    """Return W^P of (α·I + β·A − γ·C)·V by one matrix for each head, [B, T, hidden_size] → the same."""
+    query, key, value = projected(attention, states)
+    weights = features(attention, query) @ features(attention, key).mT * allowed.unsqueeze(1)
+    # padding may read nothing
+    read = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    return shaped(attention, read, centring_matrix(allowed).unsqueeze(1), value)
+
+
+def dense_softmax(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
+    """Return the same of a layer with softmax attention, with a prior if it has one.
+
+    allowed: [B, T, T], or by head, [B, H, T, T].
+    """
+    query, key, value = projected(attention, states)
+    prior = torch.zeros(())
+    if attention.prior is not None:
+        squares = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).square().double()
+        of_heads = (attention.prior.prior_weight, attention.prior.prior_bias)
+        weight, bias = (each.abs().view(-1, 1, 1) for each in of_heads)
+        prior = -(weight * squares - bias).abs()
+    products = query @ key.mT / attention.head_dim**0.5
+    allowed = allowed if allowed.ndim == 4 else allowed.unsqueeze(1)
+    read, centre = (softmax_matrix(scores + prior, allowed) for scores in (products, torch.zeros_like(products)))
+    return shaped(attention, read, centre, value)
 
 
 def check_layers(
@@ -66,4 +102,4 @@ def check_layers(
         slopes = [torch.autograd.grad((each * weight).sum(), given, retain_graph=True) for each in (found, expected)]
         for own, wanted in zip(*slopes, strict=True):
             torch.testing.assert_close(own, wanted, atol=slope_tolerances[0], rtol=slope_tolerances[1])
-    assert len(seen) == 2
+    assert len(seen) == len(model.layers)

@@ -1,6 +1,7 @@
 """Shaped attention as the paper writes it: one dense matrix α·I + β·A − γ·C per head, in float64."""
 
 import copy
+from typing import Any
 
 import torch
 
@@ -21,6 +22,26 @@ def allowed_pairs(
                 is_same = documents is None or bool(documents[row, key] == documents[row, query])
                 allowed[row, query, key] = is_past and is_real and is_same
     return allowed
+
+
+def reads(pattern: Any, query: torch.Tensor, key: torch.Tensor, is_causal: bool = True) -> torch.Tensor:
+    """Return which query of a text reads which key, [H, T, T], pair by pair from the definition of the pattern.
+
+    One that chooses by content is causal.
+    """
+    num_heads, tokens, _ = query.shape
+    found = torch.zeros(num_heads, tokens, tokens, dtype=torch.bool)
+    for head in range(num_heads):
+        for row in range(tokens):
+            if pattern.chooses_by_content:
+                own, size = row // pattern.block_tokens, pattern.block_tokens
+                scores = [float(query[head, row] @ key[head, b * size : (b + 1) * size].mean(0)) for b in range(own)]
+                best = sorted(range(own), key=lambda b: (-scores[b], b))[: pattern.num_chosen - 1]
+                keys = [j for j in range(row + 1) if j // size in (own, *best)]
+            else:
+                keys = [j for j in range(row + 1 if is_causal else tokens) if pattern.allowed(row, j)]
+            found[head, row, keys] = True
+    return found
 
 
 def centring_matrix(allowed: torch.Tensor) -> torch.Tensor:

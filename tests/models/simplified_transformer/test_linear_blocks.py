@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.simplified_transformer.dense_blocks import TOKENS, check_layers, masks_with, projected, shaped
-from models.simplified_transformer.dense_reference import centring_matrix
+from models.simplified_transformer.dense_blocks import TOKENS, check_layers, dense_linear, masks_with
 from models_cases import TOLERANCE, random_ids
 from simplified_cases import simplified
 from torch import Tensor
@@ -27,24 +26,6 @@ def build(auto_class: str | None = None, **fields: Any) -> Any:
     return simplified("tiny", **{"mechanism": "linear", "chunk_tokens": 4, **fields}).model(auto_class)
 
 
-def features(attention: Any, states: Tensor) -> Tensor:
-    """Return φ, by its formula, [B, H, T, D] → [B, H, T, F]."""
-    if not hasattr(attention.linear.features, "vectors"):
-        return torch.where(states > 0, states + 1, states.exp())
-    vectors = attention.linear.features.vectors.to(states)
-    states = states / states.shape[-1] ** 0.25
-    return (states @ vectors.T - states.square().sum(-1, keepdim=True) / 2).exp()
-
-
-def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
-    """Return W^P of (α·I + β·A − γ·C)·V by one matrix for each head, [B, T, hidden_size] → the same."""
-    query, key, value = projected(attention, states)
-    weights = features(attention, query) @ features(attention, key).mT * allowed.unsqueeze(1)
-    # padding may read nothing
-    read = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-    return shaped(attention, read, centring_matrix(allowed).unsqueeze(1), value)
-
-
 def learned(attention: Any) -> list[Tensor]:
     return [attention.q_proj.weight, attention.k_proj.weight, attention.centering_gain.gain]
 
@@ -55,7 +36,7 @@ def learned(attention: Any) -> list[Tensor]:
 def test_outputs_and_gradients_are_those_of_the_dense_form(how: str, is_causal: bool, mask: str) -> None:
     """Of all layers of a model, but for padding; means are in float32."""
     model = build("AutoModel", block="sas", is_causal=is_causal, **MAPS[how]).double()
-    check_layers(model, MASKS[mask], dense, learned, TOLERANCE, (10 * TOLERANCE, TOLERANCE))
+    check_layers(model, MASKS[mask], dense_linear, learned, TOLERANCE, (10 * TOLERANCE, TOLERANCE))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -121,7 +102,8 @@ def test_what_is_computed_is_explained() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mechanism": "linformer"}, "at the start is no mean of tokens"),
-    ({"mechanism": "talking_heads"}, "these blocks have softmax attention .None., .* and 'linear'"),
+    ({"mechanism": "talking_heads"}, "start as the identity with 'talking_heads', too, but it is not built here"),
+    ({"mechanism": "linaer"}, "is unknown here: these blocks have softmax attention .None., .*Did you mean 'linear'"),
     ({"mechanism": None, "feature_map": "positive_random"}, "is of linear attention, but mechanism is None"),
     ({"feature_map": "constant"}, "shaped attention takes the same mean away"),
     ({"feature_map": "relu"}, "feature_map"),
@@ -130,7 +112,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"position_embedding_type": "alibi"}, "no scores to add to"),
     ({"span": "adaptive"}, "cannot weigh each by its distance"),
     ({"attention_pattern": Band(3, 0)}, "is read whole by all queries behind it"),
-    ({"block": "pre_ln", "num_key_value_heads": 2}, "each head adds up keys of its own"),
+    ({"block": "pre_ln", "num_key_value_heads": 2}, "each head of linear attention adds up keys"),
 ]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.simplified_transformer.dense_reference import centring_matrix, softmax_matrix
+from models.simplified_transformer.dense_reference import centring_matrix, reads, softmax_matrix
 from models_cases import TINY, random_ids, randomize
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -32,23 +32,6 @@ def test_a_pattern_in_the_config_is_followed_by_default() -> None:
     model(random_ids(1, TOKENS)).logits.sum().backward()
     plain = AutoModelForCausalLM.from_config(hea.SimplifiedTransformerConfig(**options))
     assert plain.config._attn_implementation == "sdpa"
-
-
-def reads(pattern: Any, query: Tensor, key: Tensor) -> Tensor:
-    """Return which query of a text reads which key, [H, T, T], pair by pair from the definition of the pattern."""
-    num_heads, tokens, _ = query.shape
-    found = torch.zeros(num_heads, tokens, tokens, dtype=torch.bool)
-    for head in range(num_heads):
-        for row in range(tokens):
-            if pattern.chooses_by_content:
-                own, size = row // pattern.block_tokens, pattern.block_tokens
-                scores = [float(query[head, row] @ key[head, b * size : (b + 1) * size].mean(0)) for b in range(own)]
-                best = sorted(range(own), key=lambda b: (-scores[b], b))[: pattern.num_chosen - 1]
-                keys = [j for j in range(row + 1) if j // size in (own, *best)]
-            else:
-                keys = [j for j in range(row + 1) if pattern.allowed(row, j)]
-            found[head, row, keys] = True
-    return found
 
 
 def dense(attention: Any, x: Tensor, pattern: Any) -> Tensor:

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from models.simplified_transformer.dense_blocks import TOKENS, check_layers, masks_with, projected, shaped
+from models.simplified_transformer.dense_blocks import TOKENS, check_layers, dense_softmax, masks_with
 from models_cases import TOLERANCE, random_ids
 from simplified_cases import simplified
 from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.patterns import Band
 
 PADDED = torch.tensor([[0] * 4 + [1] * 9, [1] * 9 + [0] * 4])
 MASKS = masks_with(PADDED)
@@ -20,22 +19,6 @@ MASKS = masks_with(PADDED)
 def build(auto_class: str | None = None, **fields: Any) -> Any:
     """Return a tiny model in eval mode whose every parameter is random."""
     return simplified("tiny", **{"mechanism": "prior", "prior_width_tokens": 3, **fields}).model(auto_class)
-
-
-def dense(attention: Any, states: Tensor, allowed: Tensor) -> Tensor:
-    """Return W^P of (α·I + β·A − γ·C)·V by one matrix for each head, [B, T, hidden_size] → the same."""
-    query, key, value = projected(attention, states)
-    squares = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).square().double()
-    weight, bias = (each.abs().view(-1, 1, 1) for each in (attention.prior.prior_weight, attention.prior.prior_bias))
-    prior = -(weight * squares - bias).abs()
-    # padding may read nothing
-    closed = ~allowed.unsqueeze(1)
-    products = query @ key.mT / attention.head_dim**0.5
-    read, centre = (
-        (scores + prior).masked_fill(closed, -1e9).softmax(-1).masked_fill(closed, 0)
-        for scores in (products, torch.zeros_like(products))
-    )
-    return shaped(attention, read, centre, value)
 
 
 def learned(attention: Any) -> list[Tensor]:
@@ -47,7 +30,7 @@ def learned(attention: Any) -> list[Tensor]:
 def test_outputs_and_gradients_are_those_of_the_dense_form(is_causal: bool, mask: str) -> None:
     """Of all layers of a model, but for padding; gradients of the prior by A and by C."""
     model = build("AutoModel", block="sas", is_causal=is_causal).double()
-    check_layers(model, MASKS[mask], dense, learned, 1e-11, (1e-9, 1e-9))
+    check_layers(model, MASKS[mask], dense_softmax, learned, 1e-11, (1e-9, 1e-9))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -88,9 +71,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"chunk_tokens": 4}, "is of linear attention, but mechanism is .prior"),
     ({"position_embedding_type": "alibi"}, "ALiBi is another prior by distance"),
     ({"span": "adaptive"}, "a span weighs keys by their distance already"),
-    ({"attention_pattern": Band(3, 3)}, "follow patterns in a compressed_transformer"),
     ({"mechanism": "memory_compressed"}, "at the start is no mean of tokens"),
-    ({"mechanism": "nystrom"}, "these blocks have softmax attention .None., .*'prior' and 'linear'"),
+    ({"mechanism": "nystrom"}, "is singular where W.Q starts at 0, and it is not built here: .*'prior' and 'linear'"),
 ]
 
 
