@@ -203,7 +203,10 @@ def test_an_unknown_head_is_refused(bert: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Left behind")
 def test_another_head(bert: Path) -> None:
-    with pytest.warns(UserWarning, match=r"New in .*: dense\.dense\.weight, dense\.dense\.bias, classifier\.weight"):
+    with pytest.warns(
+        UserWarning,
+        match=r"New in .*: classifier\.dense\.weight, classifier\.dense\.bias, classifier\.out_proj\.weight",
+    ):
         model = hea.convert(bert, head="AutoModelForSequenceClassification")
     assert isinstance(model, hea.SparseTransformerForSequenceClassification)
     with pytest.warns(UserWarning, match=r"as the head is changed: .*cls\.predictions\.transform\.dense\.weight"):

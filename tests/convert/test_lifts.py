@@ -78,7 +78,7 @@ def test_heads_over_tokens_come_with_it(model_type: str, head: str) -> None:
 def test_every_head_is_made_and_its_weights_are_those_of_the_source(head: str) -> None:
     theirs = source("bert", head)
     ours = lifted(theirs)
-    maps = {"dense.dense": "pooler.dense", "classifier": "classifier"}
+    maps = {"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}
     if head.endswith(("SequenceClassification", "MultipleChoice")):
         for mine, name in maps.items():
             name = f"bert.{name}" if "pooler" in name else name

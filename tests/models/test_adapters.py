@@ -55,16 +55,29 @@ def test_adapted_maps_change_nothing_and_learn(case: Case) -> None:
 
 
 @every_case
-def test_a_new_classifier_is_trained_as_it_is_beside_adapted_maps(case: Case) -> None:
-    """PEFT's "all-linear" finds it by its name, and leaves it out."""
-    head = "AutoModelForSequenceClassification"
-    if head not in case.heads:
-        pytest.skip("The family has no classifier of sequences.")
-    model = peft.get_peft_model(case.model(head), MAPS["lora"](task_type="SEQ_CLS"))
-    assert model.get_parameter("base_model.model.classifier.modules_to_save.default.weight").requires_grad
-    maps = {each.rpartition(".lora_")[0] for each, _ in model.named_parameters() if ".lora_" in each}
-    assert maps
-    assert not any(each.endswith("classifier") for each in maps)
+@pytest.mark.parametrize("classifier_head", ["linear", "dense"])
+def test_a_new_classifier_is_trained_and_comes_back_with_its_adapter(
+    case: Case, classifier_head: str, tmp_path: Path
+) -> None:
+    """PEFT finds it by its name: its weights are in no checkpoint of the model below it."""
+    head, fields = "AutoModelForSequenceClassification", {"classifier_head": classifier_head}
+    if head not in case.heads or not (hasattr(case.config(), "classifier_head") or classifier_head == "linear"):
+        pytest.skip("The family has no such classifier of sequences.")
+    fields = fields if hasattr(case.config(), "classifier_head") else {}
+    model = peft.get_peft_model(case.model(head, **fields), MAPS["lora"](task_type="SEQ_CLS", init_lora_weights=False))
+    assert any(".lora_" in name for name, _ in model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "classifier" in name:
+                assert parameter.requires_grad == ("modules_to_save" in name)
+                parameter.copy_(torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    # of other weights in the head alone
+    other = case.model(head, seed=1, **fields)
+    other.model.load_state_dict(case.model(head, **fields).model.state_dict())
+    loaded, ids = peft.PeftModel.from_pretrained(other, tmp_path).eval(), random_ids(2, 9)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
 
 
 @every_case

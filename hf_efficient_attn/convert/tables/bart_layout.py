@@ -43,7 +43,10 @@ EMBEDDING_NORMS = {
 COPIES = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
 
 GENERATION = {"final_logits_bias": "lm_head.bias", "lm_head.weight": "lm_head.weight"}
-CLASSIFIER = {"classification_head.dense": "dense.dense", "classification_head.out_proj": "classifier"}
+CLASSIFIER = {
+    "classification_head.dense": "classifier.dense",
+    "classification_head.out_proj": "classifier.out_proj",
+}
 ANSWER = {"qa_outputs": "qa_outputs"}
 HEADS = {
     "Model": {},

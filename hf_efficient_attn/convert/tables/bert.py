@@ -37,10 +37,10 @@ BERT = Counterpart(
     heads={
         "Model": {},
         "MaskedLM": bert.BERT_LM_HEAD,
-        "SequenceClassification": {"bert.pooler.dense": "dense.dense", **bert.CLASSIFIER},
+        "SequenceClassification": {"bert.pooler.dense": "classifier.dense", **bert.LABELS},
         "TokenClassification": bert.CLASSIFIER,
         "QuestionAnswering": bert.ANSWER,
-        "MultipleChoice": {"bert.pooler.dense": "dense.dense", **bert.CLASSIFIER},
+        "MultipleChoice": {"bert.pooler.dense": "classifier.dense", **bert.LABELS},
     },
     fields=bert.FIELDS,
     to_ours=to_ours,

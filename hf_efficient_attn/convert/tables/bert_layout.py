@@ -42,7 +42,9 @@ ROBERTA_LM_HEAD = {
 # a constant of their code, whatever the activation of the MLPs
 ROBERTA_LM_ACTIVATION = "gelu"
 ROBERTA_UNUSED = {"lm_head.bias": "lm_head.decoder.bias"}
-ROBERTA_CLASSIFIER = {"classifier.dense": "dense.dense", "classifier.out_proj": "classifier"}
+ROBERTA_CLASSIFIER = {"classifier.dense": "classifier.dense", "classifier.out_proj": "classifier.out_proj"}
+# behind a map that is called otherwise
+LABELS = {"classifier": "classifier.out_proj"}
 CLASSIFIER = {"classifier": "classifier"}
 ANSWER = {"qa_outputs": "qa_outputs"}
 
@@ -70,7 +72,7 @@ def roberta_heads(prefix: str) -> dict[str, dict[str, str]]:
         "SequenceClassification": ROBERTA_CLASSIFIER,
         "TokenClassification": CLASSIFIER,
         "QuestionAnswering": ANSWER,
-        "MultipleChoice": {f"{prefix}pooler.dense": "dense.dense", **CLASSIFIER},
+        "MultipleChoice": {f"{prefix}pooler.dense": "classifier.dense", **LABELS},
     }
 
 

@@ -72,7 +72,7 @@ BIG_BIRD = Counterpart(
             "qa_classifier.output.LayerNorm": "residual_mlp.norm",
             "qa_classifier.qa_outputs": "qa_outputs",
         },
-        "MultipleChoice": {"bert.pooler": "dense.dense", **bert.CLASSIFIER},
+        "MultipleChoice": {"bert.pooler": "classifier.dense", **bert.LABELS},
     },
     fields=bert.FIELDS,
     to_ours=to_ours,

@@ -106,7 +106,7 @@ NYSTROMFORMER = Counterpart(
         "SequenceClassification": bert.ROBERTA_CLASSIFIER,
         "TokenClassification": bert.CLASSIFIER,
         "QuestionAnswering": bert.ANSWER,
-        "MultipleChoice": {"pre_classifier": "dense.dense", **bert.CLASSIFIER},
+        "MultipleChoice": {"pre_classifier": "classifier.dense", **bert.LABELS},
     },
     fields={**bert.FIELDS, "conv_kernel_size": "conv_kernel_size"},
     to_ours=to_ours,

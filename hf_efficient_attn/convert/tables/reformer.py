@@ -74,7 +74,7 @@ def tokens_alike(config: Any, theirs: Any) -> int:
     return min(config.lsh_attn_chunk_length, config.local_attn_chunk_length)
 
 
-CLASSIFIER = {"classifier.dense": "dense.dense", "classifier.out_proj": "classifier"}
+CLASSIFIER = {"classifier.dense": "classifier.dense", "classifier.out_proj": "classifier.out_proj"}
 NO_BIAS = "the bias of the vocabulary is in the checkpoint there, but acts in no output"
 OLD_BIAS = {"lm_head.bias": "lm_head.bias"}
 # the first that matches counts

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.heads.parts import DenseActivation, pool, real_tokens
+from hf_efficient_attn.models.heads.parts import build_classifier, pool, real_tokens
 from hf_efficient_attn.models.heads.task_heads import CausalLMHead, ClassificationHead
 
 
@@ -21,14 +21,13 @@ class BPTextHead(ClassificationHead):
         width = config.hidden_size * (2 if config.separate_sentences else 1)
         is_dense = config.classifier_head == "dense"
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.dense = DenseActivation(config, width) if is_dense else nn.Identity()
-        self.classifier = nn.Linear(config.hidden_size if is_dense else width, self.num_outputs(config))
+        self.classifier = build_classifier(config, self.num_outputs(config), is_dense, width)
 
     def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
         """Return the backbone's outputs for these inputs, by name, and the logits."""
         outputs = self.model(**inputs)
         features = torch.cat(self.pooled(outputs, inputs), -1)
-        return outputs, self.classifier(self.dense(self.dropout(features)))
+        return outputs, self.classifier(self.dropout(features))
 
     def pooled(self, outputs: Any, inputs: dict[str, Any]) -> list[Tensor]:
         """Return what represents a text, or each of two sentences, [B, hidden_size]."""

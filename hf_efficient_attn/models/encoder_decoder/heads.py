@@ -132,7 +132,7 @@ class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead)
         hidden = outputs.last_hidden_state
         last = last_end(self.config.eos_token_id, input_ids, attention_mask, hidden)
         pooled = hidden[torch.arange(hidden.shape[0], device=hidden.device), last]
-        logits = self.classifier(self.dense(self.dropout(pooled)))
+        logits = self.classifier(self.dropout(pooled))
         loss = None if labels is None else self.compute_loss(logits, labels)
         return self.output(outputs, loss, logits=logits)
 

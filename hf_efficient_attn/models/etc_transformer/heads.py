@@ -30,7 +30,7 @@ class EtcTextHead(ClassificationHead):
         pooled = pool(
             outputs.global_hidden_state, outputs.global_mask != 0, self.config.classifier_pooling, is_causal=False
         )
-        return outputs, self.classifier(self.dense(self.dropout(pooled)))
+        return outputs, self.classifier(self.dropout(pooled))
 
 
 def _refuse_documents(documents: Tensor | None, head: str) -> None:

@@ -35,20 +35,31 @@ class PredictionTransform(nn.Module):
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
-class DenseActivation(nn.Module):
-    """A dense map, `classifier_activation` and dropout, as in RoBERTa before the labels. [..., width] → [..., inner].
+class DenseClassifier(nn.Module):
+    """A dense map, `classifier_activation`, dropout and a map to labels, as in RoBERTa. [..., width] → [..., labels].
 
-    width, inner: None: `output_width` and `hidden_size`.
+    They are one module, as RoBERTa's: PEFT trains and saves what is called `classifier`, and nothing beside it.
     """
 
-    def __init__(self, config: Any, width: int | None = None, inner: int | None = None) -> None:
+    def __init__(self, config: Any, num_outputs: int, width: int, inner: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(width or output_width(config), inner or config.hidden_size)
+        self.dense = nn.Linear(width, inner)
         self.act_fn = ACT2FN[config.classifier_activation]
         self.dropout = nn.Dropout(config.classifier_dropout)
+        self.out_proj = nn.Linear(inner, num_outputs)
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.act_fn(self.dense(pooled)))
+        return self.out_proj(self.dropout(self.act_fn(self.dense(pooled))))
+
+
+def build_classifier(
+    config: Any, num_outputs: int, is_dense: bool, width: int | None = None, inner: int | None = None
+) -> nn.Module:
+    """Return what maps features [..., width] to labels; width, inner: None: `output_width` and `hidden_size`."""
+    width = output_width(config) if width is None else width
+    if is_dense:
+        return DenseClassifier(config, num_outputs, width, config.hidden_size if inner is None else inner)
+    return nn.Linear(width, num_outputs)
 
 
 class ResidualMLP(nn.Module):

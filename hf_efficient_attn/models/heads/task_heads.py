@@ -22,9 +22,9 @@ from hf_efficient_attn.models.heads.outputs import (
     TokenClassificationHeadOutput,
 )
 from hf_efficient_attn.models.heads.parts import (
-    DenseActivation,
     PredictionTransform,
     ResidualMLP,
+    build_classifier,
     exclude_question,
     output_width,
     pool,
@@ -150,9 +150,7 @@ class ClassificationHead(LabelHead):
         self.dropout = nn.Dropout(config.classifier_dropout)
         kind = getattr(config, "classifier_head", "linear")
         self.transform = PredictionTransform(config) if kind == "transform" else nn.Identity()
-        self.dense = DenseActivation(config) if self.pools and kind == "dense" else nn.Identity()
-        is_dense = self.pools and kind == "dense"
-        self.classifier = nn.Linear(config.hidden_size if is_dense else output_width(config), self.num_outputs(config))
+        self.classifier = build_classifier(config, self.num_outputs(config), is_dense=self.pools and kind == "dense")
 
     def num_outputs(self, config: Any) -> int:
         return config.num_labels
@@ -163,7 +161,7 @@ class ClassificationHead(LabelHead):
         """Return the logits of whole sequences. Shapes: hidden [B, T, hidden_size] → [B, num_outputs]."""
         real = real_tokens(hidden, input_ids, attention_mask, self.config.pad_token_id)
         pooled = pool(hidden, real, self.config.classifier_pooling, self.config.is_causal)
-        return self.classifier(self.dense(self.dropout(self.transform(pooled))))
+        return self.classifier(self.dropout(self.transform(pooled)))
 
 
 class SequenceClassificationHead(ClassificationHead):

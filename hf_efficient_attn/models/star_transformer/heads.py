@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.heads.parts import DenseActivation, pool, real_tokens
+from hf_efficient_attn.models.heads.parts import build_classifier, pool, real_tokens
 from hf_efficient_attn.models.heads.task_heads import ClassificationHead
 
 
@@ -22,12 +22,11 @@ class StarClassificationHead(ClassificationHead):
         width = config.hidden_size * (4 if self.pools and config.separate_sentences else 1)
         is_dense = config.classifier_head == "dense"
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.dense = DenseActivation(config, width, config.intermediate_size) if is_dense else nn.Identity()
-        self.classifier = nn.Linear(config.intermediate_size if is_dense else width, self.num_outputs(config))
+        self.classifier = build_classifier(config, self.num_outputs(config), is_dense, width, config.intermediate_size)
 
     def classify(self, features: Tensor) -> Tensor:
         """Return the logits of features [..., width]."""
-        return self.classifier(self.dense(self.dropout(features)))
+        return self.classifier(self.dropout(features))
 
 
 class StarTextHead(StarClassificationHead):

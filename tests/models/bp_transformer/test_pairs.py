@@ -95,4 +95,4 @@ def test_every_parameter_of_the_preset_trains() -> None:
     model = hea.BPTransformerForSequenceClassification(hea.BPTransformerConfig.snli(**sizes)).train()
     model(random_ids(1, 9), token_type_ids=TYPES, labels=torch.tensor([2])).loss.backward()
     assert [name for name, each in model.named_parameters() if each.grad is None] == []
-    assert model.classifier.weight.shape == (3, 24)
+    assert model.classifier.out_proj.weight.shape == (3, 24)

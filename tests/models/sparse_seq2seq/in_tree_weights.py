@@ -30,9 +30,9 @@ LED = {
     "longformer_self_attn.value": "v_proj",
     "self_attn.output": "self_attn.o_proj",
     "layernorm_embedding": "embeddings.norm",
-    "classification_head.dense": "dense.dense",
-    "classification_head.out_proj": "classifier",
-    "classification_head.o_proj": "classifier",
+    "classification_head.dense": "classifier.dense",
+    "classification_head.out_proj": "classifier.out_proj",
+    "classification_head.o_proj": "classifier.out_proj",
 }
 BIGBIRD_PEGASUS = {
     "self_attn.self.query": "self_attn.q_proj",

@@ -164,7 +164,7 @@ def test_classification_reads_the_last_end_token() -> None:
     ids[0, [3, 6]] = TINY["eos_token_id"]
     with torch.no_grad():
         hidden = model.model(ids).last_hidden_state[:, 6]
-        assert torch.equal(model(ids).logits, model.classifier(model.dense(hidden)))
+        assert torch.equal(model(ids).logits, model.classifier(hidden))
 
 
 def test_adapters_on_the_embedding_reach_both_stacks() -> None:

@@ -8,9 +8,9 @@ DENSE = {"classifier_head": "dense", "num_labels": 3}
 
 
 def by_hand(model: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
-    inner = features @ model.dense.dense.weight.T + model.dense.dense.bias
+    inner = features @ model.classifier.dense.weight.T + model.classifier.dense.bias
     inner = torch.where(inner > 0, inner, 0.01 * inner)
-    return inner @ model.classifier.weight.T + model.classifier.bias
+    return inner @ model.classifier.out_proj.weight.T + model.classifier.out_proj.bias
 
 
 def represented(outputs: object, row: slice, number: int, pooling: str) -> torch.Tensor:
