@@ -91,7 +91,9 @@ def ways_text(rows: list[dict[str, Any]], tokens: int, is_causal: bool) -> str:
         f"Scores are of a head, in the mean, wider ones counted as more; what finds, projects or convolves keys is not "
         f"counted.{kept}\n"
         f"All take padding on either side. Computes:\n{kinds}\n"
-        "What they cost in time and memory: hf-efficient-attn bench mechanisms"
+        "performer and average are mechanism='linear' of a compressed_transformer, with feature_map='positive_random' "
+        "and 'constant';\nsas_p_linear and sas_p_prior are a simplified_transformer with mechanism='linear' and "
+        "'prior'.\nWhat they cost in time, which has another order, and in memory: hf-efficient-attn bench mechanisms"
     )
 
 

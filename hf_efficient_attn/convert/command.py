@@ -82,7 +82,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--max-position-embeddings",
         type=int,
         metavar="N",
-        help=f"longest input in tokens (default: that of the source; of a dense one at least {DEFAULT_POSITIONS:,})",
+        help=f"longest input in tokens (default: that of the source; of a dense one at least {DEFAULT_POSITIONS:,}, "
+        "but for a compressed_transformer)",
     )
     parser.add_argument(
         "--max-target-position-embeddings",

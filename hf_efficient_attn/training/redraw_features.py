@@ -16,7 +16,8 @@ class RedrawFeaturesCallback(TrainerCallback):
     last draw is saved with the model.
 
     Raises:
-        InputError: at the start of training, a model whose config has no `feature_redraw_steps`.
+        InputError: at the start of training, a model whose config has no `feature_redraw_steps`, or an adapter of PEFT,
+            which is saved without the features of the model below it.
 
     Source: Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794).
     """
@@ -29,6 +30,12 @@ class RedrawFeaturesCallback(TrainerCallback):
             raise InputError(
                 f"{type(model).__name__} has no feature_redraw_steps, so that nothing is redrawn. Set it in its "
                 "config, or leave RedrawFeaturesCallback out."
+            )
+
+        if hasattr(model, "peft_config"):
+            raise InputError(
+                "RedrawFeaturesCallback changes the features of the model below an adapter, and an adapter is saved "
+                "without them. Leave the callback out, or train the model itself."
             )
 
     def on_step_begin(

@@ -16,6 +16,11 @@ SHARERS = tuple(name for name in FOLLOWERS if name != "collaborative_heads")
 # those whose weights a layer above may read with
 REUSABLE = ("pattern", "residual_scores", "collaborative_heads")
 MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", *FOLLOWERS)
+# what others call a mechanism with a setting of its own
+SPELT = {
+    "performer": "feature_map='positive_random'",
+    "average": "feature_map='constant'",
+}
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
     "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
@@ -55,6 +60,10 @@ def check_mechanisms(config: Any) -> None:
     """Raise ConfigurationError for mechanisms that are unknown, too few or many, or have no causal form."""
     listed = config.mechanism if isinstance(config.mechanism, list) else [config.mechanism]
     for each in listed:
+        if each in SPELT:
+            raise ConfigurationError(
+                f"mechanism={shown(config.mechanism)}: what is called {each} is mechanism='linear' with {SPELT[each]}."
+            )
         if each not in MECHANISMS:
             raise ConfigurationError(
                 f"mechanism={shown(config.mechanism)}: {shown(each)} is none of {', '.join(MECHANISMS)}. Give one for "

@@ -133,8 +133,9 @@ def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable
             continue
         if type(layer) not in (DynamicLayer, StaticLayer):
             raise UnsupportedBackendError(
-                f"This cache has a {type(layer).__name__} for layer {index}, which keeps sums over tokens instead of "
-                "their keys. Use a DynamicCache or a StaticCache, or pass no cache."
+                f"Layer {index} keeps sums over tokens instead of their keys, and this cache has a "
+                f"{type(layer).__name__} for it. Use a DynamicCache or a StaticCache, or pass no cache; layers of the "
+                "model that follow a pattern then keep the keys of all tokens."
             )
         if layer.is_initialized and layer.keys.numel() and torch.as_tensor(layer.get_seq_length()).item():
             raise UnsupportedBackendError(KEYLESS)

@@ -113,8 +113,8 @@ class Positions(nn.Module):
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "
                 f"rows. Truncate to {size} tokens, or make the table longer: `hf-efficient-attn convert FOLDER "
-                f"NEW_FOLDER --{self.size_field.replace('_', '-')} {last + 1}` copies it cyclically (families with an "
-                "attention_pattern). Sinusoids, rotary positions and ALiBi have no longest sequence."
+                f"NEW_FOLDER --{self.size_field.replace('_', '-')} {last + 1}` copies it cyclically (of sparse and "
+                "compressed Transformers, and Reformers). Sinusoids, rotary positions and ALiBi have no longest text."
             )
 
 

@@ -13,6 +13,7 @@ from hf_efficient_attn.patterns import Band
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mechanism": "linfomer"}, "Did you mean 'linformer'"),
+    ({"mechanism": "performer"}, "what is called performer is mechanism='linear' with feature_map='positive_random'"),
     ({"mechanism": ["linformer"]}, "lists 1 mechanisms for 2 layers"),
     ({"is_causal": True}, "each of its projected keys is a sum over the whole text"),
     ({"attention_pattern": Band(1, 1)}, "no layer follows a pattern"),

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -118,6 +119,8 @@ def test_many_random_features_come_near_softmax() -> None:
     torch.testing.assert_close(model(ids).last_hidden_state, full(ids).last_hidden_state, atol=0.05, rtol=0.05)
 
 
+# peft asks models for an attribute that transformers has renamed
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
     config = build(mechanism="linear", feature_map="positive_random").config
     config.feature_redraw_steps = 2
@@ -141,6 +144,9 @@ def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
     assert [[torch.equal(each, draw) for draw in (first, second)] for each in seen] == [
         [True, False], [True, False], [False, True],
     ]  # fmt: skip
-    config.feature_redraw_steps = None
+    trainer.model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", r=1))
+    with pytest.raises(hea.InputError, match="an adapter is saved without them"):
+        trainer.train()
+    trainer.model, config.feature_redraw_steps = model, None
     with pytest.raises(hea.InputError, match="so that nothing is redrawn"):
         trainer.train()

@@ -212,7 +212,7 @@ def test_generation_follows_patterns() -> None:
         for cached in caches:
             assert torch.equal(model.generate(ids, attention_mask=padded, **cached, **options), wanted)
     model = build(["linear", None], attention_pattern=pattern)
-    with pytest.raises(hea.UnsupportedBackendError, match="for layer 0, which keeps sums"):
+    with pytest.raises(hea.UnsupportedBackendError, match="Layer 0 keeps sums"):
         model(ids, **{CACHE_ARGUMENT: hea.PatternCache(model.config)})
 
 
