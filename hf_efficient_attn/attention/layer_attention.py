@@ -169,8 +169,12 @@ def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
 
     A pattern's positions count from the first of them, as with a padding mask.
     """
-    may_read = matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
-    return may_read.any(2).any(1).expand(batch_size, -1)
+    return _may_read(matrix).any(2).any(1).expand(batch_size, -1)
+
+
+def _may_read(matrix: Tensor) -> Tensor:
+    """Return which pairs a matrix opens, bool of its shape."""
+    return matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
 
 
 def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
@@ -181,8 +185,8 @@ def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
     """
     if torch.compiler.is_compiling() or matrix.device.type != "cpu" or num_queries == num_keys or matrix.ndim != 4:
         return
-    may_read = matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
-    if bool(may_read.any()) and not bool(may_read[..., -1].any()):
+    # every layer asks: the whole matrix is read where it is refused, and where it opens nothing
+    if not bool(_may_read(matrix[..., -1]).any()) and bool(_may_read(matrix).any()):
         raise InputError(
             f"attention_mask is a matrix of {num_keys} keys for {num_queries} new tokens, of which none reads the last "
             "key. A pattern takes the new tokens for the last keys, and a static cache has room behind them. Pass a "

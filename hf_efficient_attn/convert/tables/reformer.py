@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 
 from hf_efficient_attn.convert.counterpart import Counterpart
+from hf_efficient_attn.convert.tables import bert_layout as bert
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.requirements import fits
@@ -74,7 +75,6 @@ def tokens_alike(config: Any, theirs: Any) -> int:
     return min(config.lsh_attn_chunk_length, config.local_attn_chunk_length)
 
 
-CLASSIFIER = {"classifier.dense": "classifier.dense", "classifier.out_proj": "classifier.out_proj"}
 NO_BIAS = "the bias of the vocabulary is in the checkpoint there, but acts in no output"
 OLD_BIAS = {"lm_head.bias": "lm_head.bias"}
 # the first that matches counts
@@ -103,7 +103,7 @@ REFORMER = Counterpart(
         "Model": {},
         "MaskedLM": LM_HEAD,
         "CausalLM": LM_HEAD,
-        "SequenceClassification": CLASSIFIER,
+        "SequenceClassification": bert.ROBERTA_CLASSIFIER,
         "QuestionAnswering": {"qa_outputs": "qa_outputs"},
     },
     fields={

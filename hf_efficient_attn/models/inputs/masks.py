@@ -43,14 +43,14 @@ def key_masks(
             [B, 1, T, K], or the token table of a step of `generate`.
         documents: [B, T], as `find_documents` returns them.
     """
-    if attention_mask is None or attention_mask.ndim != 4 or not is_table(attention_mask):
-        is_matrix = attention_mask is not None and attention_mask.ndim == 4
-        said, matrix = (None, attention_mask) if is_matrix else (attention_mask, None)
-        token_mask, query_offset = token_mask_of(config, embedded, said, cache, documents, is_causal)
-        return {"attention_mask": matrix, "token_mask": token_mask, "query_offset": query_offset}
-    batch_size, num_queries = embedded.shape[:2]
-    token_mask, query_offset = read_table(attention_mask, batch_size, num_queries, attention_mask.shape[3])
-    return {"attention_mask": None, "token_mask": token_mask, "query_offset": query_offset}
+    padding, matrix = attention_mask, None
+    if attention_mask is not None and attention_mask.ndim == 4:
+        if is_table(attention_mask):
+            token_mask, query_offset = read_table(attention_mask, *embedded.shape[:2], attention_mask.shape[3])
+            return {"attention_mask": None, "token_mask": token_mask, "query_offset": query_offset}
+        padding, matrix = None, attention_mask
+    token_mask, query_offset = token_mask_of(config, embedded, padding, cache, documents, is_causal)
+    return {"attention_mask": matrix, "token_mask": token_mask, "query_offset": query_offset}
 
 
 def token_mask_of(
