@@ -117,7 +117,8 @@ def attention(
         ConfigurationError: a pattern that does not fit these heads or this length.
         UnsupportedBackendError: the chosen backend cannot compute this.
     """
-    refuse_unknown(unknown, attention)
+    if unknown:
+        refuse_unknown(unknown, attention)
     masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     absent, heads = (*masks, terms, sinks, chosen, lse_gradient), (layer, first_head, num_model_heads, cross)
     key = call_key(q, k, v, backend, absent, pattern, *heads, query_offset, softcap, scale, dropout)
@@ -132,7 +133,7 @@ def attention(
         call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
         if lse_gradient:
             call = with_lse_gradient(call, return_lse)
-        ready = made_ready(key, call)
+        ready = made_ready(key, call, q.device)
     if ready is None:
         out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
     else:

@@ -86,7 +86,7 @@ def attend_layer(
         query, key, value = checked_states(query, key, value)
         numbers = (softcap, scale, dropout)
         call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, *numbers, chosen)
-        ready = made_ready(wanted, call)
+        ready = made_ready(wanted, call, query.device)
         out, _ = compute(query, key, value, call, backend) if ready is None else ready.run(query, key, value)
         return out.transpose(1, 2).contiguous(), None
     key = unit(key) if chosen is not None and chosen.unit_keys else key

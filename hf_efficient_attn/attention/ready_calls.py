@@ -3,6 +3,7 @@
 Short calls spend less on their scores than on checks and on the choice of a backend, and models repeat them.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,15 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, remembered, select
+from hf_efficient_attn.backends.direct import DirectCall, direct_call
 from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.backends.sdpa import NAME as SDPA
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.call import AttentionCall
+
+AS_IT_IS = nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,21 +30,23 @@ class ReadyCall:
         backend: its name.
         machine: the machine by whose costs the backend was chosen; kept, so that no other gets its identity.
         is_cast: whether the states are cast for autocast.
+        direct: what the call passes to torch's SDPA, if it is no more than that.
     """
 
     call: AttentionCall
     backend: str
     machine: Machine
     is_cast: bool
+    direct: DirectCall | None
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the output and, if needed, its log-sum-exp."""
-        attend = BACKENDS[self.backend].attend
-        if not self.is_cast:
-            return attend(q, k, v, self.call, need_lse=need_lse)
-        q, k, v = autocast_states(q, k, v)
-        with autocast_off(q.device.type):
-            return attend(q, k, v, self.call, need_lse=need_lse)
+        if self.is_cast:
+            q, k, v = autocast_states(q, k, v)
+        with autocast_off(q.device.type) if self.is_cast else AS_IT_IS:
+            if self.direct is not None and not need_lse:
+                return self.direct.run(q, k, v), None
+            return BACKENDS[self.backend].attend(q, k, v, self.call, need_lse=need_lse)
 
 
 _ready: BoundedCache[ReadyCall] = BoundedCache(SMALL_BYTES)
@@ -54,16 +61,18 @@ def call_key(
         absent: what calls that are kept ready do not have: masks, terms, and the like, each None, False or empty.
         settings: the pattern, and the other arguments of a call without further tensors.
     """
-    # compilers, transforms and traces see the call as it is
-    if torch.compiler.is_compiling() or not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor):
+    # compilers, transforms and traces see the call as it is; C functions, since each further line of Python is felt
+    is_seen = torch.compiler.is_compiling() or torch._C._is_tracing()
+    is_seen = is_seen or torch._C._functorch.peek_interpreter_stack() is not None
+    if is_seen or not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor):
         return None
     for each in absent:
         if not (each is None or each is False or (isinstance(each, tuple | list) and len(each) == 0)):
             return None
-    is_seen = torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
     # no tensor is kept, nor compared
-    if is_seen or any(isinstance(each, Tensor) for each in settings):
-        return None
+    for each in settings:
+        if isinstance(each, Tensor):
+            return None
     shape, key_shape, device = q.shape, k.shape, q.device
     # every step of decoding has a length of its own, for which nothing is worth keeping
     if len(shape) != 4 or shape[2] == 1 or 0 in shape or 0 in key_shape:
@@ -89,16 +98,17 @@ def ready_call(key: tuple[Any, ...] | None) -> ReadyCall | None:
     return None if entry is None else entry.value
 
 
-def made_ready(key: tuple[Any, ...] | None, call: AttentionCall) -> ReadyCall | None:
-    """Return a call made ready, and keep it for its key; None: it has none.
+def made_ready(key: tuple[Any, ...] | None, call: AttentionCall, device: torch.device) -> ReadyCall | None:
+    """Return a call on a device made ready, and keep it for its key; None: it has none.
 
     Raises:
         UnsupportedBackendError: the backend that was asked for cannot compute the call.
     """
     if key is None or call.chosen is not None:
         return None
-    name, device = key[0], call.inputs.device
+    name = key[0]
     backend = remembered(call) if name == AUTO else select(call, name)
-    ready = ReadyCall(call, backend.NAME, machine_of(device), is_autocast(device))
+    direct = direct_call(call, device) if backend.NAME == SDPA else None
+    ready = ReadyCall(call, backend.NAME, machine_of(device.type), is_autocast(device.type), direct)
     # by another machine than that of the key if this was changed meanwhile
     return _ready.get(key, lambda: ready) if id(ready.machine) == key[1] else ready

@@ -161,7 +161,7 @@ def working_bytes(call: AttentionCall) -> int:
         return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None or call.chosen is not None
     num_examples = 1 if call.tokens.is_empty and call.chosen is None else inputs.batch_size
-    num_mask_numbers = _dtype_of_kernel(call).itemsize + BOOLS_PER_MASKED_PAIR
+    num_mask_numbers = computed_dtype(call).itemsize + BOOLS_PER_MASKED_PAIR
     num_bytes = num_mask_bytes(layout, num_examples, num_mask_numbers) if has_mask else 0
     if call.terms:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
@@ -180,7 +180,7 @@ def has_no_kernel(call: AttentionCall) -> bool:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return output and lse; see `Backend`."""
-    dtype, (q, k, v) = q.dtype, (each.to(_dtype_of_kernel(call)) for each in (q, k, v))
+    dtype, (q, k, v) = q.dtype, (each.to(computed_dtype(call)) for each in (q, k, v))
     intervals, mask, keyless, is_causal = _read(q, k, call)
     scaled, scale = q, call.scale
     if is_causal and scale <= 0.0:
@@ -208,7 +208,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     return out.to(dtype), lse
 
 
-def _dtype_of_kernel(call: AttentionCall) -> torch.dtype:
+def computed_dtype(call: AttentionCall) -> torch.dtype:
     """Return the dtype in which a call is computed: with gradients, that in which they take the least time.
 
     Without gradients little would be won; compilers cannot read what a machine costs.

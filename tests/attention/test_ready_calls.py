@@ -15,7 +15,7 @@ from hf_efficient_attn.attention.select import BACKENDS, use_backend
 from hf_efficient_attn.backends.machines import current
 from hf_efficient_attn.backends.machines.known import EPYC
 from hf_efficient_attn.bench.calibrate.measure import uniform
-from hf_efficient_attn.patterns import Band, BlockTopK, Causal, Full, GlobalTokens
+from hf_efficient_attn.patterns import Band, BlockTopK, Causal, Full, GlobalTokens, PerHead
 
 PATTERN = Band(3, 2) | GlobalTokens([1])
 
@@ -97,13 +97,14 @@ def test_the_chosen_backend_and_the_machine_count(built: list[Any], monkeypatch:
             return attend(*args, **options)
 
         monkeypatch.setattr(backend, "attend", noted)
+    # with a log-sum-exp none is a direct call of torch's kernel
     for _ in range(2):
-        attention(q, k, v, PATTERN)
+        attention(q, k, v, PATTERN, return_lse=True)
         with use_backend("reference"):
-            attention(q, k, v, PATTERN)
+            attention(q, k, v, PATTERN, return_lse=True)
         with current.on_machine(uniform(EPYC, 64)):
-            attention(q, k, v, PATTERN)
-        attention(q, k, v, PATTERN, backend="sdpa")
+            attention(q, k, v, PATTERN, return_lse=True)
+        attention(q, k, v, PATTERN, return_lse=True, backend="sdpa")
     assert used[1::4] == ["reference"] * 2
     assert used[3::4] == ["sdpa"] * 2
     assert used[:4] == used[4:]
@@ -156,6 +157,41 @@ def test_gradients_and_lse_of_ready_calls() -> None:
         ours, others = (torch.autograd.grad((each * weights).sum(), inputs) for each in (out, wanted))
         for mine, other in zip(ours, others, strict=True):
             torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [PATTERN, Causal(), Full(), Band(30, 30), PerHead([Band(3, 0), Causal()])],
+    ids=["masked", "causal", "full", "all pairs", "heads"],
+)
+@pytest.mark.parametrize("options", [{}, {"scale": -0.5}, {"query_offset": 3}], ids=str)
+def test_direct_calls_are_as_others(pattern: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    _ready.clear()
+    q, k, v = states(torch.float64)
+    q = q[:, :, :12] if "query_offset" in options else q
+    wide = torch.randn(2, 20, 3, 8, dtype=torch.float64).transpose(1, 2)
+    for inputs in ((q, k, v), (wide[:, :2, : q.shape[2]], k.expand(2, 2, 20, 8), wide[:, 1:])):
+        inputs = [each.detach().requires_grad_() for each in inputs]
+        attention(*inputs, pattern, **options, backend="sdpa")
+        with monkeypatch.context() as only:
+            # a causal mask is laid over scores before they are scaled
+            if options.get("scale", 1) > 0 or pattern not in (Causal(),):
+                only.setattr(BACKENDS["sdpa"], "attend", None)
+            out = attention(*inputs, pattern, **options, backend="sdpa")
+        wanted = attention(*inputs, pattern, **options, backend="reference")
+        torch.testing.assert_close(out, wanted)
+        weights = torch.randn_like(out)
+        ours, others = (torch.autograd.grad((each * weights).sum(), inputs) for each in (out, wanted))
+        for mine, other in zip(ours, others, strict=True):
+            torch.testing.assert_close(mine, other)
+
+
+def test_long_masks_are_kept_once() -> None:
+    _ready.clear()
+    for tokens, most in ((300, 2**19), (1100, 2**14)):
+        attention(*states(tokens=tokens), PATTERN, backend="sdpa")
+        (key,) = (each for each in _ready._entries if each[2][2] == tokens)
+        assert _ready._entries[key].num_bytes < most
 
 
 def test_layers_of_models_use_ready_calls(built: list[Any]) -> None:
