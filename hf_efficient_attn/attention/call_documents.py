@@ -132,8 +132,8 @@ def _warn_of_restarts(
 ) -> None:
     """Warn, in a model's first layer, of documents that its mask does not separate; padding is no document."""
     num_queries = query.shape[2]
-    # checked before any length, which would become part of the graph
-    if torch.compiler.is_compiling() or is_tracing(query) or num_queries == 1 or getattr(module, "layer_idx", None):
+    # checked before any length, which would become part of the graph; what takes longest, last
+    if torch.compiler.is_compiling() or getattr(module, "layer_idx", None) or is_tracing(query) or num_queries == 1:
         return
     # positions that the model counts itself start no document
     if was_called_without(module.config):

@@ -121,7 +121,7 @@ def attention(
         refuse_unknown(unknown, attention)
     masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     absent, heads = (*masks, terms, sinks, chosen, lse_gradient), (layer, first_head, num_model_heads, cross)
-    key = call_key(q, k, v, backend, absent, pattern, *heads, query_offset, softcap, scale, dropout)
+    key = call_key(q, k, v, backend, absent, query_offset, pattern, *heads, softcap, scale, dropout)
     ready = ready_call(key)
     if ready is None:
         q, k, v = checked_states(q, k, v, cross)

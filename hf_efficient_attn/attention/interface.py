@@ -85,7 +85,8 @@ def efficient_attention_forward(
     followed = layer_pattern(module, kwargs, attention_mask)
     first_head, num_model_heads = head_range(module, followed.pattern, query.shape[1])
     shards = shards_of(module)
-    followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads, shards=shards)
+    if num_model_heads is not None or shards is not None:
+        followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads, shards=shards)
     check_lengths(module, followed, query.shape[2], key.shape[2])
     if not getattr(module, "layer_idx", None):
         compare_processes(module)
@@ -119,7 +120,7 @@ def efficient_attention_forward(
         need_weights=bool(kwargs.get("output_attentions")),
         chosen=chosen,
     )
-    return out[..., :value_dim].contiguous(), weights
+    return out if out.shape[3] == value_dim else out[..., :value_dim].contiguous(), weights
 
 
 def said_masks(

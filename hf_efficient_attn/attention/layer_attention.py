@@ -70,7 +70,7 @@ def attend_layer(
         out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
     absent = (*tokens.tensors, matrix, bias, terms, sinks, chosen, need_weights, followed.reads_all)
-    wanted = call_key(query, key, value, backend, absent, followed, query_offset, softcap, scale, dropout)
+    wanted = call_key(query, key, value, backend, absent, query_offset, followed, softcap, scale, dropout)
     if (ready := ready_call(wanted)) is not None:
         return ready.run(query, key, value)[0].transpose(1, 2).contiguous(), None
     if len(terms) > 0:

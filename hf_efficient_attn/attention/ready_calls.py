@@ -1,17 +1,18 @@
 """What calls of attention without masks, terms or chosen keys come to, found once: the call, checked, and its backend.
 
-Short calls spend less on their scores than on checks and on the choice of a backend, and models repeat them.
+Short calls spend less on their scores than on checks and on the choice of a backend, and models repeat them. So do
+steps of decoding, each with a length of its own.
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, remembered, select
-from hf_efficient_attn.backends.direct import DirectCall, direct_call
+from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, remembered
+from hf_efficient_attn.backends.direct import DirectCall, DirectStep, direct_call
 from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.sdpa import NAME as SDPA
@@ -27,7 +28,7 @@ class ReadyCall:
     """A call that was checked, and how it is computed.
 
     Attributes:
-        backend: its name.
+        backend: its name; for steps of decoding also "auto", since it may depend on the number of keys.
         machine: the machine by whose costs the backend was chosen; kept, so that no other gets its identity.
         is_cast: whether the states are cast for autocast.
         direct: what the call passes to torch's SDPA, if it is no more than that.
@@ -37,29 +38,34 @@ class ReadyCall:
     backend: str
     machine: Machine
     is_cast: bool
-    direct: DirectCall | None
+    direct: DirectCall | DirectStep | None
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the output and, if needed, its log-sum-exp."""
         if self.is_cast:
             q, k, v = autocast_states(q, k, v)
         with autocast_off(q.device.type) if self.is_cast else AS_IT_IS:
-            if self.direct is not None and not need_lse:
-                return self.direct.run(q, k, v), None
-            return BACKENDS[self.backend].attend(q, k, v, self.call, need_lse=need_lse)
+            out = None if self.direct is None or need_lse else self.direct.run(q, k, v)
+            if out is not None:
+                return out, None
+            if self.call.layout.num_queries > 1:
+                return BACKENDS[self.backend].attend(q, k, v, self.call, need_lse=need_lse)
+            call = replace(self.call, layout=self.call.layout.at_step(k.shape[2]))
+            return remembered(call, self.backend).attend(q, k, v, call, need_lse=need_lse)
 
 
 _ready: BoundedCache[ReadyCall] = BoundedCache(SMALL_BYTES)
 
 
 def call_key(
-    q: Tensor, k: Tensor, v: Tensor, backend: str, absent: tuple[Any, ...], *settings: Any
+    q: Tensor, k: Tensor, v: Tensor, backend: str, absent: tuple[Any, ...], query_offset: Any, *settings: Any
 ) -> tuple[Any, ...] | None:
     """Return everything that a ready call depends on, the name of its backend first; None: none is kept.
 
     Args:
         absent: what calls that are kept ready do not have: masks, terms, and the like, each None, False or empty.
         settings: the pattern, and the other arguments of a call without further tensors.
+        query_offset: of steps of decoding that have one, none is kept.
     """
     # compilers, transforms and traces see the call as it is; C functions, since each further line of Python is felt
     is_seen = torch.compiler.is_compiling() or torch._C._is_tracing()
@@ -73,17 +79,23 @@ def call_key(
     for each in settings:
         if isinstance(each, Tensor):
             return None
-    shape, key_shape, device = q.shape, k.shape, q.device
-    # every step of decoding has a length of its own, for which nothing is worth keeping
-    if len(shape) != 4 or shape[2] == 1 or 0 in shape or 0 in key_shape:
+    shape, key_shape, value_shape, device = q.shape, k.shape, v.shape, q.device
+    if isinstance(query_offset, Tensor) or len(shape) != 4 or 0 in shape or 0 in key_shape:
         return None
+    lengths: tuple[Any, ...] = (key_shape, value_shape)
+    if shape[2] == 1:
+        # one for all numbers of keys
+        if query_offset is not None or len(key_shape) != 4 or key_shape[:3] != value_shape[:3]:
+            return None
+        lengths = (key_shape[:2], key_shape[3], value_shape[3])
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     cast = torch.get_autocast_dtype(device.type) if is_autocast(device.type) else None
     kinds = (q.dtype, k.dtype, v.dtype, device, k.device, v.device, needs_grad, cast)
     name = preferred_backend() if backend == AUTO else backend
     # 1 equals True and 1.0, but is not refused where these are
     types = tuple(map(type, settings))
-    return (name, id(machine_of(device.type)), shape, key_shape, v.shape, kinds, settings, types)
+    machine = id(machine_of(device.type))
+    return (name, machine, shape, lengths, kinds, query_offset, type(query_offset), settings, types)
 
 
 def ready_call(key: tuple[Any, ...] | None) -> ReadyCall | None:
@@ -104,11 +116,14 @@ def made_ready(key: tuple[Any, ...] | None, call: AttentionCall, device: torch.d
     Raises:
         UnsupportedBackendError: the backend that was asked for cannot compute the call.
     """
-    if key is None or call.chosen is not None:
+    is_step = call.layout.num_queries == 1
+    if key is None or call.chosen is not None or (is_step and call.layout.is_cross):
         return None
     name = key[0]
-    backend = remembered(call) if name == AUTO else select(call, name)
-    direct = direct_call(call, device) if backend.NAME == SDPA else None
-    ready = ReadyCall(call, backend.NAME, machine_of(device.type), is_autocast(device.type), direct)
+    backend = name if is_step else remembered(call, name).NAME
+    # "auto" computes a step whose keys are neighbours so
+    is_direct = backend == SDPA or (is_step and backend == AUTO)
+    direct = direct_call(call, device) if is_direct else None
+    ready = ReadyCall(call, backend, machine_of(device.type), is_autocast(device.type), direct)
     # by another machine than that of the key if this was changed meanwhile
     return _ready.get(key, lambda: ready) if id(ready.machine) == key[1] else ready

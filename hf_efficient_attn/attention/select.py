@@ -91,19 +91,16 @@ def select(call: AttentionCall, name: str = AUTO) -> Backend:
     return BACKENDS[name]
 
 
-def remembered(call: AttentionCall) -> Backend:
-    """Return the backend that "auto" takes, as it was chosen for the first call of these traits.
-
-    Raises:
-        UnsupportedBackendError: none can compute the call.
-    """
-    if call.inputs.is_compiling:
-        return select(call)
-    name = _known_fastest(call)
+def remembered(call: AttentionCall, name: str = AUTO) -> Backend:
+    """Return the backend as `select`, but what "auto" takes as it was chosen for the first call of these traits."""
+    if name != AUTO or call.inputs.is_compiling:
+        return select(call, name)
+    fastest_of_all = _known_fastest(call)
     # found at once, and for steps of decoding: not worth remembering
-    if name is None:
-        machine = machine_of(call.inputs.device)
-        name, _ = _choices.get((call.traits, id(machine)), lambda: (select(call).NAME, machine))
+    if fastest_of_all is not None:
+        return BACKENDS[fastest_of_all]
+    machine = machine_of(call.inputs.device)
+    name, _ = _choices.get((call.traits, id(machine)), lambda: (select(call).NAME, machine))
     return BACKENDS[name]
 
 

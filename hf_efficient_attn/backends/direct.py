@@ -11,12 +11,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.backends.alignment import aligned
-from hf_efficient_attn.backends.fused_cpu import plain_rows
+from hf_efficient_attn.backends.fused_cpu import plain_rows, repeated_row
 from hf_efficient_attn.backends.sdpa import computed_dtype, has_no_kernel
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.additive import additive_mask
 from hf_efficient_attn.layout.dense.maskless import maskless
+from hf_efficient_attn.layout.dense.single_query import row_of
+from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK
+from hf_efficient_attn.patterns.bands import Distances
+from hf_efficient_attn.patterns.checks import MAX_INTEGER
 
 # longer calls are not worth keeping a mask for, beside the cache of masks
 MAX_MASK_BYTES = 2**21
@@ -24,7 +28,7 @@ MAX_MASK_BYTES = 2**21
 
 @dataclass(frozen=True, eq=False)
 class DirectCall:
-    """What is passed to torch's SDPA, once q, k and v are checked.
+    """What is passed to torch's SDPA for several queries, once q, k and v are checked.
 
     Attributes:
         first, stop: the keys that are read; stop is None where these are all.
@@ -38,36 +42,89 @@ class DirectCall:
     is_causal: bool
     scale: float
     shares_keys: bool
-    is_on_cpu: bool
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output [B, H, Nq, Dv]."""
         if self.stop is not None:
             k, v = k[:, :, self.first : self.stop], v[:, :, self.first : self.stop]
-        q, k, v = plain_rows(q, k, v) if self.is_on_cpu else aligned(q, k, v)
+        q, k, v = plain_rows(q, k, v) if q.device.type == "cpu" else aligned(q, k, v)
         return scaled_dot_product_attention(
             q, k, v, self.mask, 0.0, self.is_causal, scale=self.scale, enable_gqa=self.shares_keys
         )
 
 
-def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | None:
+def _attend_single(q: Tensor, k: Tensor, v: Tensor, read: slice, scale: float) -> Tensor:
+    """Return the output [B, H, 1, Dv] of single queries that read a slice of the keys."""
+    (num_examples, num_heads, _, head_dim), num_key_heads = q.shape, k.shape[1]
+    k, v = k[:, :, read], v[:, :, read]
+    if num_heads != num_key_heads:
+        # those of heads that share keys are as the queries of one head
+        q = q.reshape(num_examples, num_key_heads, num_heads // num_key_heads, head_dim)
+    q, k, v = plain_rows(q, k, v) if q.device.type == "cpu" else aligned(q, k, v)
+    rows = repeated_row(q)
+    out = scaled_dot_product_attention(rows, k, v, scale=scale)
+    out = out if rows is q else out[:, :, :1]
+    return out if num_heads == num_key_heads else out.reshape(num_examples, num_heads, 1, v.shape[3])
+
+
+@dataclass(frozen=True, eq=False)
+class DirectStep:
+    """What is passed to torch's SDPA for a step of decoding, whose only query is the last of any number of tokens.
+
+    Attributes:
+        layout: of such a step, of some length.
+        left: how many tokens before the query are read, each `step` before the next, if that is all that its pattern
+            says; None: it is asked.
+    """
+
+    layout: Layout
+    left: int | None
+    step: int
+    scale: float
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        """Return the output [B, H, 1, Dv]; None: keys apart from each other are read, or others by other heads."""
+        stop = k.shape[2]
+        if self.left is None:
+            read = row_of(self.layout.at_step(stop)).common
+            return _attend_single(q, k, v, slice(*read[0]), self.scale) if len(read) == 1 else None
+        own = stop - 1
+        return _attend_single(
+            q, k, v, slice(own - min(self.left, own) // self.step * self.step, stop, self.step), self.scale
+        )
+
+
+def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | DirectStep | None:
     """Return what a call of the backend "sdpa" without tensors of its own passes to torch; None: it takes more."""
-    layout, inputs = call.layout, call.inputs
-    is_plain = layout.num_queries > 1 and call.tokens.is_empty and not call.terms and call.sinks is None
-    is_plain = is_plain and call.chosen is None and not call.lse_needs_grad and not has_no_kernel(call)
-    if not is_plain or computed_dtype(call) != inputs.dtype:
+    is_plain = call.tokens.is_empty and not call.terms and call.sinks is None and call.chosen is None
+    is_plain = is_plain and not call.lse_needs_grad and not has_no_kernel(call)
+    if not is_plain or call.softcap is not None or computed_dtype(call) != call.inputs.dtype:
         return None
-    shares_keys, is_on_cpu = layout.num_heads != inputs.num_key_heads, inputs.device == "cpu"
+    return _direct_step(call) if call.layout.num_queries == 1 else _direct_queries(call, device)
+
+
+def _direct_step(call: AttentionCall) -> DirectStep:
+    pattern = call.layout.pattern
+    if not isinstance(pattern, Distances) or pattern.left == -1 or pattern.right == -1:
+        return DirectStep(call.layout, None, 1, call.scale)
+    # without a limit, as many as there are in no text
+    left = MAX_INTEGER if pattern.left is None else pattern.left
+    return DirectStep(call.layout, left, pattern.step, call.scale)
+
+
+def _direct_queries(call: AttentionCall, device: torch.device) -> DirectCall | None:
+    layout, inputs = call.layout, call.inputs
+    shares_keys = layout.num_heads != inputs.num_key_heads
     unmasked = maskless(layout)
     if unmasked is not None:
         first, stop, is_causal = unmasked
         # as in `sdpa.attend`: kernels mask before they scale
         is_read = not is_causal or call.scale > 0.0
         last = stop if stop - first < layout.num_keys else None
-        return DirectCall(first, last, None, is_causal, call.scale, shares_keys, is_on_cpu) if is_read else None
+        return DirectCall(first, last, None, is_causal, call.scale, shares_keys) if is_read else None
     # with a mask, some kernels are slow where heads share keys
     if shares_keys or layout.num_pairs * inputs.dtype.itemsize > MAX_MASK_BYTES * layout.num_heads:
         return None
     mask, keyless = additive_mask(layout, NO_MASK, inputs.batch_size, device, inputs.dtype)
     is_short = mask is not None and mask.nbytes <= MAX_MASK_BYTES
-    return DirectCall(0, None, mask, False, call.scale, False, is_on_cpu) if is_short and keyless is None else None
+    return DirectCall(0, None, mask, False, call.scale, False) if is_short and keyless is None else None

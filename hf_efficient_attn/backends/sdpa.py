@@ -16,7 +16,7 @@ from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs, is_idle, num_mask_bytes
 from hf_efficient_attn.layout.dense.read_pairs import read_pairs
-from hf_efficient_attn.layout.dense.single_query import gathered, read_keys, row_of
+from hf_efficient_attn.layout.dense.single_query import ReadKeys, read_keys, row_of
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.patterns.bands import Causal, Full
 from hf_efficient_attn.patterns.intervals import Intervals, size
@@ -137,7 +137,7 @@ def computed_pairs(call: AttentionCall) -> int:
     """Return the number of all pairs, without the keys and the half of a triangle that are left out without a mask."""
     layout = call.layout
     if is_single(call):
-        return layout.num_heads * size(row_of(layout).read)
+        return layout.num_heads * row_of(layout).num_computed
     plain = _unmasked(call)
     if plain is None:
         return layout.num_pairs
@@ -157,7 +157,7 @@ def working_bytes(call: AttentionCall) -> int:
     layout, inputs = call.layout, call.inputs
     if is_single(call):
         # keys and values that are copied
-        num_keys = inputs.batch_size * inputs.num_key_heads * size(row_of(layout).read)
+        num_keys = inputs.batch_size * inputs.num_key_heads * row_of(layout).num_computed
         return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None or call.chosen is not None
     num_examples = 1 if call.tokens.is_empty and call.chosen is None else inputs.batch_size
@@ -181,7 +181,8 @@ def has_no_kernel(call: AttentionCall) -> bool:
 def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return output and lse; see `Backend`."""
     dtype, (q, k, v) = q.dtype, (each.to(computed_dtype(call)) for each in (q, k, v))
-    intervals, mask, keyless, is_causal = _read(q, k, call)
+    read, is_causal = _read(q, k, call)
+    mask, keyless = read.mask, read.keyless
     scaled, scale = q, call.scale
     if is_causal and scale <= 0.0:
         # kernels apply the causal mask (-inf) before they scale, and -inf times 0 or a negative number masks nothing
@@ -191,11 +192,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     is_kernels = need_lse and not call.differentiates_lse
     # large values of masked tokens would overflow in the backward pass, which computes their rows, too
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
-    if len(intervals) > 1 and _is_joined(k, intervals, call):
-        out, lse = joined(scaled, k, v, intervals, mask, scale, is_kernels)
+    if len(read.intervals) > 1 and _is_joined(k, read.intervals, call):
+        out, lse = joined(scaled, k, v, read.intervals, mask, scale, is_kernels)
     else:
-        keys, values = (gathered(each, intervals) if intervals else each for each in (k, v))
-        out, lse = fused(scaled, keys, values, mask, is_causal, scale, call.dropout, is_kernels)
+        out, lse = fused(scaled, read.of(k), read.of(v), mask, is_causal, scale, call.dropout, is_kernels)
     if need_lse and lse is None:
         lse = row_lse(q, k, call)
     if keyless is not None:
@@ -218,22 +218,21 @@ def computed_dtype(call: AttentionCall) -> torch.dtype:
     return costs_of(call).backward.fast_dtype(inputs.dtype, inputs.device) if is_cast else inputs.dtype
 
 
-def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor | None, Tensor | None, bool]:
-    """Return (intervals, mask, keyless, is_causal): the keys to be read, all if there are none, and their mask."""
+def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[ReadKeys, bool]:
+    """Return the keys to be read, and whether each query reads them up to itself, without a mask."""
     layout, tokens, terms = call.layout, call.tokens, call.terms
     if is_single(call):
-        read = read_keys(layout, tokens, q.shape[0], q.dtype)
-        return read.intervals, read.mask, read.keyless, False
+        return read_keys(layout, tokens, q.shape[0], q.dtype), False
     plain = None if terms or not is_idle(tokens) or call.chosen is not None else maskless(layout)
     if plain is not None:
         start, stop, is_causal = plain
         is_part = not torch.compiler.is_compiling() and stop - start < layout.num_keys
-        return ((start, stop),) if is_part else (), None, None, is_causal
+        return ReadKeys(((start, stop),) if is_part else ()), is_causal
     if call.chosen is not None:
         allowed = allowed_pairs(layout, tokens, q.shape[0], q.device)
         pairs, added = read_pairs(allowed, terms, call.chosen, layout, tokens, k.shape[1], q.dtype, q.device)
         mask, keyless = additive(cast(Tensor, pairs), q.dtype)
-        return (), (cast(Tensor, mask) + cast(Tensor, added)).to(q.dtype), keyless, False
+        return ReadKeys((), (cast(Tensor, mask) + cast(Tensor, added)).to(q.dtype), keyless), False
     mask, keyless = additive_mask(layout, tokens, q.shape[0], q.device, q.dtype)
     bias = term_bias(terms, layout, tokens, q.device)
     if bias is not None:
@@ -242,7 +241,7 @@ def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Intervals, Tensor 
         closed = (mask == -torch.inf).all(-1, keepdim=True)
         mask = mask.masked_fill(closed, 0.0)
         keyless = closed if keyless is None else closed | keyless
-    return (), mask, keyless, False
+    return ReadKeys((), mask, keyless), False
 
 
 def _is_joined(k: Tensor, intervals: Intervals, call: AttentionCall) -> bool:

@@ -83,6 +83,10 @@ class Layout:
                 f"query_offset between 0 and {most}; or cross=True for queries of another sequence."
             )
 
+    def at_step(self, num_keys: int) -> "Layout":
+        """Return the layout of a step of decoding, whose only query is the last of these tokens."""
+        return self if num_keys == self.num_keys else replace(self, num_keys=num_keys, query_offset=num_keys - 1)
+
     @property
     def extent(self) -> Extent:
         """The numbers of queries and keys, and the position of the first query."""

@@ -15,7 +15,17 @@ from hf_efficient_attn.attention.select import BACKENDS, use_backend
 from hf_efficient_attn.backends.machines import current
 from hf_efficient_attn.backends.machines.known import EPYC
 from hf_efficient_attn.bench.calibrate.measure import uniform
-from hf_efficient_attn.patterns import Band, BlockTopK, Causal, Full, GlobalTokens, PerHead
+from hf_efficient_attn.patterns import (
+    Band,
+    BlockTopK,
+    Causal,
+    Dilated,
+    Full,
+    GlobalTokens,
+    Grid,
+    PerHead,
+    RandomBlocks,
+)
 
 PATTERN = Band(3, 2) | GlobalTokens([1])
 
@@ -74,17 +84,85 @@ def test_what_differs_is_made_ready_apart(built: list[Any]) -> None:
     assert len(_ready) == len(others)
 
 
-def test_masks_and_single_queries_have_none(built: list[Any]) -> None:
+def test_calls_with_tensors_of_their_own_have_none(built: list[Any]) -> None:
     q, k, v = states()
     for _ in range(2):
         attention(q, k, v, PATTERN, key_mask=torch.ones(1, 20, dtype=torch.bool))
         attention(q, k, v, PATTERN, sinks=torch.zeros(2))
-        attention(q[:, :, :1], k, v, PATTERN)
+        attention(q[:, :, :1], k, v, PATTERN, query_offset=3)
+        attention(q[:, :, :1], k, v, Full(), cross=True)
         attention(q[:, :, :4], k, v, PATTERN, query_offset=torch.tensor(2))
         attention(q[:0], k[:0], v[:0], PATTERN)
         attention(q, k, v, BlockTopK(4, 2))
-    assert len(built) == 12
+    assert len(built) == 14
     assert len(_ready) == 0
+
+
+STEPS = {
+    "causal": Causal(),
+    "band": Band(6, 0),
+    "wide": Band(500, 3),
+    "first tokens": (Band(3, 0) | GlobalTokens([0, 1])).causal(),
+    "dilated": Dilated(12, 0, 3),
+    "heads": PerHead([Band(3, 0), Causal()] * 2),
+    "random": RandomBlocks(4, 1) | Band(3, 0),
+    "earlier tokens": Band(8, -1),
+}
+
+
+@pytest.mark.parametrize("pattern", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("backend", ["auto", "blocked", "sdpa"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"scale": -0.3}], ids=str)
+def test_steps_of_decoding_are_built_once(
+    pattern: Any, backend: str, options: dict[str, Any], built: list[Any]
+) -> None:
+    if backend == "sdpa" and "softcap" in options:
+        for _ in range(2):
+            with pytest.raises(hea.UnsupportedBackendError, match="softcap"):
+                attention(*states(heads=4), pattern, backend=backend, **options)
+        return
+    for num_keys in (1, 5, 17, 40, 17):
+        q, k, v = (each.requires_grad_() for each in states(torch.float64, num_keys, heads=4))
+        for key, value in ((k, v), (k[:, ::2], v[:, ::2]), (k.flip(2), v.transpose(2, 3).clone().transpose(2, 3))):
+            inputs = (q[:, :, -1:], key, value)
+            out = attention(*inputs, pattern, backend=backend, **options)
+            wanted, lse = attention(*inputs, pattern, backend="reference", return_lse=True, **options)
+            torch.testing.assert_close(out, wanted)
+            ours = attention(*inputs, pattern, backend=backend, return_lse=True, **options)
+            torch.testing.assert_close(ours[0], wanted)
+            torch.testing.assert_close(ours[1], lse)
+            weights = torch.randn_like(out)
+            mine, others = (torch.autograd.grad((each * weights).sum(), (q, k, v)) for each in (out, wanted))
+            for gradient, other in zip(mine, others, strict=True):
+                torch.testing.assert_close(gradient, other)
+    # keys of all heads and of half of them, by two backends
+    assert len(built) == 4
+
+
+def test_steps_in_lower_precision_are_as_others() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for num_keys in (9, 30):
+            q, k, v = states(dtype, num_keys, heads=4)
+            out = attention(q[:, :, -1:], k[:, :2], v[:, :2], Band(6, 0))
+            wanted = attention(*(each.double() for each in (q[:, :, -1:], k[:, :2], v[:, :2])), Band(6, 0))
+            assert out.dtype == dtype  # type: ignore[union-attr]
+            torch.testing.assert_close(out.double(), wanted, rtol=2e-2, atol=2e-2)  # type: ignore[union-attr]
+            with torch.autocast("cpu", dtype):
+                again = attention(q[:, :, -1:].float(), k[:, :2].float(), v[:, :2].float(), Band(6, 0))
+            assert torch.equal(again, out)  # type: ignore[arg-type]
+
+
+def test_wrong_steps_are_refused_when_others_are_ready() -> None:
+    q, k, v = states()
+    pattern = Grid([4, 5], [Band(1, 1), Band(1, 1)])
+    attention(q[:, :, -1:], k, v, pattern)
+    attention(q[:, :, -1:], k, v, Band(3, 0))
+    with pytest.raises(hea.InputError, match="40 tokens"):
+        attention(q[:, :, -1:], torch.cat([k, k], 2), torch.cat([v, v], 2), pattern)
+    with pytest.raises(hea.InputError, match="v"):
+        attention(q[:, :, -1:], k, v[:, :, 1:], Band(3, 0))
+    with pytest.raises(hea.UnsupportedBackendError, match="none"):
+        attention(q[:, :, -1:], k, v, Band(3, 0), backend="none")
 
 
 def test_the_chosen_backend_and_the_machine_count(built: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

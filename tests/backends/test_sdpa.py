@@ -1,5 +1,6 @@
 """SDPA: no mask where none is needed, one mask for many calls, lse from every path."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hf_efficient_attn.layout.dense import additive, single_query
 from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Term
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
 from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -84,11 +85,15 @@ ROW_PATTERNS = {
 
 @pytest.mark.parametrize("tokens", ROW_TOKENS.values(), ids=ROW_TOKENS.keys())
 @pytest.mark.parametrize("pattern", ROW_PATTERNS.values(), ids=ROW_PATTERNS.keys())
+@pytest.mark.parametrize("own_part", [0.0, 1.0])
 def test_a_single_query_reads_its_keys_only(
-    pattern: Pattern, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch
+    own_part: float, pattern: Pattern, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without gradients, of heads that share keys; gaps are masked, copied around, or between two calls."""
+    """With and without gradients, of heads that share keys; gaps are masked, copied around, or between two calls. Heads
+    that read other keys read them together, or each its own.
+    """
     forget_single_queries()
+    monkeypatch.setattr(single_query, "OWN_PART", own_part)
     monkeypatch.setattr(single_query, "MAX_GAP_READS", 4 * 10)
     q, k, v = (tensor.double().requires_grad_() for tensor in draw(1, ROW))
     layout = Layout(pattern, 4, 1, ROW, ROW - 1)
@@ -118,6 +123,20 @@ def check_without_gradients(q: Tensor, k: Tensor, v: Tensor, layout: Layout, tok
         sinks = torch.randn(4, dtype=torch.double)
         call = call_of(q, k, v, layout, tokens=tokens, sinks=sinks)
         torch.testing.assert_close(sdpa.attend(q, k, v, call), reference.attend(q, k, v, call))
+
+
+def test_heads_that_read_few_keys_of_their_own_get_these_alone() -> None:
+    forget_single_queries()
+    q, k, v = draw(1, ROW)
+    own = PerHead([GlobalTokens(range(head, 3 * head + 1), reads_all=False) for head in range(4)])
+    layout = Layout(own, 4, 1, ROW, ROW - 1)
+    assert single_query.row_of(layout).num_computed == 10
+    layout = replace(layout, pattern=PerHead([GlobalTokens([9 * head], reads_all=False) for head in range(4)]))
+    assert single_query.row_of(layout).num_computed == 1
+    read = single_query.read_keys(layout, NO_MASK, 2, q.dtype)
+    assert read.places is not None
+    torch.testing.assert_close(read.of(k), torch.stack([k[:, head // 2, read.places[0, head]] for head in range(4)], 1))
+    forget_single_queries()
 
 
 def test_a_single_query_of_another_sequence() -> None:

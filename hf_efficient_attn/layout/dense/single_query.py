@@ -12,34 +12,44 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.blocks.run_masks import places_of
+from hf_efficient_attn.layout.blocks.run_masks import CPU, places_of
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.dense.additive import additive
 from hf_efficient_attn.layout.dense.pairs import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.patterns.intervals import Intervals, normalize, union
+from hf_efficient_attn.patterns.intervals import Intervals, normalize, size, union
 
 # keys of all heads between two intervals that are read with a mask, which takes less time than to call a kernel again
 MAX_GAP_READS = 1 << 12
 # more intervals than these are gathered by an index
 MAX_SLICES = 8
+# heads that read at most this part of what all of them read together are given their own keys, and not those of others
+OWN_PART = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class ReadKeys:
-    """The keys that the query of some example or head reads; most often a few intervals of all keys.
+    """The keys that queries read; of single ones most often a few intervals of all keys.
 
     Attributes:
-        intervals: where they are, at least one key; no query reads any other key.
-        mask: 0 where a key is read and -inf elsewhere, [batch or 1, heads or 1, 1, keys of the intervals]; None: all of
-            them are read by every head of every example.
-        keyless: which queries read no key, bool [batch or 1, heads or 1, 1, 1]; None: all read some.
+        intervals: where they are, at least one key; no query reads any other key. Empty: these are all keys.
+        mask: 0 where a key is read and -inf elsewhere, [batch or 1, heads or 1, queries, keys that are read]; None: all
+            of them are read by every head of every example.
+        keyless: which queries read no key, bool [batch or 1, heads or 1, queries, 1]; None: all read some.
+        places: in the place of intervals, what each head reads, int64 [batch or 1, heads or 1, keys that are read].
     """
 
     intervals: Intervals
     mask: Tensor | None = None
     keyless: Tensor | None = None
+    places: Tensor | None = None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the keys that are read of a tensor [batch, key heads, keys, width]."""
+        if self.places is not None:
+            return _taken(tensor, self.places)
+        return gathered(tensor, self.intervals) if self.intervals else tensor
 
 
 _read: BoundedCache[ReadKeys] = BoundedCache(SMALL_BYTES)
@@ -65,13 +75,15 @@ class Row(NamedTuple):
     """What the heads of a single query read, token masks aside.
 
     Attributes:
+        heads: the keys of each head.
         common: the keys of every head, if all read the same; otherwise none.
-        read: the keys of any head.
+        num_computed: of how many keys each head computes scores.
         unmasked: the same keys; None: heads differ, or a mask is faster than several intervals.
     """
 
+    heads: tuple[Intervals, ...]
     common: Intervals
-    read: Intervals
+    num_computed: int
     unmasked: ReadKeys | None
 
 
@@ -80,15 +92,16 @@ def row_of(layout: Layout) -> Row:
     """Return what the only query of a layout reads."""
     heads = layout.intervals_of_heads()
     if any(intervals != heads[0] for intervals in heads):
-        return Row((), union(*heads), None)
+        most, together = max(map(size, heads)), size(union(*heads))
+        return Row(heads, (), most if _have_own(most, together) else together, None)
     common = heads[0]
     needs_mask = len(common) == 0 or common != _without_gaps(common, layout)
-    return Row(common, common, None if needs_mask else ReadKeys(common))
+    return Row(heads, common, size(common), None if needs_mask else ReadKeys(common))
 
 
 @cached()
 def _masked_of_layout(layout: Layout, dtype: torch.dtype) -> ReadKeys:
-    return _masked([layout.intervals_of_heads()], layout, NO_MASK, dtype)
+    return _masked([row_of(layout).heads], layout, NO_MASK, dtype)
 
 
 def _without_gaps(intervals: Intervals, layout: Layout) -> Intervals:
@@ -105,6 +118,21 @@ def gathered(tensor: Tensor, intervals: Intervals) -> Tensor:
     if len(intervals) > MAX_SLICES:
         return tensor.index_select(2, places_of([intervals])[0])
     return torch.cat([tensor[:, :, start:stop] for start, stop in intervals], 2)
+
+
+def _taken(tensor: Tensor, places: Tensor) -> Tensor:
+    """Return the keys at the places of each head, or of all key heads, [batch, heads, keys that are read, width]."""
+    num_examples, num_key_heads = tensor.shape[:2]
+    examples = torch.arange(num_examples, device=tensor.device)[:, None, None]
+    # neighbouring heads share a key head
+    num_sharing = max(1, places.shape[1] // num_key_heads)
+    key_heads = torch.arange(num_key_heads * num_sharing, device=tensor.device) // num_sharing
+    return tensor[examples, key_heads[:, None], places]
+
+
+def _have_own(most: int, together: int) -> bool:
+    """Return whether heads get the keys that they read themselves, by the most of one and by those of all of them."""
+    return 0 < most <= OWN_PART * together
 
 
 def _by_example(layout: Layout, tokens: TokenMask, batch_size: int) -> list[Sequence[Intervals]]:
@@ -126,11 +154,36 @@ def _masked(read: list[Sequence[Intervals]], layout: Layout, tokens: TokenMask, 
     """Return the keys that any head of any example reads, masked where not all of them do."""
     if all(intervals == heads[0] for heads in read for intervals in heads):
         read = [heads[:1] for heads in read]
-    together = union(*(intervals for heads in read for intervals in heads)) or ((0, 1),)
+    rows = [intervals for heads in read for intervals in heads]
+    together = union(*rows) or ((0, 1),)
+    if _have_own(max(map(size, rows)), size(together)):
+        return _own(rows, len(read), layout, tokens, dtype)
     together = _without_gaps(together, layout)
-    allowed = _inside([intervals for heads in read for intervals in heads], together)
-    allowed = _without_masked(allowed.view(len(read), len(read[0]), 1, -1), layout, tokens, together)
+    allowed = _inside(rows, together).view(len(read), len(read[0]), 1, -1)
+    key_mask = tokens.key_mask
+    is_token = None if key_mask is None else gathered(key_mask[:, None, :, None], together).transpose(2, 3)
+    allowed = _without_masked(allowed, layout, tokens, is_token)
     return ReadKeys(together) if bool(allowed.all()) else ReadKeys(together, *additive(allowed, dtype))
+
+
+def _own(
+    rows: Sequence[Intervals], num_examples: int, layout: Layout, tokens: TokenMask, dtype: torch.dtype
+) -> ReadKeys:
+    """Return what each row, the heads of one example after another, reads; shorter ones are filled up, and masked."""
+    counts = torch.tensor(list(map(size, rows)), device=CPU)
+    is_read = torch.arange(int(counts.max()), device=CPU) < counts[:, None]
+    places = torch.zeros(is_read.shape, dtype=torch.int64, device=CPU)
+    places[is_read] = places_of([tuple(interval for intervals in rows for interval in intervals)])[0]
+    places = places.view(num_examples, -1, places.shape[1])
+    allowed = is_read.view(*places.shape[:2], 1, -1)
+    key_mask = tokens.key_mask
+    if key_mask is not None:
+        # of every example, whose heads may read the same places
+        places = places.expand(len(key_mask), -1, -1)
+    is_token = None if key_mask is None else _taken(key_mask[:, None, :, None], places).transpose(2, 3)
+    allowed = _without_masked(allowed, layout, tokens, is_token)
+    mask, keyless = (None, None) if bool(allowed.all()) else additive(allowed, dtype)
+    return ReadKeys((), mask, keyless, places)
 
 
 def _inside(rows: Sequence[Intervals], together: Intervals) -> Tensor:
@@ -150,9 +203,12 @@ def _inside(rows: Sequence[Intervals], together: Intervals) -> Tensor:
     return edges.view(len(rows), width).cumsum(1)[:, :-1] > 0
 
 
-def _without_masked(allowed: Tensor, layout: Layout, tokens: TokenMask, together: Intervals) -> Tensor:
-    """Return the pairs of tokens that are not masked themselves; documents begin and end with such tokens."""
-    if tokens.key_mask is not None:
-        allowed = allowed & gathered(tokens.key_mask[:, None, :, None], together).transpose(2, 3)
+def _without_masked(allowed: Tensor, layout: Layout, tokens: TokenMask, is_token: Tensor | None) -> Tensor:
+    """Return the pairs of tokens that are not masked themselves; documents begin and end with such tokens.
+
+    is_token: which of the keys are not masked, [batch, heads or 1, 1, keys]; None: all.
+    """
+    if is_token is not None:
+        allowed = allowed & is_token
     of_queries = tokens.query_mask if layout.is_cross else tokens.key_mask
     return allowed if of_queries is None else allowed & of_queries[:, None, layout.queries, None]
