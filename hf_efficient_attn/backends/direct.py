@@ -54,7 +54,7 @@ class DirectCall:
 
 
 def _attend_single(q: Tensor, k: Tensor, v: Tensor, read: slice, scale: float) -> Tensor:
-    """Return the output [B, H, 1, Dv] of single queries that read a slice of the keys."""
+    """Return the output [B, H, 1, Dv] of a query that reads a slice of the keys."""
     (num_examples, num_heads, _, head_dim), num_key_heads = q.shape, k.shape[1]
     k, v = k[:, :, read], v[:, :, read]
     if num_heads != num_key_heads:
@@ -88,10 +88,8 @@ class DirectStep:
         if self.left is None:
             read = row_of(self.layout.at_step(stop)).common
             return _attend_single(q, k, v, slice(*read[0]), self.scale) if len(read) == 1 else None
-        own = stop - 1
-        return _attend_single(
-            q, k, v, slice(own - min(self.left, own) // self.step * self.step, stop, self.step), self.scale
-        )
+        num_before = min(self.left, stop - 1) // self.step
+        return _attend_single(q, k, v, slice(stop - 1 - num_before * self.step, stop, self.step), self.scale)
 
 
 def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | DirectStep | None:
@@ -122,8 +120,8 @@ def _direct_queries(call: AttentionCall, device: torch.device) -> DirectCall | N
         is_read = not is_causal or call.scale > 0.0
         last = stop if stop - first < layout.num_keys else None
         return DirectCall(first, last, None, is_causal, call.scale, shares_keys) if is_read else None
-    # with a mask, some kernels are slow where heads share keys
-    if shares_keys or layout.num_pairs * inputs.dtype.itemsize > MAX_MASK_BYTES * layout.num_heads:
+    # with a mask, some kernels are slow where heads share keys; elsewhere rows without keys are found too late
+    if shares_keys or inputs.device != "cpu" or layout.num_pairs * inputs.dtype.itemsize > MAX_MASK_BYTES * layout.num_heads:
         return None
     mask, keyless = additive_mask(layout, NO_MASK, inputs.batch_size, device, inputs.dtype)
     is_short = mask is not None and mask.nbytes <= MAX_MASK_BYTES

@@ -43,8 +43,9 @@ MAX_BUFFER_OFF_CPU = 1 << 25
 # of the scores that are computed explicitly on CPUs: each of many operations reads them, so that they fit in a core's
 # cache
 MAX_SCORES = 1 << 19
-# elements of gathered keys per thread in one call of the fused operator, so that they fit in a core's cache
-MAX_GATHERED = 1 << 18
+# elements of gathered keys per thread in one call of the fused operator, so that they fit in a core's cache; in a
+# backward pass with their gradients
+MAX_GATHERED = 1 << 19
 
 
 def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
@@ -186,6 +187,7 @@ def backward_part(
         keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v, dk, dv)]
         for run in share.runs:
             copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
+            copies *= 1 if run.gathered is None else 2
             # pieces with dropout are those of the forward pass
             width = q.shape[-1] * copies if fused else buffer_width(run, q.shape[-1], fused)
             for piece in run.cut(max(1, int(max_buffer(run, fused, q.device) / (queries[0].shape[0] * width)))):
