@@ -58,8 +58,10 @@ REPORTS: dict[str, Any] = {
     "mechanisms": mechanisms_report,
     "mechanisms_causal": mechanisms_report,
     "models": models_report,
+    "models_amd": models_report,
     "sequence": sequence_report,
     "spans": spans_report,
+    "spans_amd": spans_report,
     "star": encoders_report,
     "trees": encoders_report,
 }

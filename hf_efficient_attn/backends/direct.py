@@ -120,8 +120,9 @@ def _direct_queries(call: AttentionCall, device: torch.device) -> DirectCall | N
         is_read = not is_causal or call.scale > 0.0
         last = stop if stop - first < layout.num_keys else None
         return DirectCall(first, last, None, is_causal, call.scale, shares_keys) if is_read else None
-    # with a mask, some kernels are slow where heads share keys; elsewhere rows without keys are found too late
-    if shares_keys or inputs.device != "cpu" or layout.num_pairs * inputs.dtype.itemsize > MAX_MASK_BYTES * layout.num_heads:
+    # some kernels are slow where heads share keys and there is a mask; elsewhere rows without keys are found too late
+    is_long = layout.num_queries * layout.num_keys * inputs.dtype.itemsize > MAX_MASK_BYTES
+    if shares_keys or is_long or inputs.device != "cpu":
         return None
     mask, keyless = additive_mask(layout, NO_MASK, inputs.batch_size, device, inputs.dtype)
     is_short = mask is not None and mask.nbytes <= MAX_MASK_BYTES
