@@ -6,6 +6,8 @@ from torch import Tensor
 
 # about what Python needs for an object
 OBJECT_BYTES = 48
+# the attribute in which values that many keys hold, and nobody changes, keep what they take; such as patterns
+KEPT = "_size_in_bytes"
 NUMBERS = frozenset((int, float, bool, type(None)))
 
 
@@ -44,9 +46,22 @@ def size_in_bytes(value: object) -> int:
                 left += each
         elif isinstance(each, Mapping):
             left += [*each.keys(), *each.values()]
-        elif not isinstance(each, type) and (known := getattr(each, "num_held_bytes", None)) is not None:
+        elif (known := _known_size(each)) is not None:
             total += known
         elif not callable(each):
             # classes and functions take memory anyway
             left += getattr(each, "__dict__", {}).values()
     return total
+
+
+def _known_size(value: object) -> int | None:
+    """Return what a value says that it takes, or what was found before; None: neither."""
+    if isinstance(value, type):
+        return None
+    known: int | None = getattr(value, "num_held_bytes", None)
+    if known is not None or not getattr(value, "is_measured_once", False):
+        return known
+    own = vars(value)
+    if KEPT not in own:
+        own[KEPT] = size_in_bytes(tuple(own.values()))
+    return int(own[KEPT])

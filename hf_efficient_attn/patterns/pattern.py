@@ -38,6 +38,8 @@ class Pattern(Operators):
     kinds: ClassVar[dict[str, type["Pattern"]]] = {}
     # whether what a query reads depends on queries and keys; such a pattern is no part of another
     chooses_by_content: ClassVar[bool] = False
+    # what it takes in memory is measured once, and kept with it: keys of caches hold it
+    is_measured_once: ClassVar[bool] = True
 
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()

@@ -7,7 +7,6 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +23,10 @@ from hf_efficient_attn.patterns.intervals import Intervals, normalize, size, uni
 MAX_GAP_READS = 1 << 12
 # more intervals than these are gathered by an index
 MAX_SLICES = 8
+# about what Python needs for an interval
+INTERVAL_BYTES = 128
+# of which a key takes about as long as these that are read where they are
+READS_PER_COPY = 4
 # heads that read at most this part of what all of them read together are given their own keys, and not those of others
 OWN_PART = 0.5
 
@@ -71,7 +74,8 @@ def read_keys(layout: Layout, tokens: TokenMask, batch_size: int, dtype: torch.d
     return _read.get_of(tokens.tensors, (layout, batch_size, dtype), build)
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Row:
     """What the heads of a single query read, token masks aside.
 
     Attributes:
@@ -85,6 +89,11 @@ class Row(NamedTuple):
     common: Intervals
     num_computed: int
     unmasked: ReadKeys | None
+
+    @property
+    def num_held_bytes(self) -> int:
+        """About what it takes in memory: every step of decoding has one, and to look at all of it takes long."""
+        return INTERVAL_BYTES * (len(self.common) or sum(map(len, self.heads)))
 
 
 @cached()
@@ -105,9 +114,11 @@ def _masked_of_layout(layout: Layout, dtype: torch.dtype) -> ReadKeys:
 
 
 def _without_gaps(intervals: Intervals, layout: Layout) -> Intervals:
-    """Return the intervals with small gaps between them filled."""
+    """Return the intervals with small gaps between them filled, unless it takes less time to copy what they hold."""
     gap = MAX_GAP_READS // layout.num_heads
-    return tuple((start, stop - gap) for start, stop in normalize((start, stop + gap) for start, stop in intervals))
+    filled = tuple((start, stop - gap) for start, stop in normalize((start, stop + gap) for start, stop in intervals))
+    is_copied = len(intervals) > MAX_SLICES and READS_PER_COPY * size(intervals) < size(filled)
+    return intervals if is_copied else filled
 
 
 def gathered(tensor: Tensor, intervals: Intervals) -> Tensor:
