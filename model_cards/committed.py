@@ -15,5 +15,9 @@ def files(name: str) -> list[Path]:
 
 def results(name: str) -> Any:
     """Return the committed results of a benchmark, an example or an analysis, or those of a script in tests/."""
-    (file,) = files(name)
-    return json.loads(file.read_text(encoding="utf-8"))
+    found = files(name)
+    if not found:
+        raise FileNotFoundError(
+            f"There is no {name}.json in bench_{name} or examples: commit what its command has written."
+        )
+    return json.loads(found[0].read_text(encoding="utf-8"))

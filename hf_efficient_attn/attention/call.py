@@ -23,7 +23,7 @@ from hf_efficient_attn.attention.checks import (
 from hf_efficient_attn.attention.key_tokens import unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_keyless
-from hf_efficient_attn.attention.select import AUTO, preferred_backend, remembered
+from hf_efficient_attn.attention.select import AUTO, backend_of, preferred_backend
 from hf_efficient_attn.backends.gathered.backend import NAME as GATHERED
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
@@ -163,7 +163,7 @@ def compute(
     if not call.inputs.is_compiling and 0 in (call.inputs.batch_size, call.layout.num_queries, call.layout.num_keys):
         return _without_pairs(q, k, v, call)
     name = preferred_backend() if backend == AUTO else backend
-    chosen = remembered(call, name)
+    chosen = backend_of(call, name)
     with autocast_off(q.device.type) if is_autocast(q.device.type) else nullcontext():
         if call.chosen is not None and call.chosen.unit_keys and not (k is q and chosen.NAME == GATHERED):
             k, call = unit(k), replace(call, chosen=replace(call.chosen, unit_keys=False))  # type: ignore[type-var]

@@ -9,7 +9,7 @@ from hf_efficient_attn.attention.call import build_call, checked_states, compute
 from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.joined import with_lse_gradient
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.ready_calls import call_key, made_ready, ready_call
+from hf_efficient_attn.attention.ready_calls import Extras, call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.errors import InputError
@@ -120,8 +120,8 @@ def attention(
     if unknown:
         refuse_unknown(unknown, attention)
     masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
-    absent, heads = (*masks, terms, sinks, chosen, lse_gradient), (layer, first_head, num_model_heads, cross)
-    key = call_key(q, k, v, backend, absent, query_offset, pattern, *heads, softcap, scale, dropout)
+    extras, heads = Extras((*masks, sinks, chosen), terms, (lse_gradient,)), (layer, first_head, num_model_heads, cross)
+    key = call_key(q, k, v, backend, extras, pattern, query_offset, *heads, softcap, scale, dropout)
     ready = ready_call(key)
     if ready is None:
         q, k, v = checked_states(q, k, v, cross)

@@ -13,7 +13,7 @@ from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
 from hf_efficient_attn.attention.key_tokens import QueryOffset, unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.ready_calls import call_key, made_ready, ready_call
+from hf_efficient_attn.attention.ready_calls import Extras, call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_shards
 from hf_efficient_attn.attention.weight_rows import rows_or_all
@@ -69,8 +69,9 @@ def attend_layer(
         options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
         out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
-    absent = (*tokens.tensors, matrix, bias, terms, sinks, chosen, need_weights, followed.reads_all)
-    wanted = call_key(query, key, value, backend, absent, query_offset, followed, softcap, scale, dropout)
+    extras = Extras((*tokens.tensors, matrix, bias, sinks, chosen), terms, (need_weights, followed.reads_all))
+    numbers = (softcap, scale, dropout)
+    wanted = call_key(query, key, value, backend, extras, followed.pattern, query_offset, followed, *numbers)
     if (ready := ready_call(wanted)) is not None:
         return ready.run(query, key, value)[0].transpose(1, 2).contiguous(), None
     if len(terms) > 0:
@@ -84,7 +85,6 @@ def attend_layer(
     reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None
     if not (reads_all or matrix is not None or bias is not None or need_weights):
         query, key, value = checked_states(query, key, value)
-        numbers = (softcap, scale, dropout)
         call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, *numbers, chosen)
         ready = made_ready(wanted, call, query.device)
         out, _ = compute(query, key, value, call, backend) if ready is None else ready.run(query, key, value)

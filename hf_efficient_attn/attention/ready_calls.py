@@ -4,15 +4,15 @@ Short calls spend less on their scores than on checks and on the choice of a bac
 steps of decoding, each with a length of its own.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, remembered
-from hf_efficient_attn.backends.direct import DirectCall, DirectStep, direct_call
+from hf_efficient_attn.attention.select import AUTO, BACKENDS, backend_of, preferred_backend
+from hf_efficient_attn.backends.direct import DirectCall, DirectStep, direct_call, direct_step
 from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.sdpa import NAME as SDPA
@@ -28,7 +28,7 @@ class ReadyCall:
     """A call that was checked, and how it is computed.
 
     Attributes:
-        backend: its name; for steps of decoding also "auto", since it may depend on the number of keys.
+        backend: its name.
         machine: the machine by whose costs the backend was chosen; kept, so that no other gets its identity.
         is_cast: whether the states are cast for autocast.
         direct: what the call passes to torch's SDPA, if it is no more than that.
@@ -38,67 +38,124 @@ class ReadyCall:
     backend: str
     machine: Machine
     is_cast: bool
-    direct: DirectCall | DirectStep | None
+    direct: DirectCall | None
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the output and, if needed, its log-sum-exp."""
-        if self.is_cast:
-            q, k, v = autocast_states(q, k, v)
-        with autocast_off(q.device.type) if self.is_cast else AS_IT_IS:
+        shield, (q, k, v) = _cast(self.is_cast, q, k, v)
+        with shield:
+            if self.direct is not None and not need_lse:
+                return self.direct.run(q, k, v), None
+            return BACKENDS[self.backend].attend(q, k, v, self.call, need_lse=need_lse)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyStep:
+    """A step of decoding that was checked, its only query the last of any number of tokens.
+
+    Attributes:
+        call: the step of some number of tokens.
+        name: of the backend that was asked for; which one "auto" takes may depend on the number of tokens.
+        machine, is_cast, direct: as for `ReadyCall`.
+    """
+
+    call: AttentionCall
+    name: str
+    machine: Machine
+    is_cast: bool
+    direct: DirectStep | None
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, if needed, its log-sum-exp."""
+        shield, (q, k, v) = _cast(self.is_cast, q, k, v)
+        with shield:
             out = None if self.direct is None or need_lse else self.direct.run(q, k, v)
             if out is not None:
                 return out, None
-            if self.call.layout.num_queries > 1:
-                return BACKENDS[self.backend].attend(q, k, v, self.call, need_lse=need_lse)
             call = replace(self.call, layout=self.call.layout.at_step(k.shape[2]))
-            return remembered(call, self.backend).attend(q, k, v, call, need_lse=need_lse)
+            return backend_of(call, self.name).attend(q, k, v, call, need_lse=need_lse)
 
 
-_ready: BoundedCache[ReadyCall] = BoundedCache(SMALL_BYTES)
+def _cast(is_cast: bool, *states: Tensor) -> tuple[AbstractContextManager[None], tuple[Tensor, ...]]:
+    return (autocast_off(states[0].device.type), autocast_states(*states)) if is_cast else (AS_IT_IS, states)
+
+
+_ready: BoundedCache[ReadyCall | ReadyStep] = BoundedCache(SMALL_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What calls that are kept ready do not have; anything else in its place is for the checks.
+
+    Attributes:
+        tensors: masks, sinks, chosen keys and the like: None.
+        terms: an empty tuple or list.
+        flags: False.
+    """
+
+    tensors: tuple[Any, ...]
+    terms: Any
+    flags: tuple[Any, ...]
+
+    def are_absent(self) -> bool:
+        """Return whether a call has none of them."""
+        for each in self.tensors:
+            if each is not None:
+                return False
+        for each in self.flags:
+            if each is not False:
+                return False
+        return isinstance(self.terms, tuple | list) and len(self.terms) == 0
 
 
 def call_key(
-    q: Tensor, k: Tensor, v: Tensor, backend: str, absent: tuple[Any, ...], query_offset: Any, *settings: Any
+    q: Tensor, k: Tensor, v: Tensor, backend: str, extras: Extras, pattern: Any, query_offset: Any, *settings: Any
 ) -> tuple[Any, ...] | None:
     """Return everything that a ready call depends on, the name of its backend first; None: none is kept.
 
     Args:
-        absent: what calls that are kept ready do not have: masks, terms, and the like, each None, False or empty.
-        settings: the pattern, and the other arguments of a call without further tensors.
-        query_offset: of steps of decoding that have one, none is kept.
+        settings: the other arguments of a call, which are no tensors.
     """
     # compilers, transforms and traces see the call as it is; C functions, since each further line of Python is felt
     is_seen = torch.compiler.is_compiling() or torch._C._is_tracing()
     is_seen = is_seen or torch._C._functorch.peek_interpreter_stack() is not None
-    if is_seen or not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor):
+    if is_seen or not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and isinstance(backend, str)):
         return None
-    for each in absent:
-        if not (each is None or each is False or (isinstance(each, tuple | list) and len(each) == 0)):
-            return None
     # no tensor is kept, nor compared
     for each in settings:
         if isinstance(each, Tensor):
             return None
-    shape, key_shape, value_shape, device = q.shape, k.shape, v.shape, q.device
-    if isinstance(query_offset, Tensor) or len(shape) != 4 or 0 in shape or 0 in key_shape:
+    shape, lengths = q.shape, _lengths(q.shape, k.shape, v.shape, pattern, query_offset)
+    if lengths is None or isinstance(query_offset, Tensor) or not extras.are_absent():
         return None
-    lengths: tuple[Any, ...] = (key_shape, value_shape)
-    if shape[2] == 1:
-        # one for all numbers of keys
-        if query_offset is not None or len(key_shape) != 4 or key_shape[:3] != value_shape[:3]:
-            return None
-        lengths = (key_shape[:2], key_shape[3], value_shape[3])
+    device = q.device
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     cast = torch.get_autocast_dtype(device.type) if is_autocast(device.type) else None
     kinds = (q.dtype, k.dtype, v.dtype, device, k.device, v.device, needs_grad, cast)
     name = preferred_backend() if backend == AUTO else backend
     # 1 equals True and 1.0, but is not refused where these are
-    types = tuple(map(type, settings))
+    types = (type(query_offset), *map(type, settings))
     machine = id(machine_of(device.type))
-    return (name, machine, shape, lengths, kinds, query_offset, type(query_offset), settings, types)
+    return (name, machine, shape, lengths, kinds, pattern, query_offset, settings, types)
 
 
-def ready_call(key: tuple[Any, ...] | None) -> ReadyCall | None:
+def _lengths(
+    shape: torch.Size, key_shape: torch.Size, value_shape: torch.Size, pattern: Any, query_offset: Any
+) -> tuple[Any, ...] | None:
+    """Return what a ready call depends on of the shapes of keys and values; None: none is kept.
+
+    It is one for all numbers of keys in a step of decoding, unless these decide what its pattern is.
+    """
+    if not len(shape) == len(key_shape) == len(value_shape) == 4 or 0 in shape or 0 in key_shape:
+        return None
+    if shape[2] > 1:
+        return key_shape, value_shape
+    is_step = query_offset is None and key_shape[:3] == value_shape[:3]
+    is_step = is_step and not getattr(pattern, "chooses_by_content", False)
+    return (key_shape[:2], key_shape[3], value_shape[3]) if is_step else None
+
+
+def ready_call(key: tuple[Any, ...] | None) -> ReadyCall | ReadyStep | None:
     """Return the ready call of a key, or None."""
     if key is None:
         return None
@@ -110,20 +167,28 @@ def ready_call(key: tuple[Any, ...] | None) -> ReadyCall | None:
     return None if entry is None else entry.value
 
 
-def made_ready(key: tuple[Any, ...] | None, call: AttentionCall, device: torch.device) -> ReadyCall | None:
+def made_ready(key: tuple[Any, ...] | None, call: AttentionCall, device: torch.device) -> ReadyCall | ReadyStep | None:
     """Return a call on a device made ready, and keep it for its key; None: it has none.
 
     Raises:
         UnsupportedBackendError: the backend that was asked for cannot compute the call.
     """
-    is_step = call.layout.num_queries == 1
-    if key is None or call.chosen is not None or (is_step and call.layout.is_cross):
+    if key is None or call.chosen is not None:
         return None
-    name = key[0]
-    backend = name if is_step else remembered(call, name).NAME
-    # "auto" computes a step whose keys are neighbours so
-    is_direct = backend == SDPA or (is_step and backend == AUTO)
-    direct = direct_call(call, device) if is_direct else None
-    ready = ReadyCall(call, backend, machine_of(device.type), is_autocast(device.type), direct)
+    if call.layout.num_queries == 1:
+        if call.layout.is_cross:
+            # its place is its own, and not behind the keys
+            return None
+        ready: ReadyCall | ReadyStep = _ready_step(key[0], call, device)
+    else:
+        backend = backend_of(call, key[0])
+        direct = direct_call(call, device) if backend.NAME == SDPA else None
+        ready = ReadyCall(call, backend.NAME, machine_of(device.type), is_autocast(device.type), direct)
     # by another machine than that of the key if this was changed meanwhile
     return _ready.get(key, lambda: ready) if id(ready.machine) == key[1] else ready
+
+
+def _ready_step(name: str, call: AttentionCall, device: torch.device) -> ReadyStep:
+    # "auto" computes a step whose keys are neighbours so
+    direct = direct_step(call) if name in (AUTO, SDPA) else None
+    return ReadyStep(call, name, machine_of(device.type), is_autocast(device.type), direct)

@@ -91,8 +91,12 @@ def select(call: AttentionCall, name: str = AUTO) -> Backend:
     return BACKENDS[name]
 
 
-def remembered(call: AttentionCall, name: str = AUTO) -> Backend:
-    """Return the backend as `select`, but what "auto" takes as it was chosen for the first call of these traits."""
+def backend_of(call: AttentionCall, name: str) -> Backend:
+    """Return the backend as `select` does, but what "auto" takes as it was chosen for the first call of these traits.
+
+    Raises:
+        UnsupportedBackendError: there is no such backend, or it cannot compute the call.
+    """
     if name != AUTO or call.inputs.is_compiling:
         return select(call, name)
     fastest_of_all = _known_fastest(call)

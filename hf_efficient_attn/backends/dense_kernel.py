@@ -57,6 +57,6 @@ def fused(
         return fused_attention(q, k, v, mask, scale, is_causal)
     rows = repeated_row(q)
     out = scaled_dot_product_attention(
-        rows, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        rows, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1])
     )
     return out if rows is q else out[:, :, :1], None

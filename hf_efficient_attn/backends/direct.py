@@ -19,7 +19,6 @@ from hf_efficient_attn.layout.dense.maskless import maskless
 from hf_efficient_attn.layout.dense.single_query import row_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK
-from hf_efficient_attn.patterns.bands import Distances
 from hf_efficient_attn.patterns.checks import MAX_INTEGER
 
 # longer calls are not worth keeping a mask for, beside the cache of masks
@@ -92,26 +91,29 @@ class DirectStep:
         return _attend_single(q, k, v, slice(stop - 1 - num_before * self.step, stop, self.step), self.scale)
 
 
-def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | DirectStep | None:
-    """Return what a call of the backend "sdpa" without tensors of its own passes to torch; None: it takes more."""
+def _is_direct(call: AttentionCall) -> bool:
+    """Return whether the backend "sdpa" computes a call by no more than torch's SDPA, but for a mask."""
     is_plain = call.tokens.is_empty and not call.terms and call.sinks is None and call.chosen is None
     is_plain = is_plain and not call.lse_needs_grad and not has_no_kernel(call)
-    if not is_plain or call.softcap is not None or computed_dtype(call) != call.inputs.dtype:
+    return is_plain and call.softcap is None and computed_dtype(call) == call.inputs.dtype
+
+
+def direct_step(call: AttentionCall) -> DirectStep | None:
+    """Return what a step of decoding passes to torch by the backend "sdpa"; None: it takes more."""
+    if not _is_direct(call):
         return None
-    return _direct_step(call) if call.layout.num_queries == 1 else _direct_queries(call, device)
-
-
-def _direct_step(call: AttentionCall) -> DirectStep:
-    pattern = call.layout.pattern
-    if not isinstance(pattern, Distances) or pattern.left == -1 or pattern.right == -1:
+    left, right, step = call.layout.pattern.spaced_limits or (-1, -1, 1)
+    if left == -1 or right == -1:
         return DirectStep(call.layout, None, 1, call.scale)
     # without a limit, as many as there are in no text
-    left = MAX_INTEGER if pattern.left is None else pattern.left
-    return DirectStep(call.layout, left, pattern.step, call.scale)
+    return DirectStep(call.layout, MAX_INTEGER if left is None else left, step, call.scale)
 
 
-def _direct_queries(call: AttentionCall, device: torch.device) -> DirectCall | None:
+def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | None:
+    """Return what a call of several queries passes to torch by the backend "sdpa"; None: it takes more."""
     layout, inputs = call.layout, call.inputs
+    if not _is_direct(call):
+        return None
     shares_keys = layout.num_heads != inputs.num_key_heads
     unmasked = maskless(layout)
     if unmasked is not None:

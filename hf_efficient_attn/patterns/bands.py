@@ -115,6 +115,10 @@ class Distances(Pattern):
     def band_limits(self) -> tuple[int | None, int | None] | None:
         return (self.left, self.right) if self.step == 1 else None
 
+    @property
+    def spaced_limits(self) -> tuple[int | None, int | None, int] | None:
+        return self.left, self.right, self.step
+
     def decoding_reach(self) -> DecodingReach | None:
         if self.left is None:
             return ALL_BEFORE if self.step == 1 else None

@@ -147,6 +147,11 @@ class Pattern(Operators):
         """(left, right) if every query reads exactly the keys of this `Band`; None: it does not, or this is unknown."""
         return None
 
+    @property
+    def spaced_limits(self) -> tuple[int | None, int | None, int] | None:
+        """(left, right, step) if every query reads exactly the keys of this `Dilated`; None: as for `band_limits`."""
+        return None if self.band_limits is None else (*self.band_limits, 1)
+
     def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
         """Return intervals (start, stop) that together hold what `query` reads; None: `allowed` takes less, or as much.
 

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from attention_models import build, token_ids
+from transformers import DynamicCache
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import attention
 from hf_efficient_attn.attention import functional, layer_attention, ready_calls
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.ready_calls import _ready
 from hf_efficient_attn.attention.select import BACKENDS, use_backend
 from hf_efficient_attn.backends.machines import current
@@ -152,6 +154,40 @@ def test_steps_in_lower_precision_are_as_others() -> None:
             assert torch.equal(again, out)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference", "gathered"])
+def test_steps_that_choose_by_content_choose_at_every_length(backend: str) -> None:
+    pattern = BlockTopK(4, 2)
+    q, k, v = states(torch.float64, 40)
+    for num_keys in (8, 40, 3, 29):
+        keys, values = k[:, :, :num_keys], v[:, :, :num_keys]
+        wanted = attention(q[:, :, :num_keys], keys, values, pattern, backend="reference")[:, :, -1:]
+        out = attention(q[:, :, num_keys - 1 : num_keys], keys, values, pattern, backend=backend)
+        torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("pattern", [BlockTopK(4, 2), Band(5, 0), (Band(3, 0) | GlobalTokens([0])).causal()], ids=str)
+def test_models_decode_as_without_a_cache_after_other_lengths(pattern: Any) -> None:
+    model = hea.sparsify(build("llama"), pattern).eval().double()
+    for num_prompt in (3, 30, 3):
+        ids = token_ids(1, 40)
+        with torch.no_grad():
+            wanted = model(ids, use_cache=False).logits
+            cache = DynamicCache()
+            model(ids[:, :num_prompt], **{CACHE_ARGUMENT: cache})
+            for place in range(num_prompt, 40):
+                out = model(ids[:, place : place + 1], **{CACHE_ARGUMENT: cache}).logits
+                torch.testing.assert_close(out[:, 0], wanted[:, place])
+
+
+@pytest.mark.parametrize("name", ["key_mask", "segment_ids", "global_mask", "sinks", "chosen", "query_mask"])
+@pytest.mark.parametrize("wrong", [[], (), False], ids=str)
+def test_nothing_is_taken_for_a_tensor_that_is_left_out(name: str, wrong: Any) -> None:
+    for inputs in (states(), (states()[0][:, :, -1:], *states()[1:])):
+        attention(*inputs, PATTERN)
+        with pytest.raises(hea.EfficientAttentionError):
+            attention(*inputs, PATTERN, **{name: wrong})
+
+
 def test_wrong_steps_are_refused_when_others_are_ready() -> None:
     q, k, v = states()
     pattern = Grid([4, 5], [Band(1, 1), Band(1, 1)])
@@ -161,8 +197,12 @@ def test_wrong_steps_are_refused_when_others_are_ready() -> None:
         attention(q[:, :, -1:], torch.cat([k, k], 2), torch.cat([v, v], 2), pattern)
     with pytest.raises(hea.InputError, match="v"):
         attention(q[:, :, -1:], k, v[:, :, 1:], Band(3, 0))
-    with pytest.raises(hea.UnsupportedBackendError, match="none"):
-        attention(q[:, :, -1:], k, v, Band(3, 0), backend="none")
+    for wrong in (v[..., 0], v[..., None]):
+        with pytest.raises(hea.InputError, match="four dimensions"):
+            attention(q[:, :, -1:], k, wrong, Band(3, 0))
+    for backend in ("none", [], None):
+        with pytest.raises(hea.UnsupportedBackendError, match="does not exist"):
+            attention(q[:, :, -1:], k, v, Band(3, 0), backend=backend)  # type: ignore[arg-type]
 
 
 def test_the_chosen_backend_and_the_machine_count(built: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def _inside(rows: Sequence[Intervals], together: Intervals) -> Tensor:
     # only the keys that some row reads: all those between them would cost what the text is long
     offsets = list(accumulate((stop - start for start, stop in together), initial=0))
     width, starts = offsets[-1] + 1, [start for start, _ in together]
-    edges = torch.zeros(len(rows) * width, dtype=torch.int32)
+    edges = torch.zeros(len(rows) * width, dtype=torch.int32, device=CPU)
     places: list[list[int]] = [[], []]
     for row, intervals in enumerate(rows):
         shifts = [offsets[part] - starts[part] for part in (bisect(starts, start) - 1 for start, _ in intervals)]
