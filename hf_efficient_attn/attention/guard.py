@@ -25,6 +25,7 @@ from hf_efficient_attn.attention.notices import warn_of_base
 from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
 from hf_efficient_attn.attention.pictures import check_pictures, watch_pictures
 from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
+from hf_efficient_attn.attention.shared_configs import note_model
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -67,6 +68,7 @@ def with_guard(method: Any) -> Any:
 
 def guard(model: PreTrainedModel) -> None:
     """Check the model and its parts before every forward pass, if they have a pattern or run on "efficient"."""
+    note_model(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and needs_guard(module):
             keep_own_part(module)

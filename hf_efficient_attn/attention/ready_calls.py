@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.direct_calls import DirectCall, DirectStep, direct_call, direct_step
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, backend_of, preferred_backend
-from hf_efficient_attn.backends.direct import DirectCall, DirectStep, direct_call, direct_step
 from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.sdpa import NAME as SDPA

@@ -13,6 +13,7 @@ from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts
 from hf_efficient_attn.attention.notices import BASE
+from hf_efficient_attn.attention.shared_configs import leave_shared_configs
 from hf_efficient_attn.attention.trial import base_class, try_model
 from hf_efficient_attn.errors import ConfigurationError
 
@@ -26,7 +27,9 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
     """Return the model or config, changed in place: its attention follows `pattern` from now on.
 
     The pattern is recorded in `config.attention_pattern` and saved with the model, and `attn_implementation` becomes
-    "efficient". No weight changes. Positions count from the first token that is not padding.
+    "efficient". No weight changes. Positions count from the first token that is not padding. Other models that were
+    built of the same config object go on as they are: this one gets a copy of it. Of a config that models hold already,
+    all of them follow the pattern.
 
     The pattern is all that a layer reads: no attention sinks are added. A pretrained decoder gives much of its
     attention to the first tokens of a text, and computes badly with a band that does not reach them (StreamingLLM,
@@ -77,6 +80,10 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
 def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     check_class(type(model), model.config)
     is_tried = _try(type(model), model.config, pattern)
+    replaced = _replaced.get(id(model.config))
+    leave_shared_configs(model)
+    if replaced is not None and replaced[0]() is not model.config:
+        _keep_replaced(model.config, replaced[1])
     text_config = model.config.get_text_config()
     before = getattr(text_config, FIELD, None)
     spec = _record(model.config, pattern)
@@ -129,12 +136,17 @@ def _write(config: PreTrainedConfig, spec: Any) -> None:
         setattr(config, FIELD, spec)
 
 
+def _keep_replaced(config: PreTrainedConfig, implementation: str | None) -> None:
+    key = id(config)
+    _replaced[key] = (weakref.ref(config, lambda _: _replaced.pop(key, None)), implementation)
+
+
 def _implementation(config: PreTrainedConfig, pattern: Any) -> str | None:
     """Return the attention implementation to set, None for the default; remember which one "efficient" replaces."""
     key, current = id(config), config._attn_implementation
     if pattern is not None:
         if current != NAME:
-            _replaced[key] = (weakref.ref(config, lambda _: _replaced.pop(key, None)), current)
+            _keep_replaced(config, current)
         return NAME
     replaced, before = _replaced.pop(key, (lambda: None, None))
     if current != NAME:

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from hf_efficient_attn.patterns.pattern import Pattern
+
 # about what Python needs for an object
 OBJECT_BYTES = 48
-# the attribute in which values that many keys hold, and nobody changes, keep what they take; such as patterns
+# the attribute in which patterns, which nobody changes, and many keys hold, keep what they take
 KEPT = "_size_in_bytes"
 NUMBERS = frozenset((int, float, bool, type(None)))
 
@@ -59,7 +61,7 @@ def _known_size(value: object) -> int | None:
     if isinstance(value, type):
         return None
     known: int | None = getattr(value, "num_held_bytes", None)
-    if known is not None or not getattr(value, "is_measured_once", False):
+    if known is not None or not isinstance(value, Pattern):
         return known
     own = vars(value)
     if KEPT not in own:

@@ -9,6 +9,7 @@ bounds, so that no method ever looks at all pairs.
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from math import lcm
+from operator import is_
 from typing import Any, ClassVar, NoReturn
 
 from hf_efficient_attn.errors import ConfigurationError
@@ -38,8 +39,6 @@ class Pattern(Operators):
     kinds: ClassVar[dict[str, type["Pattern"]]] = {}
     # whether what a query reads depends on queries and keys; such a pattern is no part of another
     chooses_by_content: ClassVar[bool] = False
-    # what it takes in memory is measured once, and kept with it: keys of caches hold it
-    is_measured_once: ClassVar[bool] = True
 
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()
@@ -150,7 +149,7 @@ class Pattern(Operators):
     @property
     def spaced_limits(self) -> tuple[int | None, int | None, int] | None:
         """(left, right, step) if every query reads exactly the keys of this `Dilated`; None: as for `band_limits`."""
-        return None if self.band_limits is None else (*self.band_limits, 1)
+        return None
 
     def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
         """Return intervals (start, stop) that together hold what `query` reads; None: `allowed` takes less, or as much.
@@ -242,8 +241,7 @@ class Pattern(Operators):
         """Return the pattern with each of its lookup tables replaced by `convert(table)`, such as a tensor."""
         parts = tuple(part.with_tables(convert) for part in self.parts)
         # lookup tables take no part in comparisons, so a changed part still equals the old one
-        is_same = all(new is old for new, old in zip(parts, self.parts, strict=True))
-        return self if is_same else self.with_parts(parts)
+        return self if all(map(is_, parts, self.parts)) else self.with_parts(parts)
 
     @property
     def table_sizes(self) -> tuple[int, ...]:
@@ -267,11 +265,7 @@ class Pattern(Operators):
         return tuple(atom for part in self.parts for atom in part.atoms()) or (self,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the pattern in JSON types; `Pattern.from_dict` reads them.
-
-        Raises:
-            ConfigurationError: its class has no kind.
-        """
+        """Return the pattern in JSON types, which `Pattern.from_dict` reads; ConfigurationError: it has no kind."""
         return write_pattern(self)
 
     @classmethod

@@ -84,7 +84,6 @@ def test_it_is_the_choice_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     for tokens in (16, 512, 2048):
         q = torch.randn(1, 2, tokens, 8)
-        # with a log-sum-exp, none is a direct call of torch's kernel
         hea.attention(q, q, q, Band(8, 8), return_lse=True)
         assert hea.explain(Band(8, 8), tokens, num_heads=2, head_dim=8).backend == called.pop()
 
