@@ -9,10 +9,10 @@ Lengths are in tokens, memory is in MiB. Pairs are those of all heads of one exa
 over that of the baseline that is named beside it: dense attention, or dense causal attention where the layer is causal.
 Estimates are low: what `bench attention` measured on a CPU was 1.0 to 2.6 times as much.
 Of a model the cost of all its layers is printed beside that of the one layer. With --json: {"model", "pattern", "call",
-"backend", "reasons", "allowed_pairs", "computed_pairs", "total_pairs", "baseline", "relative_cost", "memory_bytes",
-"notes", "beside", "exchange", "all_layers"}, where "reasons" says why not the other backends, "beside" is the same of
-the other heads of a layer in which some do something else, or null, and "all_layers" is null for patterns, else
-{"num_layers", "relative_cost", "baseline"}.
+"backend", "remark", "reasons", "allowed_pairs", "computed_pairs", "total_pairs", "baseline", "relative_cost",
+"memory_bytes", "costs_of", "notes", "beside", "exchange", "all_layers"}, where "remark" says what the backend computes,
+"reasons" why not the others, "beside" is the same of the other heads of a layer in which some do something else, or
+null, and "all_layers" is null for patterns, else {"num_layers", "relative_cost", "baseline"}.
 """
 
 import argparse

@@ -77,6 +77,11 @@ class Explanation:
     all_layers: AllLayers | None = None
 
     @property
+    def remark(self) -> str:
+        """What the backend computes, or keeps, in one sentence."""
+        return BACKENDS[self.backend].remark(self.call)
+
+    @property
     def num_heads(self) -> int:
         """How many heads the layer has."""
         return self.call.layout.num_heads + (0 if self.beside is None else self.beside.num_heads)
@@ -118,6 +123,7 @@ class Explanation:
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
             f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
             "backend": self.backend + self._elsewhere(),
+            "computes": self.remark,
             **({} if self.beside is None else {"beside": self.beside._in_short()}),
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
@@ -151,6 +157,7 @@ class Explanation:
                 "cross": layout.is_cross,
             },
             "backend": self.backend,
+            "remark": self.remark,
             "reasons": self.reasons,
             "allowed_pairs": self.allowed_pairs,
             "computed_pairs": self.computed_pairs,

@@ -31,6 +31,8 @@ INSTEAD = {
     "dropout_p": ("Write dropout.", ("dropout",)),
     "scaling": SCALE,
     "softmax_scale": SCALE,
+    "tokens": ("Write query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
+    "length": ("Write query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
     "enable_gqa": ("Leave it out: k and v may have fewer heads than q.", ("k",)),
 }
 

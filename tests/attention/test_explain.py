@@ -262,19 +262,12 @@ def test_wrong_models(what: Any, options: dict[str, Any], message: str) -> None:
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "band(2, 2) | global(0)", "--tokens", "64", "--heads", "1", "--training", "--dtype", "bfloat16"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:8]] == [
-        "pattern",
-        "call",
-        "backend",
-        "allowed",
-        "computed",
-        "cost",
-        "memory",
-        "costs of",
-    ]
+    heads = [line.split("  ")[0] for line in lines[:9]]
+    assert heads == ["pattern", "call", "backend", "computes", "allowed", "computed", "cost", "memory", "costs of"]
+    assert lines[3].endswith("sdpa computes all pairs, and takes 0 MiB for their masks and scores.")
     assert "1 heads, 64 queries, 64 keys, bfloat16 on cpu, with gradients" in lines[1]
     # a band of five without its ends, and the first token's row and column beyond what the band holds of them
-    assert "436 pairs" in lines[3]
+    assert "436 pairs" in lines[4]
     assert sum(line.startswith("not ") for line in lines) == len(BACKENDS) - 1
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import hf_efficient_attn.bench.calibrate.command as command
 import hf_efficient_attn.bench.calibrate.measure as measure
 import hf_efficient_attn.bench.harness.timing as timing
 from hf_efficient_attn.backends.machines import current
@@ -16,6 +17,7 @@ from hf_efficient_attn.cli import main
 def _short(monkeypatch: pytest.MonkeyPatch, machine_anew: None) -> None:
     monkeypatch.setattr(measure, "TOKENS", 512)
     monkeypatch.setattr(measure, "LENGTHS", (32, 192))
+    monkeypatch.setattr(command, "LEAST_ROUNDS", 1)
 
 
 def test_costs_are_kept_and_used(
@@ -36,6 +38,16 @@ def test_costs_are_kept_and_used(
         assert costs.forward.blocks.lengths == costs.backward.blocks.lengths == (32, 192)
         numbers = [costs.dense_backward, costs.gathered, costs.moved, costs.forward.explicit]
         assert min(numbers + [time for _, time in costs.backward.blocks.per_score]) > 0
+
+
+def test_few_rounds_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(current.VARIABLE, str(tmp_path / "machines.json"))
+    monkeypatch.setattr(command, "LEAST_ROUNDS", 2)
+    main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
+    assert "1 rounds (--repeats) say too little: it takes 2." in capsys.readouterr().out
+    assert not (tmp_path / "machines.json").exists()
 
 
 @pytest.mark.parametrize(("most", "dtype"), [(100.0, "float32"), (0.0, "bfloat16")])

@@ -45,7 +45,10 @@ def rank_while_compiling(call: AttentionCall) -> int | None:
 
 def remark(call: AttentionCall) -> str:
     """Return what it computes, or why its masks are refused."""
-    return forward_estimate(call).refusal or "blocked computes the blocks of pairs that hold an allowed one."
+    found = forward_estimate(call)
+    return found.refusal or (
+        f"blocked computes the blocks of pairs that hold an allowed one, most of them of {found.block_tokens} queries."
+    )
 
 
 def computed_pairs(call: AttentionCall) -> int:

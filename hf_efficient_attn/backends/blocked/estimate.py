@@ -1,5 +1,6 @@
 """How much the blocked backend would compute for a layout, counted without computing it."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
@@ -26,6 +27,7 @@ class Estimate:
         num_pairs, num_gathered, num_runs, num_moved, num_mask_bytes: as in `BlockLayout`.
         scores_time: time of the scores, in scores of dense attention, as if no block were shorter than those measured.
         num_short_reads: keys that shorter blocks read, as far as their few queries do not pay for it.
+        block_tokens: the length in queries of the blocks that hold most pairs.
         refusal: why the layout is refused, as a sentence; None: it is computed.
     """
 
@@ -36,6 +38,7 @@ class Estimate:
     num_mask_bytes: int = 0
     scores_time: float = 0.0
     num_short_reads: float = 0.0
+    block_tokens: int = 0
     refusal: str | None = None
 
     def time(self, costs: Costs) -> float:
@@ -65,8 +68,11 @@ def estimate(layout: Layout, blocks: BlockCosts) -> Estimate:
         compiled = compile_layout(layout, blocks, CPU)
     except WorkLimitError as error:
         return Estimate(refusal=str(error))
-    shortest = blocks.lengths[0]
+    shortest, pairs = blocks.lengths[0], Counter[int]()
+    for share, run in compiled.runs():
+        pairs[run.block_tokens] += share.num_heads * run.num_pairs
     return Estimate(
+        block_tokens=max(pairs, key=pairs.__getitem__, default=0),
         num_pairs=compiled.num_pairs,
         num_gathered=compiled.num_gathered,
         num_runs=compiled.num_runs,

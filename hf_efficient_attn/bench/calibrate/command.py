@@ -3,7 +3,8 @@
 Costs are times in scores of torch's dense attention: of a score in blocks of each length, with a mask, by the kernel
 for caps, terms and dropout; of a key, of a call. They are kept in the user's cache, and replace those that the package
 has of the most similar machine for this processor. How attention is computed changes, not what. It takes about a
-minute; the fastest round counts, and nothing is kept if rounds disagree, as they do beside other work. With `--check`
+minute; the fastest round counts, and nothing is kept if rounds disagree, as they do beside other work. To go back to
+the costs of the package, delete the file that it names; HF_EFFICIENT_ATTN_MACHINES names another. With `--check`
 follows a table of how far "auto" is from the best of all backends and lengths of blocks, the shortest lengths first:
     hf-efficient-attn bench calibrate --threads 1
     hf-efficient-attn bench calibrate --show-only --check --lengths 128 1024 8192
@@ -41,6 +42,8 @@ NUM_HEADS, HEAD_DIM = 8, 64
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # the part by which the median round may exceed the fastest
 MAX_DISAGREEMENT = 0.1
+# fewer agree by chance
+LEAST_ROUNDS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +81,11 @@ def main(args: argparse.Namespace) -> None:
     device = resolve_device(args.device)
     make_folder(args)
     machine, differs = measured(device, args.repeats)
-    is_kept = not args.show_only and differs <= MAX_DISAGREEMENT
+    is_kept = not args.show_only and differs <= MAX_DISAGREEMENT and args.repeats >= LEAST_ROUNDS
     results: dict[str, Any] = {"machine": describe_machine(device), "before": machine_of(device.type).source}
     results |= {"calibration": machine.to_dict(), "kept": str(path_of_measured()) if is_kept else None}
     results |= {"disagreement": differs, "most_disagreement": MAX_DISAGREEMENT}
+    results |= {"rounds": args.repeats, "least_rounds": LEAST_ROUNDS}
     if is_kept:
         remember(machine)
     if args.check:

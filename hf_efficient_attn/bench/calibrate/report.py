@@ -22,11 +22,13 @@ def results_markdown(results: dict[str, Any]) -> str:
         parts += [f"## {heading}", table]
     if results["kept"] is None:
         reason = ""
-        if results.get("disagreement", 0) > results.get("most_disagreement", 0):
+        if results.get("rounds", 0) < results.get("least_rounds", 0):
+            reason = f" {results['rounds']} rounds (--repeats) say too little: it takes {results['least_rounds']}."
+        elif results.get("disagreement", 0) > results.get("most_disagreement", 0):
             reason = (
                 f" The median round took {results['disagreement']:.0%} longer than the fastest, and may take "
-                f"{results['most_disagreement']:.0%}: something else works on this machine. Measure while it is idle, "
-                "or with --threads 1."
+                f"{results['most_disagreement']:.0%}: something else works on this machine. Measure while it is idle"
+                f"{', or with --threads 1' if results['machine']['torch_threads'] > 1 else ''}."
             )
         return "\n\n".join([*parts, f"Nothing is kept: the costs in use are those {results['before']}.{reason}"])
     kept = f"Kept in {results['kept']}, and used on this machine from now on; before, they were {results['before']}."
