@@ -7,7 +7,7 @@ heads, key heads, width, dtype and direction itself:
 
 Lengths are in tokens, memory is in MiB. Pairs are those of all heads of one example. The cost is the estimated time
 over that of the baseline that is named beside it: dense attention, or dense causal attention where the layer is causal.
-Estimates are low: what `bench attention` measured on a CPU was 1.0 to 2.6 times as much.
+Estimates are low: what `bench attention` measured on a CPU was 1.0 to 2.8 times as much.
 Of a model the cost of all its layers is printed beside that of the one layer. With --json: {"model", "pattern", "call",
 "backend", "remark", "reasons", "allowed_pairs", "computed_pairs", "total_pairs", "baseline", "relative_cost",
 "memory_bytes", "costs_of", "notes", "beside", "exchange", "all_layers"}, where "remark" says what the backend computes,

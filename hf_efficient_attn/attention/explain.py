@@ -69,7 +69,7 @@ def explain(
 
     Nothing is computed, and the device need not exist here. Costs are estimates, over those of dense attention, which
     is causal where the layer, or else the pattern, is causal. They rank backends, and are low: what `hf-efficient-attn
-    bench attention` measured on a CPU was 1.0 to 2.6 times as much.
+    bench attention` measured on a CPU was 1.0 to 2.8 times as much.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> explanation = explain(Band(256, 256))
