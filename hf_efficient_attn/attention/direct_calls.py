@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from hf_efficient_attn.backends.alignment import aligned
-from hf_efficient_attn.backends.fused_cpu import plain_rows, repeated_row
+from hf_efficient_attn.backends.dense_kernel import fused
 from hf_efficient_attn.backends.sdpa import computed_dtype, has_no_kernel
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense.additive import additive_mask
@@ -32,7 +30,6 @@ class DirectCall:
     Attributes:
         first, stop: the keys that are read; stop is None where these are all.
         mask: added to the scores, [1, heads or 1, queries, keys].
-        shares_keys: whether several heads read one key head.
     """
 
     first: int
@@ -40,30 +37,12 @@ class DirectCall:
     mask: Tensor | None
     is_causal: bool
     scale: float
-    shares_keys: bool
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the output [B, H, Nq, Dv]."""
         if self.stop is not None:
             k, v = k[:, :, self.first : self.stop], v[:, :, self.first : self.stop]
-        q, k, v = plain_rows(q, k, v) if q.device.type == "cpu" else aligned(q, k, v)
-        return scaled_dot_product_attention(
-            q, k, v, self.mask, 0.0, self.is_causal, scale=self.scale, enable_gqa=self.shares_keys
-        )
-
-
-def _attend_single(q: Tensor, k: Tensor, v: Tensor, read: slice, scale: float) -> Tensor:
-    """Return the output [B, H, 1, Dv] of a query that reads a slice of the keys."""
-    (num_examples, num_heads, _, head_dim), num_key_heads = q.shape, k.shape[1]
-    k, v = k[:, :, read], v[:, :, read]
-    if num_heads != num_key_heads:
-        # those of heads that share keys are as the queries of one head
-        q = q.reshape(num_examples, num_key_heads, num_heads // num_key_heads, head_dim)
-    q, k, v = plain_rows(q, k, v) if q.device.type == "cpu" else aligned(q, k, v)
-    rows = repeated_row(q)
-    out = scaled_dot_product_attention(rows, k, v, scale=scale)
-    out = out if rows is q else out[:, :, :1]
-    return out if num_heads == num_key_heads else out.reshape(num_examples, num_heads, 1, v.shape[3])
+        return fused(q, k, v, self.mask, self.is_causal, self.scale, 0.0, need_lse=False)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +64,14 @@ class DirectStep:
         """Return the output [B, H, 1, Dv]; None: keys apart from each other are read, or others by other heads."""
         stop = k.shape[2]
         if self.left is None:
-            read = row_of(self.layout.at_step(stop)).common
-            return _attend_single(q, k, v, slice(*read[0]), self.scale) if len(read) == 1 else None
-        num_before = min(self.left, stop - 1) // self.step
-        return _attend_single(q, k, v, slice(stop - 1 - num_before * self.step, stop, self.step), self.scale)
+            intervals = row_of(self.layout.at_step(stop)).common
+            if len(intervals) != 1:
+                return None
+            read = slice(*intervals[0])
+        else:
+            num_before = min(self.left, stop - 1) // self.step
+            read = slice(stop - 1 - num_before * self.step, stop, self.step)
+        return fused(q, k[:, :, read], v[:, :, read], None, False, self.scale, 0.0, need_lse=False)[0]
 
 
 def _is_direct(call: AttentionCall) -> bool:
@@ -114,18 +97,17 @@ def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | None:
     layout, inputs = call.layout, call.inputs
     if not _is_direct(call):
         return None
-    shares_keys = layout.num_heads != inputs.num_key_heads
     unmasked = maskless(layout)
     if unmasked is not None:
         first, stop, is_causal = unmasked
         # as in `sdpa.attend`: kernels mask before they scale
         is_read = not is_causal or call.scale > 0.0
         last = stop if stop - first < layout.num_keys else None
-        return DirectCall(first, last, None, is_causal, call.scale, shares_keys) if is_read else None
+        return DirectCall(first, last, None, is_causal, call.scale) if is_read else None
     # some kernels are slow where heads share keys and there is a mask; elsewhere rows without keys are found too late
     is_long = layout.num_queries * layout.num_keys * inputs.dtype.itemsize > MAX_MASK_BYTES
-    if shares_keys or is_long or inputs.device != "cpu":
+    if layout.num_heads != inputs.num_key_heads or is_long or inputs.device != "cpu":
         return None
     mask, keyless = additive_mask(layout, NO_MASK, inputs.batch_size, device, inputs.dtype)
     is_short = mask is not None and mask.nbytes <= MAX_MASK_BYTES
-    return DirectCall(0, None, mask, False, call.scale, False) if is_short and keyless is None else None
+    return DirectCall(0, None, mask, False, call.scale) if is_short and keyless is None else None
