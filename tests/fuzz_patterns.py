@@ -5,9 +5,9 @@ A script, which continuous integration runs with a new seed each day:
     python tests/fuzz_patterns.py --cases 300000 --seed 1
     python tests/fuzz_patterns.py --seconds 25
 
-A case fails if it raises anything but an error of this package, says more than 500 characters, takes longer than a
-second of the processor for a single answer, or takes the process beyond 500 MB more than it had. A number has its own
-seed, so that one case can be run again by the line that a failure prints.
+A case fails if it raises anything but an error of this package, says more than 500 characters, or grows without bound:
+an answer takes a fraction of a second and a few megabytes on any machine, so that 20 seconds or 4 GB say that it does.
+A number has its own seed, so that one case can be run again by the line that a failure prints.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
 from hf_efficient_attn.patterns import Pattern, parse_pattern
 
-MAX_SECONDS = 1.0
-MAX_BYTES = 500 * 2**20
+MAX_SECONDS = 20.0
+MAX_BYTES = 4 * 2**30
 # attention of so many pairs takes a fraction of a second even if all of them are computed
 MAX_COMPUTED_PAIRS = 1 << 21
 MAX_HEADS = 8
@@ -132,12 +132,11 @@ def problem(error: Exception) -> str | None:
 
 
 class Run:
-    """How many seconds of the processor an answer may take in this run, and the most that answers have taken so far.
+    """The most that answers have taken so far.
 
     slowest, largest: (seconds, number of the case) and (bytes, number of the case).
     """
 
-    seconds = MAX_SECONDS
     number = 0
     slowest = (0.0, 0)
     largest = (0, 0)
@@ -149,7 +148,7 @@ class TooLongError(BaseException):
 
 @contextlib.contextmanager
 def time_limit() -> Iterator[None]:
-    """Raise TooLongError within, where the limit of the run is over since `next_second`."""
+    """Raise TooLongError within, where the limit is over since `next_second`."""
 
     def stop(*_: object) -> None:
         raise TooLongError
@@ -164,14 +163,14 @@ def time_limit() -> Iterator[None]:
 
 def next_second() -> None:
     """Count the time of the next answer."""
-    end_second(Run.seconds)
+    end_second(MAX_SECONDS)
 
 
 def end_second(seconds: float) -> None:
     """Remember how long the answer took, and count `seconds` from now on; 0: count nothing."""
     left, _ = signal.setitimer(signal.ITIMER_PROF, seconds)
     if left > 0:
-        Run.slowest = max(Run.slowest, (Run.seconds - left, Run.number))
+        Run.slowest = max(Run.slowest, (MAX_SECONDS - left, Run.number))
 
 
 def run_case(seed: int, number: int, folder: Path) -> tuple[str, str | None]:
@@ -184,7 +183,7 @@ def run_case(seed: int, number: int, folder: Path) -> tuple[str, str | None]:
             kind(draw, folder)
     except TooLongError as error:
         places = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames_of(error)]
-        found, ended = f"longer than {Run.seconds} seconds: {' > '.join(places)}", "stopped"
+        found, ended = f"longer than {MAX_SECONDS} seconds: {' > '.join(places)}", "stopped"
     except Exception as error:
         found, ended = problem(error), "refused"
     grown = memory("VmHWM") - before
@@ -226,11 +225,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")), help="default: the day")
     parser.add_argument("--only", type=int, help="one case, by its number")
     parser.add_argument("--failures", type=int, default=1, help="stop after so many")
-    parser.add_argument(
-        "--most-seconds", type=float, default=MAX_SECONDS, help="of the processor, for an answer (default: %(default)s)"
-    )
     args = parser.parse_args()
-    Run.seconds = args.most_seconds
     quiet()
     print(f"seed {args.seed}", flush=True)
     stop, failures, counts = time.monotonic() + args.seconds, 0, Counter[str]()

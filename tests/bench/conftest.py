@@ -9,5 +9,5 @@ from forked import run_forked, server
 
 @pytest.fixture
 def measured_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `peak_memory` measure in forks of what has imported everything; in processes of their own: test_blocks.py."""
+    """Let `peak_memory` measure in forks of what has imported everything."""
     monkeypatch.setattr(subprocess, "run", partial(run_forked, server(), subprocess.run))

