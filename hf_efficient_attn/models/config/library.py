@@ -8,10 +8,12 @@ from hf_efficient_attn.attention.model_check import checked_pattern
 from hf_efficient_attn.attention.saved_implementation import SAVED_EXPERTS
 from hf_efficient_attn.models.config.errors import refused
 from hf_efficient_attn.models.config.patterns import write_pattern
-from hf_efficient_attn.models.config.unknown import check_names, warn_of_unknown
+from hf_efficient_attn.models.config.unknown import check_names, foreign_fields
 
 # how the modules of classes begin whose files make no sense outside their package
 PACKAGE = "hf_efficient_attn."
+# under which `from_dict` passes on fields that this version does not know
+FOREIGN = "_foreign_fields"
 
 
 class LibraryConfig:
@@ -34,9 +36,19 @@ class LibraryConfig:
             # a field of every model that can be sparsified, which `check` asks for
             setattr(self, FIELD, kwargs.pop(FIELD))
         this.check()
-        check_names(self, kwargs)
-        parent.__post_init__(**{"auto_map": {}, **kwargs})
-        warn_of_unknown(self, kwargs, LibraryConfig.__subclasses__())
+        foreign = kwargs.pop(FOREIGN, {})
+        check_names(self, kwargs, LibraryConfig.__subclasses__())
+        parent.__post_init__(**{"auto_map": {}, **kwargs, **foreign})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As `PreTrainedConfig.from_dict`; what a newer version, or whoever saved the config, has added is kept."""
+        parent: Any = super()
+        foreign = foreign_fields(cls, config_dict)
+        if foreign:
+            config_dict = {name: value for name, value in config_dict.items() if name not in foreign}
+            config_dict[FOREIGN] = foreign
+        return parent.from_dict(config_dict, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
