@@ -81,11 +81,14 @@ def guard(model: PreTrainedModel) -> None:
 
 
 def needs_guard(model: PreTrainedModel) -> bool:
-    """Return whether only the guard checks a model: its attention is ours, and its family has no checks."""
+    """Return whether only the guard checks a model: its attention is ours, and its family has no checks.
+
+    A config of such a family says so, since models of others may hold one of its backbones under the same config.
+    """
     implementation = model.config._attn_implementation
-    if getattr(model, "follows_patterns", False) or implementation in (TRIAL, MATRIX_TRIAL):
+    if getattr(model.config, "checks_inputs", False) or implementation in (TRIAL, MATRIX_TRIAL):
         return False
-    return has_pattern(model.config) or (implementation == NAME and not getattr(model, "checks_inputs", False))
+    return has_pattern(model.config) or implementation == NAME
 
 
 def has_pattern(config: PreTrainedConfig) -> bool:
@@ -180,7 +183,10 @@ def check_once(model: Any) -> None:
         if model.__dict__.get(CHECKED) is spec:
             return
         check_home(model.config)
-        check_class(type(model), model.config)
+        # a user's own model may come from a notebook, whose source transformers cannot read; what it holds counts
+        can = (each._can_set_attn_implementation() for each in model.modules() if isinstance(each, PreTrainedModel))
+        if not any(can):
+            check_class(type(model), model.config)
         keep_encoder(model)
         if not has_pattern(model.config):
             return

@@ -89,8 +89,6 @@ class BPTransformerPreTrainedModel(EfficientPreTrainedModel):
     config: BPTransformerConfig
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
-    # its layers call the engine directly, not through the attention interface of transformers
-    follows_patterns = True
     extra_inputs = ("token_type_ids",)
     _no_split_modules = ["BPLayer"]
     _can_record_outputs = {"hidden_states": BPLayer, "attentions": TreeAttention}

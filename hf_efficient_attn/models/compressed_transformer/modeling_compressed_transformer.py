@@ -91,8 +91,6 @@ class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedM
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "compressed-transformer", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids",)
-    # its layers call the engine directly, or not at all, and not through the attention interface of transformers
-    follows_patterns = True
     _no_split_modules = ["CompressedLayer"]
     _can_record_outputs = {"hidden_states": CompressedLayer, "attentions": [MechanismAttention, SparseAttention]}
 

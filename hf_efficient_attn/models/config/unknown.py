@@ -121,8 +121,8 @@ def foreign_fields(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     if found:
         names = ", ".join(shown(name, 60) for name in [*found][:5])
         logger.warning_once(
-            f"A saved {cls.__name__} has {names}: fields that this version of hf_efficient_attn does not know. They are "
-            "kept and change nothing. If a newer version has saved it, the model may compute something else there: "
+            f"A saved {cls.__name__} has {names}: fields that this version of hf_efficient_attn does not know. They "
+            "are kept and change nothing. If a newer version has saved it, the model may compute something else there: "
             f"update the package. Fields of your own are declared in a subclass of {cls.__name__}."
         )
     return found

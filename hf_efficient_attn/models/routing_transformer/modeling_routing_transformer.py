@@ -85,8 +85,6 @@ class RoutingTransformerPreTrainedModel(EfficientPreTrainedModel):
     config: RoutingTransformerConfig
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "routing-transformer", "hf_efficient_attn"]
-    # its layers call the engine directly, not through the attention interface of transformers
-    follows_patterns = True
     _no_split_modules = ["RoutingLayer"]
     _can_record_outputs = {"hidden_states": RoutingLayer, "attentions": RoutingAttention}
     _keep_in_fp32_modules_strict = ["centroids"]
