@@ -17,7 +17,7 @@ from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
 from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
-from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
+from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, is_by_part
 from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
@@ -30,11 +30,14 @@ from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, t
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.layers import layers_to_dict
 
 GUARDED = ("__init__", "post_init", "set_attn_implementation")
 MARK = "_guards_models"
 # the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
+# that in which it keeps the spec whose patterns were read
+READ = "_read_attention_pattern"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 # embeddings by the ids that they replace: `generate` passes no ids with them
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
@@ -75,6 +78,7 @@ def guard(model: PreTrainedModel) -> None:
             if before_forward not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
             if has_pattern(module.config):
+                read_once(module)
                 watch_pictures(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
                 module._supports_context_parallel = False
@@ -94,6 +98,16 @@ def needs_guard(model: PreTrainedModel) -> bool:
 def has_pattern(config: PreTrainedConfig) -> bool:
     """Return whether a config has a pattern."""
     return getattr(config, FIELD, None) is not None
+
+
+def read_once(model: PreTrainedModel) -> None:
+    """Raise ConfigurationError where a model is built or loaded whose pattern nobody can read: a class not imported."""
+    spec = getattr(model.config, FIELD)
+    if model.__dict__.get(READ) is not spec:
+        for each in spec.values() if is_by_part(spec) else [spec]:
+            if each is not None:
+                layers_to_dict(each)
+        model.__dict__[READ] = spec
 
 
 def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -180,8 +180,11 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
     return known
 
 
-def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:
+def config_patterns(spec: Any, config: Any, part: str, may_be_longer: bool = True) -> tuple[Pattern | None, ...] | None:
     """Return the pattern of every layer of a part of the model; None: the part keeps its own attention.
+
+    may_be_longer: whether a list may have more patterns than the config has layers now, as while `generate` leaves the
+        last layers out (`assistant_early_exit`).
 
     Raises:
         ConfigurationError: an `attention_pattern` of unknown form, a pattern for a layer that is sparse by itself, or
@@ -193,7 +196,8 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
             return None
     elif part == DECODER and getattr(config, "is_encoder_decoder", False):
         return None
-    patterns = patterns_per_layer(spec, num_layers(config, part))
+    count = num_layers(config, part)
+    patterns = patterns_per_layer(spec[:count] if may_be_longer and isinstance(spec, list | tuple) else spec, count)
     for pattern in patterns:
         if pattern is not None and pattern.needs_two_axes:
             raise ConfigurationError(
@@ -273,5 +277,5 @@ def checked_spec(spec: Any, config: Any) -> Any:
         written = layers_to_dict(spec)
         written = {ENCODER: written, DECODER: None} if is_encoder_decoder else written
     for part in PARTS:
-        config_patterns(written, config, part)
+        config_patterns(written, config, part, may_be_longer=False)
     return written

@@ -11,6 +11,7 @@ Sources: those of the files; Wang et al., "Linformer" (arXiv:2006.04768); Kathar
 """
 
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -157,7 +158,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             is_packed = call.documents is not None or tokens.segment_ids is not None
             hidden_states = without_padding(hidden_states, real, is_packed)
         kwargs = {**kwargs, **where, **arguments}
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states = layer(hidden_states, **kwargs)
         kwargs["passed_states"].check_gradients()
         return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: cache})

@@ -20,6 +20,7 @@ keys update them together, in one step; relative positions have vectors for keys
 routing heads that share queries and keys, unused in their code, does not exist.
 """
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -143,7 +144,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         places = token_places(call, masks, shards_of(self))
         kwargs = {**kwargs, **where, **masks, **places, "cache": call.cache}
         shown = {}
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             centroids = layer.self_attn.centroids
             # they move below, and must not before gradient checkpointing has computed the layer again
             means = centroids.means.clone() if self.training and centroids is not None else None
