@@ -118,7 +118,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
             another attention, or is divided among processes in a way that fails.
         InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
-    refuse_other_attention(model)
+    refuse_other_attention(model, options)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
         return
     current = getattr(PreTrainedModel.__init__, MARK, guard)
@@ -172,10 +172,17 @@ def check_inputs(given: dict[str, Any]) -> None:
             check_mask_values(mask)
 
 
-def refuse_other_attention(model: Any) -> None:
-    """Raise UnsupportedBackendError if a model with a pattern would compute without it."""
+def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:
+    """Raise UnsupportedBackendError if a model with a pattern would compute without it.
+
+    "eager" of a call for weights becomes "efficient", which gives them, too: `generate` of a Whisper with
+    `return_token_timestamps=True` writes it into the config, and leaves it there.
+    """
     implementation = model.config._attn_implementation
     if has_pattern(model.config) and implementation != NAME:
+        if implementation == "eager" and options.get("output_attentions"):
+            model.config._attn_implementation = NAME
+            return
         raise UnsupportedBackendError(
             f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is "
             f"{shown(implementation)}, "
