@@ -17,7 +17,7 @@ from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
 from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
-from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
+from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, is_by_part
 from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
@@ -30,11 +30,14 @@ from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, t
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.layers import layers_to_dict
 
 GUARDED = ("__init__", "post_init", "set_attn_implementation")
 MARK = "_guards_models"
 # the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
+# that in which it keeps the spec whose patterns were read
+READ = "_read_attention_pattern"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 # embeddings by the ids that they replace: `generate` passes no ids with them
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
@@ -75,22 +78,36 @@ def guard(model: PreTrainedModel) -> None:
             if before_forward not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
             if has_pattern(module.config):
+                read_once(module)
                 watch_pictures(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
                 module._supports_context_parallel = False
 
 
 def needs_guard(model: PreTrainedModel) -> bool:
-    """Return whether only the guard checks a model: its attention is ours, and its family has no checks."""
+    """Return whether only the guard checks a model: its attention is ours, and its family has no checks.
+
+    A config of such a family says so, since models of others may hold one of its backbones under the same config.
+    """
     implementation = model.config._attn_implementation
-    if getattr(model, "follows_patterns", False) or implementation in (TRIAL, MATRIX_TRIAL):
+    if getattr(model.config, "checks_inputs", False) or implementation in (TRIAL, MATRIX_TRIAL):
         return False
-    return has_pattern(model.config) or (implementation == NAME and not getattr(model, "checks_inputs", False))
+    return has_pattern(model.config) or implementation == NAME
 
 
 def has_pattern(config: PreTrainedConfig) -> bool:
     """Return whether a config has a pattern."""
     return getattr(config, FIELD, None) is not None
+
+
+def read_once(model: PreTrainedModel) -> None:
+    """Raise ConfigurationError where a model is built or loaded whose pattern nobody can read: a class not imported."""
+    spec = getattr(model.config, FIELD)
+    if model.__dict__.get(READ) is not spec:
+        for each in spec.values() if is_by_part(spec) else [spec]:
+            if each is not None:
+                layers_to_dict(each)
+        model.__dict__[READ] = spec
 
 
 def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -101,7 +118,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
             another attention, or is divided among processes in a way that fails.
         InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
-    refuse_other_attention(model)
+    refuse_other_attention(model, options)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
         return
     current = getattr(PreTrainedModel.__init__, MARK, guard)
@@ -155,10 +172,17 @@ def check_inputs(given: dict[str, Any]) -> None:
             check_mask_values(mask)
 
 
-def refuse_other_attention(model: Any) -> None:
-    """Raise UnsupportedBackendError if a model with a pattern would compute without it."""
+def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:
+    """Raise UnsupportedBackendError if a model with a pattern would compute without it.
+
+    "eager" of a call for weights becomes "efficient", which gives them, too: `generate` of a Whisper with
+    `return_token_timestamps=True` writes it into the config, and leaves it there.
+    """
     implementation = model.config._attn_implementation
     if has_pattern(model.config) and implementation != NAME:
+        if implementation == "eager" and options.get("output_attentions"):
+            model.config._attn_implementation = NAME
+            return
         raise UnsupportedBackendError(
             f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is "
             f"{shown(implementation)}, "
@@ -180,7 +204,10 @@ def check_once(model: Any) -> None:
         if model.__dict__.get(CHECKED) is spec:
             return
         check_home(model.config)
-        check_class(type(model), model.config)
+        # a user's own model may come from a notebook, whose source transformers cannot read; what it holds counts
+        can = (each._can_set_attn_implementation() for each in model.modules() if isinstance(each, PreTrainedModel))
+        if not any(can):
+            check_class(type(model), model.config)
         keep_encoder(model)
         if not has_pattern(model.config):
             return

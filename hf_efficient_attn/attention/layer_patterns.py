@@ -180,8 +180,13 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
     return known
 
 
-def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, ...] | None:
+def config_patterns(
+    spec: Any, config: Any, part: str, are_all_layers: bool = False
+) -> tuple[Pattern | None, ...] | None:
     """Return the pattern of every layer of a part of the model; None: the part keeps its own attention.
+
+    are_all_layers: whether the spec must fit the layers that the config counts; otherwise these may be the first of
+        those that it fits, as while `generate` leaves the last ones out (`assistant_early_exit`).
 
     Raises:
         ConfigurationError: an `attention_pattern` of unknown form, a pattern for a layer that is sparse by itself, or
@@ -193,17 +198,14 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
             return None
     elif part == DECODER and getattr(config, "is_encoder_decoder", False):
         return None
-    patterns = patterns_per_layer(spec, num_layers(config, part))
-    for pattern in patterns:
-        if pattern is not None and pattern.needs_two_axes:
-            raise ConfigurationError(
-                "attention_pattern is for self-attention, whose keys are its tokens, but holds CompressedKeys, whose "
-                f"keys stand for several tokens each: {shown(pattern)}. Leave CompressedKeys out here; "
-                "attention(..., cross=True) takes it."
-            )
+    count = num_layers(config, part)
+    if isinstance(spec, list | tuple) and not are_all_layers:
+        spec = spec[:count]
+    patterns = patterns_per_layer(spec, count)
+    refuse_two_axes(patterns)
     local = [layer for layer in range(len(patterns)) if local_kind(config, layer) is not None]
     if is_single(spec):
-        if len(local) == len(patterns):
+        if are_all_layers and len(local) == len(patterns):
             raise ConfigurationError(no_layer_left(config, len(patterns)))
         return tuple(None if layer in local else pattern for layer, pattern in enumerate(patterns))
     for layer in local:
@@ -213,6 +215,17 @@ def config_patterns(spec: Any, config: Any, part: str) -> tuple[Pattern | None, 
                 f"{shown(local_kind(config, layer))}. Give None for this layer; None keeps its own attention."
             )
     return patterns
+
+
+def refuse_two_axes(patterns: tuple[Pattern | None, ...]) -> None:
+    """Raise ConfigurationError for a pattern that is not for self-attention."""
+    for pattern in patterns:
+        if pattern is not None and pattern.needs_two_axes:
+            raise ConfigurationError(
+                "attention_pattern is for self-attention, whose keys are its tokens, but holds CompressedKeys, whose "
+                f"keys stand for several tokens each: {shown(pattern)}. Leave CompressedKeys out here; "
+                "attention(..., cross=True) takes it."
+            )
 
 
 def no_layer_left(config: Any, num_layers: int) -> str:
@@ -273,5 +286,5 @@ def checked_spec(spec: Any, config: Any) -> Any:
         written = layers_to_dict(spec)
         written = {ENCODER: written, DECODER: None} if is_encoder_decoder else written
     for part in PARTS:
-        config_patterns(written, config, part)
+        config_patterns(written, config, part, are_all_layers=True)
     return written

@@ -34,7 +34,7 @@ def refuse_mask_user(config: Any) -> None:
     if known is not None and known() is config:
         return
     model_class = base_class(config)
-    if model_class is not None and not getattr(model_class, "follows_patterns", False):
+    if model_class is not None and not getattr(config, "follows_patterns", False):
         takes_tables(model_class, config)
     mark_tried(config)
 

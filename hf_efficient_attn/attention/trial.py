@@ -50,7 +50,7 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
         UnsupportedBackendError: no layer of a part calls the attention interface, or a layer uses the mask itself or
             needs something that the engine cannot compute.
     """
-    if getattr(model_class, "follows_patterns", False) or getattr(config, "follows_patterns", False):
+    if getattr(config.get_text_config(), "follows_patterns", False):
         return True
     asked = trial_requests(model_class, config)
     if asked is not None:

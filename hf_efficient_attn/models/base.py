@@ -7,7 +7,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
-from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.refusals import refuse_stages, refuse_uneven_vocabulary
 from hf_efficient_attn.errors import CheckpointError
 from hf_efficient_attn.messages import shown
@@ -60,6 +59,11 @@ class FamilyPreTrainedModel(PreTrainedModel):
         """
         return own_rotary(self)
 
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As transformers', with the config's own by default."""
+        requested_attention = requested_attention or self.config.default_implementation
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if hasattr(module, "initialize"):
@@ -83,12 +87,6 @@ class EfficientPreTrainedModel(FamilyPreTrainedModel):
 
     _supports_flash_attn = False
     _supports_attention_backend = False
-    # checks by itself what `before_forward` checks for other models on "efficient"
-    checks_inputs = True
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As transformers', with "efficient" by default."""
-        return super().get_correct_attn_implementation(requested_attention or NAME, is_init_check)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
@@ -111,9 +109,6 @@ class EfficientPreTrainedModel(FamilyPreTrainedModel):
 
 class SparsePreTrainedModel(EfficientPreTrainedModel):
     """Base of the families with global tokens."""
-
-    # their layers call the engine directly, not through the attention interface of transformers
-    follows_patterns = True
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:

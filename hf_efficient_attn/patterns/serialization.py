@@ -99,8 +99,12 @@ def from_json(value: Any, kinds: Mapping[str, type]) -> Any:
 def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
     kind = data.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
-        problem = "a pattern has no kind" if kind is None else f"no pattern is called {shown(kind)}"
-        raise ConfigurationError(f"{problem}; {allowed_names(kind, kinds)}")
+        if kind is None:
+            raise ConfigurationError(f"a pattern has no kind; {allowed_names(kind, kinds)}")
+        raise ConfigurationError(
+            f"no pattern is called {shown(kind)}; {allowed_names(kind, kinds)} If it is a class of your own, import "
+            "the module that defines it first."
+        )
     fields = {field.name: field for field in written_fields(kinds[kind])}
     unknown = [name for name in data if name not in fields]
     if unknown:

@@ -1,5 +1,6 @@
 """`generate` with every cache gives the tokens that are found without one."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.patterns import Band, Causal, PerHead, RandomBlocks, Strided
+from hf_efficient_attn.patterns import Band, Causal, Full, PerHead, RandomBlocks, Strided
 
 OPTIONS = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
 DECODERS = ("llama", "qwen3", "gemma3", "mistral", "gpt2")
@@ -55,6 +56,56 @@ def test_caches_change_no_token_of_any_pattern(pattern: Any) -> None:
     expected = generated(model, ids, mask, use_cache=False)
     for cache in ("dynamic", "static"):
         assert torch.equal(generated(model, ids, mask, **CACHES[cache]), expected)
+
+
+@pytest.mark.parametrize(
+    "pattern", [PATTERN, [None, Band(2, 0)], {"tile": "L", "patterns": {"L": Band(2, 0)}}], ids=str
+)
+def test_early_exit_changes_no_token(pattern: Any) -> None:
+    """Transformers drafts tokens with fewer layers than a list has patterns for."""
+    model, ids = hea.sparsify(build("llama"), pattern), token_ids(1, 10)
+    found = generated(model, ids, torch.ones_like(ids), assistant_early_exit=1)
+    assert torch.equal(found, generated(model, ids, torch.ones_like(ids)))
+
+
+def test_early_exit_below_the_layers_that_follow_the_pattern() -> None:
+    model, ids = hea.sparsify(build("gemma3"), Band(2, 0)), token_ids(1, 10)
+    found = generated(model, ids, torch.ones_like(ids), assistant_early_exit=1)
+    assert torch.equal(found, generated(model, ids, torch.ones_like(ids)))
+
+
+@pytest.mark.filterwarnings("ignore:output_attentions=True")
+def test_times_of_words() -> None:
+    """Transformers writes "eager" into a Whisper's config, for the weights of cross-attention, and leaves it there."""
+    sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in
+             (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))}  # fmt: skip
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    lengths = {"max_source_positions": 60, "max_target_positions": 40, "num_mel_bins": 8}
+    none = {"suppress_tokens": None, "begin_suppress_tokens": None}
+    torch.manual_seed(0)
+    model = tr.WhisperForConditionalGeneration(
+        tr.WhisperConfig(vocab_size=120, d_model=32, **sizes, **ids, **lengths, **none)
+    )
+    model.eval()
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    model.generation_config.alignment_heads, model.generation_config.no_timestamps_token_id = [[0, 0], [1, 2]], 80
+    sound, options = torch.randn(2, 8, 120), {"max_new_tokens": 6, "do_sample": False}
+
+    def times(of: Any) -> Tensor:
+        return of.generate(sound, **options, return_token_timestamps=True, return_timestamps=False)["token_timestamps"]
+
+    expected = times(copy.deepcopy(model))
+    hea.sparsify(model, {"encoder": Full(), "decoder": Full()})
+    torch.testing.assert_close(times(model), expected)
+    hea.sparsify(model, Band(3, 3))
+    before = model.generate(sound, **options)
+    assert not torch.equal(times(model), expected)
+    assert torch.equal(model.generate(sound, **options), before)
+    # who chooses it for all calls is told
+    model.set_attn_implementation("eager")
+    with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation is 'eager'"):
+        model.generate(sound, **options)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static", "beams"])

@@ -1,5 +1,6 @@
 """What `sparsify` refuses: patterns, models that could not follow them, and other implementations afterwards."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +113,16 @@ def test_what_no_trial_can_tell_is_refused_after_the_first_forward(monkeypatch: 
     model(token_ids(1, 4))
     bart = hea.sparsify(build("bart"), {"decoder": PATTERN})
     bart(**inputs_of("bart", "none"))
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_pattern_whose_class_is_not_imported_is_refused_at_loading(name: str, tmp_path: Path) -> None:
+    model = hea.sparsify(build(name), Band(2, 0))
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"band"', '"my_band"'))
+    with pytest.raises(hea.ConfigurationError, match="'my_band'.*import the module"):
+        type(model).from_pretrained(tmp_path)
 
 
 def test_plain_models_that_use_masks_themselves_are_refused() -> None:

@@ -85,6 +85,23 @@ class GenerationContract:
         looked_up = self.generate(model, ids, prompt_lookup_num_tokens=3)
         assert torch.equal(looked_up, self.generate(model, ids))
 
+    def test_early_exit_equals_greedy(self, case: Case) -> None:
+        """Transformers drafts tokens with fewer layers: it lowers `num_hidden_layers` of the config for some calls."""
+        model, ids = case.model(), random_ids(1, 6)
+        num_layers = model.config.num_hidden_layers
+        if model._is_stateful:
+            with pytest.raises(ValueError, match="not supported with stateful models"):
+                self.generate(model, ids, assistant_early_exit=1)
+        else:
+            # of the last layer, called by the first only
+            calls: list[int] = []
+            hook = model.model.layers[-1].register_forward_pre_hook(lambda *_: calls.append(1))
+            expected, all_calls = self.generate(model, ids), len(calls)
+            assert torch.equal(self.generate(model, ids, assistant_early_exit=1), expected)
+            hook.remove()
+            assert len(calls) < 2 * all_calls + 1
+        assert model.config.num_hidden_layers == num_layers
+
     def test_cropped_cache_continues_exactly(self, case: Case) -> None:
         model = case.model()
         ids, mask = self.left_padded()

@@ -1,5 +1,6 @@
 """What only encoder-decoder families satisfy; `shared_contract.py` has what all do, `contract.py` the rest."""
 
+import copy
 import inspect
 from pathlib import Path
 
@@ -57,6 +58,14 @@ class Seq2SeqContract(Seq2SeqMasksContract, Seq2SeqCompileContract):
         assert model.lm_head.weight is model.get_input_embeddings().weight
         logits = model(torch.tensor([[69, 5, 6]]), decoder_input_ids=torch.tensor([[1, 69]])).logits
         assert logits.shape == (1, 2, 70)
+        # which libraries ask of the stacks, too; what is given to one of them is of the whole model
+        for stack in (model.get_encoder(), model.get_decoder()):
+            assert stack.get_input_embeddings() is model.get_input_embeddings()
+            other = copy.deepcopy(model.get_input_embeddings())
+            stack.set_input_embeddings(other)
+            assert model.model.embed_tokens is other
+            model.tie_weights()
+            assert model.lm_head.weight is other.weight
 
     def test_heads_take_inputs_in_the_usual_order(self, case: Seq2SeqCase, auto_class: str) -> None:
         """Trainer passes on only the columns a forward names, and people pass the first by position."""

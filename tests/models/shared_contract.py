@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from hub_card_rules import card_errors
-from models_cases import first_tensor, scalar, switch_off_dropout
+from models_cases import checkpoint_activations, first_tensor, scalar, switch_off_dropout
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -98,6 +98,37 @@ class SharedContract:
                 actual = first_tensor(model(**inputs, inputs_embeds=form))
                 torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
+    # its loss is that of the states
+    @pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss")
+    @pytest.mark.parametrize("is_shared", [True, False], ids=["its config", "a config around it"])
+    def test_a_users_own_model_around_the_backbone(self, case: Any, is_shared: bool, tmp_path: Path) -> None:
+        """Whatever implementation transformers, which asks the outer class, gives to the config of both."""
+        backbone, inputs = case.model("AutoModel"), case.inputs("AutoModel")
+        outer_class: Any = around(case.config_class) if is_shared else Around
+        outer = outer_class(case.config() if is_shared else AroundConfig(inner=case.config())).eval()
+        outer.backbone.load_state_dict(backbone.state_dict())
+        # the default of the backbone itself, not the slow one that transformers takes for a class of which it is unsure
+        assert outer.backbone.config._attn_implementation == backbone.config._attn_implementation
+
+        def check(model: Any, tolerance: float = 1e-4) -> None:
+            torch.testing.assert_close(model(**inputs)[1:], expected, atol=tolerance, rtol=tolerance)
+
+        with torch.no_grad():
+            # the first text has padding, whose states are nothing
+            expected = 2 * first_tensor(backbone(**inputs))[1:]
+            check(outer, 1e-6)
+            for name in ("sdpa", "eager", "efficient"):
+                outer.set_attn_implementation(name)
+                check(outer)
+        outer.save_pretrained(tmp_path)
+        for options in ({}, {"attn_implementation": "eager"}):
+            with torch.no_grad():
+                check(outer_class.from_pretrained(tmp_path, **options).eval())
+        checkpoint_activations(outer.train())
+        outer(**inputs)[1:].square().sum().backward()
+        assert all(torch.isfinite(each.grad).all() for each in outer.parameters() if each.grad is not None)
+        assert outer.factor.grad is not None
+
     def test_auto_classes_know_every_head(self, case: Any) -> None:
         assert isinstance(transformers.AutoConfig.for_model(case.config_class.model_type), case.config_class)
         for name, model_class in case.heads.items():
@@ -162,6 +193,41 @@ class SharedContract:
             optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < losses[0] - 0.5
+
+
+class AroundConfig(transformers.PreTrainedConfig):
+    """A user's config that holds one of ours."""
+
+    model_type = "around"
+    sub_configs = {"inner": transformers.AutoConfig}
+    inner: Any = None
+
+    def __post_init__(self, **fields: Any) -> None:
+        if isinstance(self.inner, dict):
+            self.inner = transformers.AutoConfig.for_model(**self.inner)
+        super().__post_init__(**fields)
+
+
+class Around(transformers.PreTrainedModel):
+    """A user's model: a backbone of ours, and a head of its own."""
+
+    config_class = AroundConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.backbone = transformers.AutoModel.from_config(getattr(config, "inner", config))
+        self.factor = torch.nn.Parameter(torch.tensor([2.0]))
+        self.post_init()
+
+    def forward(self, **inputs: Any) -> Tensor:
+        return self.factor * first_tensor(self.backbone(**inputs))
+
+
+def around(config_class: Any) -> Any:
+    """Return such a model whose config is the backbone's own."""
+    return type("AroundSameConfig", (Around,), {"config_class": config_class, "__module__": __name__})
 
 
 def without_labels(inputs: dict[str, Tensor]) -> dict[str, Tensor]:

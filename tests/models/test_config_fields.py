@@ -14,7 +14,6 @@ from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDa
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.config.unknown import nearest_field
 
 CONFIGS = [
     config
@@ -44,15 +43,14 @@ READ_BY_TRANSFORMERS = (
     "check",
     "to_dict",
 )
-# keys of older files, of other libraries and of transformers, which nobody has misspelt
-KNOWN_ELSEWHERE = (
+# what transformers, its older versions and other libraries write into configs
+WRITTEN = (
     *("torchscript", "use_bfloat16", "tf_legacy_loss", "pruned_heads", "is_decoder", "cross_attention_hidden_size"),
     *("add_cross_attention", "tie_encoder_decoder", "finetuning_task", "task_specific_params", "tokenizer_class"),
-    *("prefix", "decoder_start_token_id", "attn_implementation", "auto_map", "quantization_config", "model_type"),
+    *("prefix", "decoder_start_token_id", "mask_token_id", "auto_map", "quantization_config", "model_type"),
     *("_attn_implementation_autoset", "gradient_checkpointing", "transformers_weights", "unsloth_version"),
     *("_name_or_path", "transformers_version", "_commit_hash", "adapter_config", "trust_remote_code", "revision"),
-    *("type_vocab_size", "layer_types", "sliding_window", "attention_window", "pretraining_tp", "max_length"),
-    *("n_positions", "n_embd", "n_layer", "n_head", "d_model", "summary_type", "init_std", "embedding_size"),
+    *("pretraining_tp", "max_length", "num_beams", "use_cache", "sentence_transformers", "custom_pipelines"),
 )
 
 
@@ -120,11 +118,11 @@ def test_nonsense_in_inherited_fields() -> None:
         ({"architectures": 3}, "architectures=3; it must be None or a list"),
         ({"is_encoder_decoder": "no"}, "is_encoder_decoder='no'; it must be"),
         ({"vocab_size": "a" * 20_000}, "vocab_size='aaa.*; it must be int"),
-        ({"layer_types": 3}, "layer_types=3 in a .*: transformers cannot read it"),
+        ({"layer_types": 3}, "layer_types=3 is no field of"),
         ({"output_attentions": True, "attn_implementation": "sdpa"}, "output_attentions=True.*set it to 'eager'"),
         ({"key_value_heads": 3}, "key_value_heads=3 is no field of .*: key_value_heads follows from other fields"),
         ({"attention_pattern": 3}, "pattern"),
-        ({"causal": True}, r"causal=True is no field of \w+\. Write is_causal=True\."),
+        ({"causal": True}, "causal=True is no field of"),
         ({"to_dict": 3}, "to_dict=3 is no field of .*: to_dict belongs to the class"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -195,22 +193,61 @@ def test_fields_have_names() -> None:
     ("name", "meant"),
     [
         ("num_layer", "num_hidden_layers"),
+        ("n_layer", "num_hidden_layers"),
         ("num_heads", "num_attention_heads"),
+        ("n_head", "num_attention_heads"),
         ("hiden_size", "hidden_size"),
+        ("n_embd", "hidden_size"),
+        ("d_model", "hidden_size"),
+        ("ffn_dim", "intermediate_size"),
+        ("dropout", "hidden_dropout"),
         ("max_position_embedding", "max_position_embeddings"),
+        ("zzz", "a subclass may declare more"),
     ],
 )
 @pytest.mark.parametrize("config", CONFIGS)
-def test_misspelt_fields_are_asked_about(config: type[PreTrainedConfig], name: str, meant: str) -> None:
-    assert nearest_field(config, name) == meant
-    assert getattr(config(**{name: 3}), name) == 3
+def test_unknown_fields_are_refused_with_the_near_name(
+    config: type[PreTrainedConfig], name: str, meant: str, tmp_path: Path
+) -> None:
+    """transformers would keep them without a word; of a file, only what is near to a field is refused."""
+    with pytest.raises(hea.ConfigurationError, match=rf"\b{name}=3 is no field of .*{meant}"):
+        config(**{name: 3})
+    (tmp_path / "config.json").write_text(json.dumps({**json.loads(config().to_json_string()), name: 3}))
+    if name == "zzz":
+        # of a newer version, or of the user, whom it must not lock out; saved again, it is still there
+        for _ in range(2):
+            kept = AutoConfig.from_pretrained(tmp_path)
+            assert kept.zzz == 3
+            kept.save_pretrained(tmp_path)
+    else:
+        with pytest.raises(hea.ConfigurationError, match=rf"\b{name}=3 .*{meant}"):
+            AutoConfig.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_fields_known_elsewhere_are_not_asked_about(config: type[PreTrainedConfig]) -> None:
-    assert {name: nearest_field(config, name) for name in KNOWN_ELSEWHERE if not hasattr(config, name)} == {
-        name: None for name in KNOWN_ELSEWHERE if not hasattr(config, name)
-    }
+def test_what_libraries_write_is_kept(config: type[PreTrainedConfig]) -> None:
+    given = {name: None for name in WRITTEN if name not in ("num_beams", "max_length", "use_cache")}
+    built = config(**given, num_beams=4, max_length=9, use_cache=False)
+    assert built.to_dict()["tie_encoder_decoder"] is None
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_subclasses_have_fields_of_their_own(config: type[PreTrainedConfig]) -> None:
+    class Declared(config):  # type: ignore[valid-type, misc]
+        n_layer: int = 3
+        plain = 4
+
+    class Written(config):  # type: ignore[valid-type, misc]
+        def __init__(self, block_size: int = 3, **fields: Any) -> None:
+            self.block_size = block_size
+            super().__init__(**fields)
+
+    for built in (Declared(n_layer=5, plain=6), Declared.from_dict(Declared(n_layer=5, plain=6).to_dict())):
+        assert (built.n_layer, built.plain) == (5, 6)
+    assert Written.from_dict(Written(block_size=5).to_dict()).block_size == 5
+    for own in (Declared, Written):
+        with pytest.raises(hea.ConfigurationError, match="d_model=3 is no field"):
+            own(d_model=3)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +257,7 @@ def test_fields_known_elsewhere_are_not_asked_about(config: type[PreTrainedConfi
         (hea.SparseTransformerConfig, "stride", "stride"),
         (hea.SparseTransformerConfig.longformer, "atention_window", "attention_window"),
         (hea.SparseTransformerConfig.longformer, "window", "attention_window"),
+        (hea.SparseTransformerConfig.bigbird_itc, "block_size", "block_tokens"),
         (hea.SparseTransformerConfig.longformer, "dilation", "attention_dilation"),
         (hea.SparseTransformerConfig.bigbird_itc, "num_blocks", "num_random_blocks"),
         (hea.SparseTransformerConfig.sliding, "lefft", "left"),
@@ -247,8 +285,22 @@ def test_an_activation_with_a_slope_can_be_built() -> None:
             assert sum(isinstance(module, torch.nn.LeakyReLU) for module in model.modules()) >= 1
 
 
-def test_fields_of_other_families_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    logging.disable(logging.NOTSET)
-    hea.SparseSeq2SeqConfig(type_vocab_size=2)
-    told = caplog.text.partition("SparseSeq2SeqConfig has no field 'type_vocab_size', only ")[2].partition(":")[0]
-    assert {"EtcTransformerConfig", "SparseTransformerConfig"} <= set(told.split(", "))
+def test_fields_of_other_families_are_told() -> None:
+    with pytest.raises(hea.ConfigurationError, match="type_vocab_size=2.* only ") as refusal:
+        hea.SparseSeq2SeqConfig(type_vocab_size=2)
+    assert {"EtcTransformerConfig", "SparseTransformerConfig"} <= {*str(refusal.value).replace(",", "").split()}
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "meant"),
+    [
+        (hea.EtcTransformerConfig, "block_size", "block_tokens"),
+        (hea.RoutingTransformerConfig, "clusters", "num_clusters"),
+        (hea.AdaptiveSpanConfig, "max_span", "span_limit"),
+        (hea.SparseSeq2SeqConfig, "num_layers", "num_hidden_layers"),
+        (hea.SparseSeq2SeqConfig, "num_decoder_layers", "decoder_layers"),
+    ],
+)
+def test_names_of_other_libraries(config: type[PreTrainedConfig], given: str, meant: str) -> None:
+    with pytest.raises(hea.ConfigurationError, match=rf"{given}=64 is no field of .*{meant}"):
+        config(**{given: 64})

@@ -14,6 +14,7 @@ not say over what the penalty of dynamic spans is averaged: here, over the real 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -236,7 +237,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         where |= {"real_tokens": call.own_real_tokens(masks["token_mask"], shards_of(self)), "bounds": bounds}
         kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         spans = []
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             memory = None if segment is None else segment.read(hidden_states)
             hidden_states, span = layer(hidden_states, memory=memory, **kwargs)
             spans.append(span)

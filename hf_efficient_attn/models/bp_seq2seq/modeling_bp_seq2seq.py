@@ -80,8 +80,6 @@ class BPSeq2SeqPreTrainedModel(EfficientPreTrainedModel):
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
     decoder_inputs = INPUTS
-    # its layers call the engine directly, not through the attention interface of transformers
-    follows_patterns = True
     _no_split_modules = ["BPLayer", "BPCrossLayer"]
 
 

@@ -24,6 +24,7 @@ Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070); the authors' code. We diff
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -89,8 +90,6 @@ class BPTransformerPreTrainedModel(EfficientPreTrainedModel):
     config: BPTransformerConfig
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
-    # its layers call the engine directly, not through the attention interface of transformers
-    follows_patterns = True
     extra_inputs = ("token_type_ids",)
     _no_split_modules = ["BPLayer"]
     _can_record_outputs = {"hidden_states": BPLayer, "attentions": TreeAttention}
@@ -155,7 +154,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         nodes = nodes_of(self.config, call, self.config.is_causal)
         tokens = self.embedding_norm(self.dropout(self.positions(call.embedded, call)[0]))
         spans, of_layers = nodes.first_spans(tokens), []
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             tokens, spans = layer(tokens, spans, nodes, cache=call.cache, **kwargs)
             of_layers.append(tokens)
         sentences = sentences_of(token_type_ids, nodes) if self.config.separate_sentences else None

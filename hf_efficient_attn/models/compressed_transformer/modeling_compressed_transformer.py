@@ -11,6 +11,7 @@ Sources: those of the files; Wang et al., "Linformer" (arXiv:2006.04768); Kathar
 """
 
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -91,8 +92,6 @@ class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedM
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "compressed-transformer", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids",)
-    # its layers call the engine directly, or not at all, and not through the attention interface of transformers
-    follows_patterns = True
     _no_split_modules = ["CompressedLayer"]
     _can_record_outputs = {"hidden_states": CompressedLayer, "attentions": [MechanismAttention, SparseAttention]}
 
@@ -159,7 +158,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             is_packed = call.documents is not None or tokens.segment_ids is not None
             hidden_states = without_padding(hidden_states, real, is_packed)
         kwargs = {**kwargs, **where, **arguments}
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states = layer(hidden_states, **kwargs)
         kwargs["passed_states"].check_gradients()
         return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: cache})

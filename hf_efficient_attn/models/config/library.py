@@ -2,16 +2,20 @@
 
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
-from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.attention.model_check import checked_pattern
 from hf_efficient_attn.attention.saved_implementation import SAVED_EXPERTS
 from hf_efficient_attn.models.config.errors import refused
 from hf_efficient_attn.models.config.patterns import write_pattern
-from hf_efficient_attn.models.config.unknown import check_names, warn_of_unknown
+from hf_efficient_attn.models.config.unknown import check_names, foreign_fields
 
 # how the modules of classes begin whose files make no sense outside their package
 PACKAGE = "hf_efficient_attn."
+# under which `from_dict` passes on fields that this version does not know
+FOREIGN = "_foreign_fields"
 
 
 class LibraryConfig:
@@ -24,6 +28,12 @@ class LibraryConfig:
             model that is not in transformers.
     """
 
+    # the attention implementation of models for which none is asked; None: the default of transformers
+    default_implementation = NAME
+    # whether layers ask the engine themselves, not through the attention interface of transformers
+    follows_patterns = True
+    # whether backbones check by themselves what `before_forward` checks for other models on "efficient"
+    checks_inputs = True
     # by `Trainer.predict`; transformers reads it from a config whatever its own name of a cache is
     keys_to_ignore_at_inference = list(CACHE_NAMES)
 
@@ -34,9 +44,45 @@ class LibraryConfig:
             # a field of every model that can be sparsified, which `check` asks for
             setattr(self, FIELD, kwargs.pop(FIELD))
         this.check()
-        check_names(self, kwargs)
-        parent.__post_init__(**{"auto_map": {}, **kwargs})
-        warn_of_unknown(self, kwargs, LibraryConfig.__subclasses__())
+        foreign = kwargs.pop(FOREIGN, {})
+        check_names(self, kwargs, LibraryConfig.__subclasses__())
+        parent.__post_init__(**{"auto_map": {}, **kwargs, **foreign})
+
+    @property
+    def _attn_implementation(self) -> Any:
+        """As `PreTrainedConfig`'s, with the family's own by default, whatever model is built of the config.
+
+        transformers asks the class of the model for a default, and that of a user's own, around one of our backbones,
+        would answer for it.
+        """
+        default = "eager" if self.__dict__.get("_output_attentions") else self.default_implementation
+        return self.__dict__.get("_attn_implementation_internal") or default
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: Any) -> None:
+        PreTrainedConfig._attn_implementation.fset(self, value)
+
+    @property
+    def output_attentions(self) -> bool | None:
+        """As `PreTrainedConfig`'s: set before an implementation was chosen, it chooses "eager"."""
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        if self.__dict__.get("_attn_implementation_internal") is None:
+            self._output_attentions = value
+        else:
+            PreTrainedConfig.output_attentions.fset(self, value)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As `PreTrainedConfig.from_dict`; what a newer version, or whoever saved the config, has added is kept."""
+        parent: Any = super()
+        foreign = foreign_fields(cls, config_dict)
+        if foreign:
+            config_dict = {name: value for name, value in config_dict.items() if name not in foreign}
+            config_dict[FOREIGN] = foreign
+        return parent.from_dict(config_dict, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:

@@ -20,6 +20,7 @@ the last of them; tokens in the cache keep the states that they got when they we
 local layers, and as long as a text fits into one chunk, this equals the full forward pass.
 """
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -189,7 +190,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         stack = self._reversible_stack(call.cache)
         # narrower streams would be computed again too inexactly
         first = second = embedded.to(torch.promote_types(embedded.dtype, torch.float32))
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             streams = Streams(first, second)
             first, second = layer(first, streams, streams.mark(), stack=stack, **kwargs)
         if stack is not None:

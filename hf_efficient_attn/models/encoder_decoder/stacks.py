@@ -57,8 +57,8 @@ class Stack:
     """Mixin over a family's `PreTrainedModel`: embeddings, blocks and a last norm.
 
     Args:
-        embed: looks up the token embedding, which source and target share, in the model, so that replacing it there
-            (resizing, adapters) affects both stacks.
+        embed: a method of the model that looks up the token embedding, which source and target share, so that
+            replacing it there (resizing, adapters) affects both stacks.
         embeddings: what follows: positions, norm, dropout.
         layers: the blocks.
         norm: what follows the last block.
@@ -81,6 +81,16 @@ class Stack:
         self.norm = norm
         self.gradient_checkpointing = False
         self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the token embedding of the model, which both stacks share."""
+        owner: Any = self.embed.__self__  # type: ignore[attr-defined]
+        return owner.get_input_embeddings()  # type: ignore[no-any-return]
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embedding of the model, and so of both stacks."""
+        owner: Any = self.embed.__self__  # type: ignore[attr-defined]
+        owner.set_input_embeddings(value)
 
     def source_call(
         self,

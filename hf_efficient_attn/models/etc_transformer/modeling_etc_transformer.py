@@ -87,8 +87,6 @@ class EtcTransformerPreTrainedModel(EfficientPreTrainedModel):
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "etc", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids", *INPUTS)
-    # its layers call the engine, not the attention interface of transformers
-    follows_patterns = True
     _no_split_modules = ["EtcLayer"]
     _can_record_outputs = {
         "hidden_states": EtcLayer,

@@ -20,6 +20,7 @@ keys update them together, in one step; relative positions have vectors for keys
 routing heads that share queries and keys, unused in their code, does not exist.
 """
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -85,8 +86,6 @@ class RoutingTransformerPreTrainedModel(EfficientPreTrainedModel):
     config: RoutingTransformerConfig
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "routing-transformer", "hf_efficient_attn"]
-    # its layers call the engine directly, not through the attention interface of transformers
-    follows_patterns = True
     _no_split_modules = ["RoutingLayer"]
     _can_record_outputs = {"hidden_states": RoutingLayer, "attentions": RoutingAttention}
     _keep_in_fp32_modules_strict = ["centroids"]
@@ -145,7 +144,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         places = token_places(call, masks, shards_of(self))
         kwargs = {**kwargs, **where, **masks, **places, "cache": call.cache}
         shown = {}
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             centroids = layer.self_attn.centroids
             # they move below, and must not before gradient checkpointing has computed the layer again
             means = centroids.means.clone() if self.training and centroids is not None else None

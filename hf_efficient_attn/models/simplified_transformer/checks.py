@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from hf_efficient_attn.attention.indexed.config_field import has_indexer
-from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
+from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
@@ -21,11 +20,7 @@ class BlockChecks:
     """Mixin: weights and implementations are refused with which a model would not compute what its config says."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As transformers', with "efficient" by default where layers do not read all by softmax, or have indexers."""
-        config = self.config
-        has_own = config.span is not None or config.has_mechanism
-        if has_own or getattr(config, FIELD, None) is not None or has_indexer(config):
-            requested_attention = requested_attention or NAME
+        """As transformers'; refuses what would not compute what the config describes."""
         implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
         check_implementation(self.config, implementation)
         return implementation

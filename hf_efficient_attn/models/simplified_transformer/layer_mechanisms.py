@@ -3,7 +3,7 @@
 from typing import Any
 
 from hf_efficient_attn.attention.indexed.config_field import has_indexer
-from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.models.mechanisms.config import LayerMechanisms
 
 from .config_checks import LINEAR, PRIOR
@@ -23,10 +23,20 @@ class BlockMechanisms(LayerMechanisms):
         this: Any = self
         return len(self.layers_with(None)) < this.num_hidden_layers
 
+    # where layers call the attention interface of transformers, the guard checks the inputs, as of its own models
+    checks_inputs = False
+
     @property
     def follows_patterns(self) -> bool:
         """Whether layers ask the engine themselves, so that no trial can see that they follow a pattern."""
         return self.has_mechanism
+
+    @property
+    def default_implementation(self) -> str | None:
+        """ "efficient" where layers do not read all by softmax, or have indexers; None: as transformers chooses."""
+        this: Any = self
+        is_own = this.span is not None or self.has_mechanism
+        return NAME if is_own or getattr(self, FIELD, None) is not None or has_indexer(self) else None
 
     @property
     def distinct_mechanism(self) -> Any:

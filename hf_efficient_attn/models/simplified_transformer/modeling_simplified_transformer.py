@@ -13,6 +13,7 @@ block 1 and after the last. Where we differ: C is renormalised under padding and
 the whole shaped matrix); RMSNorm adds its epsilon under the root.
 """
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
             where["position_ids"] = call.position_ids
         kwargs = {**kwargs, **where, "cache": cache if is_paged(cache) else call.cache}
         hidden_states, spans = self.dropout(hidden_states), []
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states, span = layer(hidden_states, **kwargs)
             spans.append(span)
         states = self.norm(hidden_states)

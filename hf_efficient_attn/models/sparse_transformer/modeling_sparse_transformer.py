@@ -8,6 +8,7 @@ Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBir
 exist in neither.
 """
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask, shards)
         hidden_states, where = self.embeddings(call, token_type_ids)
         kwargs = {**kwargs, **where, **masks, "cache": call.cache}
-        for layer in self.layers:
+        for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states = layer(hidden_states, **kwargs)
         return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: call.cache})
 

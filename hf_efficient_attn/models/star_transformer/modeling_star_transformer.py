@@ -135,8 +135,6 @@ class StarTransformerPreTrainedModel(EfficientPreTrainedModel):
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "star-transformer", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids",)
-    # its layers call neither the engine nor the attention interface of transformers
-    follows_patterns = True
     _no_split_modules = ["StarLayer"]
     _can_record_outputs = {
         "hidden_states": StarLayer,
