@@ -86,6 +86,18 @@ def llama(pattern: Any = PATTERN, **options: Any) -> Any:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("num_chosen", [3, 10])
+def test_blocks_of_equal_tokens_tie_whatever_the_rounding(num_chosen: int) -> None:
+    """Their keys are equal where scores, and not keys, know of distances."""
+    q, k, v = (torch.ones(2, 2, 48, 8) for _ in range(3))
+    expected = hea.attention(q, k, torch.arange(48.0)[:, None] * v, BlockTopK(4, num_chosen))
+    k = k * (1 + 2e-7 * torch.randn(k.shape, generator=torch.Generator().manual_seed(0)))
+    rounded = hea.attention(q, k, torch.arange(48.0)[:, None] * v, BlockTopK(4, num_chosen))
+    torch.testing.assert_close(rounded, expected, atol=1e-4, rtol=1e-5)
+    first = torch.arange(4 * num_chosen - 4.0)
+    torch.testing.assert_close(expected[0, 0, -1, 0], (first.sum() + 44 + 45 + 46 + 47) / (4 * num_chosen))
+
+
 def test_later_tokens_change_nothing() -> None:
     model, ids = llama(), token_ids(1, 40)
     changed = ids.clone()

@@ -2,6 +2,10 @@
 
 DeepSeek-V3.2 (arXiv:2512.02556), equations 3 and 4: the target is the mean over heads of the attention probabilities,
 over all keys or over those chosen. The gradient with respect to the scores is softmax(scores) - target.
+
+The paper sums over queries; here the loss is their mean, so that it does not depend on how many tokens a batch has. The
+gradients differ by that number alone, and are an indexer's only ones: Adam takes the same steps, but for its ε, while
+clipping by a norm that the model shares, and optimizers whose steps are as long as gradients, do tell the two apart.
 """
 
 from collections.abc import Iterator
@@ -140,7 +144,7 @@ def closed_to_zero(numbers: Tensor, is_open: Tensor) -> Tensor:
 # the gradients are computed within a forward pass, which a compiler cannot trace
 @torch.compiler.disable
 def index_loss(queries: Tensor, keys: Tensor, weights: Tensor, target: Target) -> Tensor:
-    """Return the mean over queries of KL(target ‖ softmax(index scores)), a scalar in float32 or wider.
+    """Return the mean over queries of KL(target ‖ softmax(index scores)), a scalar in float32 or wider; the paper: sum.
 
     Queries without keys, such as padding, do not count. Memory is linear in the number of keys, and gradients reach the
     indexer only.

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.chosen.ranking import first_highest, tie_width
 from hf_efficient_attn.layout.device_copies import send
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, locations_on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 # scores of queries with blocks that are in memory at a time, and on CPUs, so few that they stay in a cache
 MAX_SCORES, CACHED_SCORES = 1 << 22, 1 << 20
-# up to so many are found one after the other, in less time than by `topk`
-FEW_HIGHEST = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +54,8 @@ def choose_blocks(
     """Return the blocks that every query reads, int32 [B, H, Nq, num_chosen]: chosen past blocks, its own, -1 for none.
 
     Blocks are numbered within the query's document. A block of the past scores the product of the query with the mean
-    of its keys, in float32 or wider; of equal scores, the lowest block is chosen. No gradient passes.
+    of its keys, in float32 or wider; of scores that are equal but for rounding, the lowest block is chosen. No gradient
+    passes.
 
     Args:
         q: queries [B, H, Nq, D], after rotary positions.
@@ -103,7 +103,8 @@ def chosen_by_means(
         is_past = (block_numbers[:, None] < own[:, some]) & (block_documents[:, None] == documents[:, some, None])
         count = _num_reached(is_past, num_past)
         scores = _scores(q[:, :, some], means[:, :, :count])
-        index, exists = first_highest(scores.masked_fill_(~is_past[:, None, :, :count], -torch.inf), num_past)
+        scores = scores.masked_fill_(~is_past[:, None, :, :count], -torch.inf)
+        index, exists = first_highest(scores, num_past, tie_width(q.dtype))
         numbers = block_numbers[:, None, None].expand(*index.shape[:3], -1).gather(3, index)
         chosen[:, :, some, :num_past] = numbers.masked_fill(~exists, -1).to(torch.int32)
     return chosen
@@ -191,36 +192,3 @@ def _scores(q: Tensor, means: Tensor) -> Tensor:
     grouped = q.to(means.dtype).unflatten(1, (means.shape[1], -1))
     with autocast_off(q.device.type):
         return (grouped @ means[:, :, None].transpose(-1, -2)).flatten(1, 2)
-
-
-def first_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of the highest scores, the first of equal ones, in ascending order, and which are not -inf.
-
-    `topk` leaves open which of equal scores it returns, and devices differ. The scores are written over.
-
-    >>> first_highest(torch.tensor([[1.0, 3.0, 1.0, 1.0, 2.0]]), 3)[0].tolist()
-    [[0, 1, 4]]
-    """
-    if count <= FEW_HIGHEST:
-        return _few_highest(scores, count)
-    least = scores.topk(count).values[..., -1:]
-    is_above = scores > least
-    is_level = scores == least
-    is_taken = is_above | (is_level & (is_level.cumsum(-1) <= count - is_above.sum(-1, keepdim=True)))
-    # the places of those taken: all differ, so that their order is known
-    places = torch.arange(scores.shape[-1], 0, -1, device=scores.device)
-    index = scores.shape[-1] - torch.where(is_taken, places, 0).topk(count).values
-    index = index.clamp(max=scores.shape[-1] - 1)
-    return index, scores.gather(-1, index) > -torch.inf
-
-
-def _few_highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return `first_highest`, found one after the other; of equal numbers, `max` returns the first on every device."""
-    size, found = scores.shape[-1], []
-    for number in range(count):
-        highest, index = scores.max(-1, keepdim=True)
-        found.append(torch.where(highest > -torch.inf, index, size))
-        if number + 1 < count:
-            scores.scatter_(-1, index, -torch.inf)
-    places = torch.cat(found, -1).sort(-1).values
-    return places.clamp(max=size - 1), places < size

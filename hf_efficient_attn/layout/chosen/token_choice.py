@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.autocast import autocast_off
-from hf_efficient_attn.layout.chosen.block_choice import MAX_SCORES, first_highest
+from hf_efficient_attn.layout.chosen.block_choice import MAX_SCORES
+from hf_efficient_attn.layout.chosen.ranking import first_highest, tie_width
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 
@@ -27,8 +28,8 @@ def choose_tokens(
 ) -> Tensor:
     """Return the keys of every query with the highest scores, int32 [B, 1, Nq, top_k] in ascending order, -1 for none.
 
-    A query chooses among the keys of its document up to itself. Of equal scores, the first key is chosen. No gradient
-    passes. Memory is linear in the number of keys.
+    A query chooses among the keys of its document up to itself. Of scores that are equal but for rounding, the
+    first key is chosen. No gradient passes. Memory is linear in the number of keys.
 
     Args:
         queries, keys, weights: of the indexer, see `index_scores`; keys [B, Nk, D].
@@ -44,7 +45,9 @@ def choose_tokens(
     for first in range(0, num_queries, step):
         rows = slice(first, min(first + step, num_queries))
         scores = index_scores(queries[:, rows], keys[:, None], weights[:, rows])
-        index, exists = first_highest(scores.masked_fill(~open_pairs(documents, rows, offset), -torch.inf), count)
+        scores = scores.masked_fill(~open_pairs(documents, rows, offset), -torch.inf)
+        # keys have positions: those that are narrow are no ties of equal tokens
+        index, exists = first_highest(scores, count, tie_width(scores.dtype))
         chosen[:, 0, rows, :count] = index.masked_fill(~exists, -1).to(torch.int32)
     return chosen
 

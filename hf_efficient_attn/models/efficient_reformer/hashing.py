@@ -51,6 +51,8 @@ def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -
     """Return the bucket of every vector in every round, int32 [B, H, r, N]; it is computed in float32 at least.
 
     A bucket is argmax([xR, −xR]); of several factors, the first counts ones, the second multiples of the first, ….
+    What is compared are products of one vector with different directions, of which no two are equal: equal tokens are
+    no ties here, and are in the same bucket. Rounding decides where the two largest lie within it of each other.
 
     Shapes: vectors [B, H, N, D], rotations [H, D, r, Σ factors / 2].
 

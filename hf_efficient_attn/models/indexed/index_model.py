@@ -33,9 +33,10 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
        from the attention over the keys that it chose; neither has a gradient from the other. The paper uses 7.3e-6.
 
     In training, the loss of the indexers is added to the model's, and is `auxiliary_loss` of its output, which a loss
-    of your own has to add. `Trainer` works as it is; `AuxiliaryLossCallback` logs this loss. `save_pretrained` and
-    `from_pretrained` keep the indexers and the stage; generation keeps their keys in the cache. `index_recall` tells
-    how much of the attention the choice has.
+    of your own has to add. It is the mean over queries, summed over layers, where the paper sums over queries, too.
+    `Trainer` works as it is; `AuxiliaryLossCallback` logs this loss. `save_pretrained` and `from_pretrained` keep the
+    indexers and the stage; generation keeps their keys in the cache. `index_recall` tells how much of the attention the
+    choice has.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import hf_efficient_attn as hea

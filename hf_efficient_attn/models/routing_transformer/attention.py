@@ -30,7 +30,16 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 from .centroids import Centroids, Seen, nearest, on_sphere, seen_by_both, similarities
 from .group_attention import DENSE, DistanceVectors, attend_groups, key_groups
-from .membership import EMPTY, ClusterGroups, balanced_groups, causal_groups, clusters_of, digits, number_of
+from .membership import (
+    EMPTY,
+    ClusterGroups,
+    balanced_groups,
+    causal_groups,
+    clusters_of,
+    digits,
+    number_of,
+    width_of_ties,
+)
 
 
 class RoutingAttention(nn.Module):
@@ -123,7 +132,7 @@ class RoutingAttention(nn.Module):
         shape = (1, self.num_routing, num_keys, config.num_clusters if is_balanced else 2)
         likeness = documents.new_empty(shape, dtype=torch.float32)
         queries = likeness if config.shares_qk else torch.empty_like(likeness)
-        groups = self._groups((queries, likeness), documents, documents[0], False)
+        groups = self._groups((queries, likeness), documents, documents[0], False, likeness.dtype)
         labels: tuple[Label, ...] = ()
         if self.member_distances is not None:
             labels = (Distance(self.member_distances.first - groups.shift, self.member_distances.last - groups.shift),)
@@ -218,12 +227,16 @@ class RoutingAttention(nn.Module):
         return key, value, (told, told)
 
     def _groups(
-        self, likeness: tuple[Tensor, Tensor], documents: Tensor, positions: Tensor, is_packed: bool
+        self, likeness: tuple[Tensor, Tensor], documents: Tensor, positions: Tensor, is_packed: bool, dtype: torch.dtype
     ) -> ClusterGroups:
-        """Return the groups of all tokens, by the similarities or, in causal membership, the digits of clusters."""
+        """Return the groups of all tokens, by the similarities or, in causal membership, the digits of clusters.
+
+        dtype: of the vectors that are compared.
+        """
         num_tokens, num_clusters = self.config.cluster_tokens, self.config.num_clusters
         if self.config.has_balanced_clusters:
-            return balanced_groups(*likeness, documents, positions.shape[0], num_tokens, is_packed)
+            width = width_of_ties(dtype, self.head_dim)
+            return balanced_groups(*likeness, documents, positions.shape[0], num_tokens, is_packed, width)
         return causal_groups(number_of(likeness[1]), documents, positions, num_clusters, num_tokens)
 
     def _membership(self, likeness: tuple[Tensor, Tensor], groups: ClusterGroups, documents: Tensor) -> Membership:
@@ -255,7 +268,8 @@ class RoutingAttention(nn.Module):
             of_keys = dealt.whole_texts(likeness[1])
             likeness = (of_keys if likeness[0] is likeness[1] else dealt.whole_texts(likeness[0]), of_keys)
             positions = torch.arange(documents.shape[1], device=documents.device)
-        groups = self._groups(likeness, documents, positions, options["tokens"].segment_ids is not None)
+        is_packed = options["tokens"].segment_ids is not None
+        groups = self._groups(likeness, documents, positions, is_packed, query.dtype)
         if dealt is None:
             tell_membership(self.layer_idx, lambda: self._membership(likeness, groups, documents))
         scale = float(self.config.routing_scale)

@@ -9,7 +9,8 @@ its start value, and one to which nothing comes any more stays where it is.
 The state belongs to the model: it is saved with it, stays in float32 and is the same in all processes, which add up
 what their batches have seen. It changes in training alone, after the last layer of a forward pass whose projections
 are being trained (with an adapter they are not): what the layers read, and read again under gradient checkpointing, are
-the centroids of before.
+the centroids of before. A forward pass knows of no steps: what computes several batches in one, and one of them again
+(GradCache), must keep them by `centroid_decay=1.0`.
 
 Source: Roy et al. (arXiv:2003.05997), section 4, and the authors' code.
 """

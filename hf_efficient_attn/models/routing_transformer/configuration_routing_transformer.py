@@ -46,7 +46,9 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
             is possible; the authors' code keeps it.
         routing_scale: the factor of the scores of routing heads, whose queries and keys have the norm √head_dim. The
             authors' 1.0 gives scores of ±head_dim.
-        centroid_decay: λ of the moving averages that the centroids are; 1.0 keeps them where they are.
+        centroid_decay: λ of the moving averages that the centroids are; 1.0 keeps them where they are, as methods need
+            it that compute a mini-batch twice in a step (GradCache), between which others are computed. It may be
+            changed in training.
         commitment_weight: β; training adds β · the mean squared distance of queries and keys to their centroids,
             summed over layers, to the loss.
         attention_pattern: what local heads read, in any form that `sparsify` takes. Causal models use its causal form.

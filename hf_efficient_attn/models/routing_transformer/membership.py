@@ -3,7 +3,9 @@
 Balanced clusters choose their tokens, as the authors' do: each has the w tokens of a document that are most similar to
 its centroid. In causal membership a token chooses its cluster, the one of the most similar centroid, and reads the last
 w tokens of that cluster, itself among them; this depends on nothing after it. Padding is in no cluster, and clusters do
-not cross documents. Ties go to the token, or the cluster, with the lower index.
+not cross documents. Of tokens that are equally similar but for rounding, as equal ones are in the first layer, those
+with the lower index are taken (`layout/chosen/ranking.py`). A token has one most similar centroid, since no two are
+equal.
 
 A list of members is in the order of the text, with empty places (-1). The distance of two members counts places of the
 list; that is what relative positions of routing heads look up (the authors' code).
@@ -14,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from hf_efficient_attn.layout.chosen.ranking import highest, listed, tie_width
 
 from .centroids import in_parts
 
@@ -44,8 +48,19 @@ def places_of(cluster_tokens: int, num_keys: int) -> int:
     return cluster_tokens if torch.compiler.is_compiling() else min(cluster_tokens, num_keys)
 
 
+def width_of_ties(dtype: torch.dtype, head_dim: int) -> float:
+    """Return how far apart equal vectors of norm √D may be in their products with a centroid, which are about √D."""
+    return tie_width(dtype) * head_dim**0.5
+
+
 def balanced_groups(
-    of_queries: Tensor, of_keys: Tensor, documents: Tensor, num_queries: int, cluster_tokens: int, is_packed: bool
+    of_queries: Tensor,
+    of_keys: Tensor,
+    documents: Tensor,
+    num_queries: int,
+    cluster_tokens: int,
+    is_packed: bool,
+    width: float = 0.0,
 ) -> ClusterGroups:
     """Return a group for each cluster: the tokens most similar to its centroid.
 
@@ -54,11 +69,12 @@ def balanced_groups(
         documents: the document of each token, int [B or 1, K]; -1: padding.
         num_queries: how many tokens are computed, the last ones if no key is behind them.
         is_packed: whether rows hold several documents.
+        width: similarities at most so far apart are equal; see `width_of_ties`.
     """
     members = packed_members if is_packed else row_members
     places = places_of(cluster_tokens, documents.shape[1])
-    keys = members(of_keys.transpose(2, 3), documents, places)
-    queries = keys if of_queries is of_keys else members(of_queries.transpose(2, 3), documents, places)
+    keys = members(of_keys.transpose(2, 3), documents, places, width)
+    queries = keys if of_queries is of_keys else members(of_queries.transpose(2, 3), documents, places, width)
     if is_packed:
         # the members of a document lie in one block of places or in two neighbouring ones
         blocks = with_neighbours(in_blocks(keys, places), 1, 1)
@@ -69,40 +85,52 @@ def balanced_groups(
     return ClusterGroups(queries if is_whole else queries[..., -last:], keys, 0 if is_whole else places - last)
 
 
-def row_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
+def row_members(similarity: Tensor, documents: Tensor, places: int, width: float) -> Tensor:
     """Return the members of each cluster where a row is one document: int [B, heads, clusters, places], empty first.
 
     similarity: [B, heads, clusters, K].
     """
     # ranks of all tokens take twice the memory of similarities: those of some clusters at a time
-    found = [_row_members(part, documents, places) for part in in_parts(similarity, similarity.shape[3])]
+    found = [_row_members(part, documents, places, width) for part in in_parts(similarity, similarity.shape[3])]
     return found[0] if len(found) == 1 else torch.cat(found, 2)
 
 
-def _row_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
-    is_real = (documents != EMPTY)[:, None, None].expand(similarity.shape)
-    ranked = similarity.masked_fill(~is_real, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
-    found = torch.where(is_real.gather(3, ranked), ranked, EMPTY)
+def _row_members(similarity: Tensor, documents: Tensor, places: int, width: float) -> Tensor:
+    is_real = (documents != EMPTY)[:, None, None]
     if torch.compiler.is_compiling():
-        found = pad(found, (0, places), value=EMPTY)
-    return found[..., :places].sort(-1).values
+        # there may be more places than tokens
+        similarity, is_real = pad(similarity, (0, places)), pad(is_real, (0, places))
+    return listed(highest(similarity.masked_fill(~is_real, -torch.inf), places, width) & is_real, places)
 
 
-def packed_members(similarity: Tensor, documents: Tensor, places: int) -> Tensor:
+def packed_members(similarity: Tensor, documents: Tensor, places: int, width: float) -> Tensor:
     """Return the members of each cluster in every document of a row: int [B, heads, clusters, whole blocks of places].
 
     A document has at most `places` members of a cluster; those of one follow those of the one before.
     """
-    num_keys = documents.shape[1]
-    of_tokens = documents[:, None, None].expand(similarity.shape)
-    ranked = similarity.sort(dim=-1, descending=True, stable=True).indices
-    sorted_documents, by_document = of_tokens.gather(3, ranked).sort(dim=-1, stable=True)
-    ranked = ranked.gather(3, by_document)
+    num_keys, shape = documents.shape[1], similarity.shape
+    # one document after the other, where they start, and where the last of its most similar tokens will stand
+    in_order, order = documents.sort(dim=-1, stable=True)
     index = torch.arange(num_keys, device=documents.device)
-    is_start = pad(sorted_documents[..., 1:] != sorted_documents[..., :-1], (1, 0), value=True)
-    rank = index - torch.where(is_start, index, 0).cummax(-1).values
-    found = torch.where((sorted_documents != EMPTY) & (rank < places), ranked, EMPTY)
-    return pad(found.sort(-1).values, (-num_keys % places, 0), value=EMPTY)
+    is_start = pad(in_order[:, 1:] != in_order[:, :-1], (1, 0), value=True)
+    start = torch.where(is_start, index, 0).cummax(-1).values
+    last = (start + places - 1).clamp(max=num_keys - 1)
+    has_last = (start + places <= num_keys) & (in_order.gather(1, last) == in_order)
+    is_token, has_last = ((each[:, None, None]) for each in (in_order != EMPTY, has_last))
+    order, start, last, of_tokens = (each[:, None, None].expand(shape) for each in (order, start, last, documents))
+    # as `highest`, in each document
+    values, ranked = similarity.sort(dim=-1, descending=True)
+    values = values.gather(3, of_tokens.gather(3, ranked).sort(dim=-1, stable=True).indices)
+    least = values.gather(3, last).masked_fill(~has_last, -torch.inf)
+    similarity = similarity.gather(3, order)
+    is_above = similarity > least + width
+    is_level = (similarity >= least - width) & ~is_above
+    num_above = torch.zeros_like(start).scatter_add(3, start, is_above.long()).gather(3, start)
+    level = is_level.cumsum(-1)
+    rank = level - (level - is_level.long()).gather(3, start)
+    is_member = (is_above | (is_level & (rank <= places - num_above))) & is_token
+    found = listed(torch.zeros_like(is_member).scatter(3, order, is_member), num_keys)
+    return pad(found, (-num_keys % places, 0), value=EMPTY)
 
 
 def causal_groups(

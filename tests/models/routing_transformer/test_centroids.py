@@ -117,6 +117,19 @@ def test_evaluation_and_passes_without_gradient_move_nothing() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, state_of(model), strict=True))
 
 
+def test_decay_1_keeps_them_between_the_passes_of_a_step() -> None:
+    """GradCache computes all mini-batches without gradients, and then each again with those of the first passes."""
+    model, batches = build("AutoModel", is_causal=False).train(), tokens(4, 20).split(2)
+    model(batches[0])
+    model.config.centroid_decay = 1.0
+    with torch.no_grad():
+        first = [model(ids).last_hidden_state for ids in batches]
+    before = state_of(model)
+    second = [model(ids).last_hidden_state for ids in batches]
+    torch.testing.assert_close(second, first, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(*each) for each in zip(state_of(model), before, strict=True))
+
+
 def test_frozen_projections_keep_them() -> None:
     """An adapter is saved without them: they must stay those of its base."""
     model, ids = build(), tokens(2, 20)

@@ -36,6 +36,19 @@ def test_ties_go_to_the_first_tokens() -> None:
     assert balanced_groups(alike, alike, documents, 6, 3, is_packed=False).keys.tolist() == [[[[1, 2, 3]]]]
 
 
+def test_what_differs_by_rounding_is_a_tie() -> None:
+    """In rows and in packed documents, at the border of a cluster and in steps of a cache."""
+    noise = 1e-6 * torch.rand(1, 1, 12, 1, generator=torch.Generator().manual_seed(0))
+    similar = torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, 1.0] * 2).view(1, 1, 12, 1) + noise
+    alone = balanced_groups(similar, similar, one_text(12), 12, 6, is_packed=False, width=1e-5)
+    assert alone.keys.tolist() == [[[[0, 1, 2, 3, 7, 9]]]]
+    step = balanced_groups(similar, similar, one_text(12), 1, 6, is_packed=False, width=1e-5)
+    assert step.keys.tolist() == alone.keys.tolist()
+    documents = torch.tensor([[-1] + [0] * 5 + [1] * 5 + [-1]])
+    packed = balanced_groups(similar, similar, documents, 12, 3, is_packed=True, width=1e-5)
+    assert sorted({key for key in packed.keys.flatten().tolist() if key >= 0}) == [1, 2, 3, 6, 7, 9]
+
+
 def test_padding_takes_no_place() -> None:
     similar = torch.tensor([9.0, 1.0, 2.0, 9.0]).view(1, 1, 4, 1)
     groups = balanced_groups(similar, similar, torch.tensor([[-1, 0, 0, -1]]), 4, 3, is_packed=False)
