@@ -123,7 +123,7 @@ def test_the_published_longformer_by_its_name_on_the_hub(tmp_path: Path) -> None
         words = [sys.executable, "-m", "hf_efficient_attn", "convert", "allenai/longformer-base-4096", "dst"]
         done = server("forked_torch_imports").run(words, tmp_path, hub.environment())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("dst: SparseTransformerForMaskedLM")
+    assert "dst: SparseTransformerForMaskedLM" in done.stdout
     assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors", FILE}
 
 
