@@ -34,19 +34,20 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
         lsh_attn_chunk_length, local_attn_chunk_length: c, tokens of a chunk.
         lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: which chunks the
             tokens of a chunk read besides their own.
-        local_wraps: the first chunk of a bidirectional text also reads the last, and the last the first, as far as its
-            neighbours before and after are read; transformers' Reformer does.
+        local_wraps: the chunks of a bidirectional text form a ring, in which those before the first are the last ones;
+            transformers' Reformer does so. Each is read once, also where it is both before and after.
         num_hashes: r, rounds of hashing. A trained model may be evaluated with more.
         num_buckets: b, an even number, or even factors of it, which need fewer rotations; None: about
             2 · max_position_embeddings / c, so that half a chunk falls into a bucket of the longest text.
         hash_seed: the rotations are a pure function of it and of the layer, the same at every call; None: so in
             evaluation, with seed 0, while every training call draws one number, as dropout does, for new rotations.
         attend_across_buckets: tokens of different buckets that lie in the same or neighbouring chunks read each other
-            (the authors' code); False: they do not (their paper, equation 4).
+            (the authors' code); False: only those that share a bucket in a round (their paper, equation 4).
         count_duplicates: a key that shares a chunk with the query in several rounds counts several times (the authors'
             code); False: once (their paper, equation 16).
-        chunk_by_bucket: cut chunks within each bucket instead of across the sorted sequence. Then what a causal token
-            reads depends on the past alone, and cached generation equals the full forward. False is the authors'.
+        chunk_by_bucket: cut chunks within each bucket instead of across the sorted sequence; the first of a bucket has
+            none before it. Then what a causal token reads depends on the past alone, and cached generation equals the
+            full forward. False is the authors', whose chunks of all rounds form one ring.
         is_causal: each token reads the past and itself, or both sides.
         stream_join: "concat", the two streams side by side, twice hidden_size (the authors), or "mean".
         position_embedding_type: "axial", "learned", "rope" or "none".
