@@ -16,7 +16,7 @@ from .config_checks import LOCAL, LSH, check_attention, check_positions, check_s
 
 CHOICES = {
     "position_embedding_type": ("axial", "learned", "rope", "none"),
-    "stream_join": ("concat", "mean"),
+    "stream_join": ("mean", "concat"),
     "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense"),
 }
@@ -49,7 +49,9 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
             none before it. Then what a causal token reads depends on the past alone, and cached generation equals the
             full forward. False is the authors', whose chunks of all rounds form one ring.
         is_causal: each token reads the past and itself, or both sides.
-        stream_join: "concat", the two streams side by side, twice hidden_size (the authors), or "mean".
+        stream_join: what becomes of the two streams behind the last layer: "mean", so that the last hidden state has
+            hidden_size numbers a token, as libraries expect; or "concat", side by side, twice as many (the authors, the
+            presets, and checkpoints of transformers): `output_width` says how many.
         position_embedding_type: "axial", "learned", "rope" or "none".
         axial_pos_shape: n₁, n₂, …: position p is (p div n₂, p mod n₂); texts have at most n₁·n₂ tokens. None: two near
             √max_position_embeddings.
@@ -108,7 +110,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
     chunk_by_bucket: bool = False
     lsh_attention_dropout: float | int | None = None
 
-    stream_join: str = "concat"
+    stream_join: str = "mean"
     chunk_size_lm_head: int = 0
     hidden_act: str = "relu"
     mlp_bias: bool = True
@@ -157,7 +159,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
 
     @property
     def output_width(self) -> int:
-        """Width of the last hidden state."""
+        """Width of the last hidden state: `hidden_size`, or twice as much with stream_join="concat"."""
         return 2 * self.hidden_size if self.stream_join == "concat" else self.hidden_size
 
     @property
