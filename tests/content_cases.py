@@ -37,7 +37,7 @@ UNWRITTEN = {"ONNX": "cannot be written as ONNX, whose exporter has no stable so
 REFORMER = Family(
     "efficient_reformer",
     (
-        reformer("causal", shows_a_route=True, is_causal=True, chunk_by_bucket=True, choices=BY_BUCKET),
+        reformer("causal", shows_a_route=True, is_causal=True, chunk_by_bucket=True, num_hashes=2, choices=BY_BUCKET),
         reformer("masked", shows_a_route=True, num_hashes=2, local_wraps=True, choices=(*AUTHORS, *BY_BUCKET)),
     ),
     trained="reformer-masked",
