@@ -8,14 +8,15 @@ from models_cases import Case, case_of
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
 
-# of chunks that begin anew with every bucket, and of those that are cut across all of them
+# chunks that begin anew with every bucket, a ring of local ones, and chunks as the authors cut them
 BY_BUCKET: tuple[dict[str, Any], ...] = (
     {"chunk_by_bucket": True, "num_hashes": 1, "num_buckets": 2, "lsh_num_chunks_after": 1, "lsh_attn_chunk_length": 2},
     {"chunk_by_bucket": True, "num_hashes": 2, "num_buckets": 2, "lsh_attn_chunk_length": 2},
+    {"local_wraps": True, "local_num_chunks_before": 2, "local_num_chunks_after": 1},
     {"chunk_by_bucket": True, "num_hashes": 3, "lsh_num_chunks_before": 2, "count_duplicates": False},
 )
 AUTHORS: tuple[dict[str, Any], ...] = (
-    {"attend_across_buckets": False, "local_num_chunks_before": 2, "local_num_chunks_after": 1},
+    {"attend_across_buckets": False},
     {"num_hashes": 3, "lsh_num_chunks_after": 1, "count_duplicates": False},
 )
 

@@ -119,7 +119,7 @@ class LocalAttention(ReformerAttention):
         config = self.config
         before, after = config.local_num_chunks_before, config.local_num_chunks_after
         read: Pattern = Band(before, after)
-        if config.local_wraps:
+        if config.local_wraps and not self.is_causal:
             # the chunk so many after the first, or before the last, and those that it reads at the other end
             ends = [([each], range(each - before, 0)) for each in range(before)]
             ends += [([-1 - each], range(after - each)) for each in range(after)]

@@ -35,7 +35,8 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
         lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: which chunks the
             tokens of a chunk read besides their own.
         local_wraps: the chunks of a bidirectional text form a ring, in which those before the first are the last ones;
-            transformers' Reformer does so. Each is read once, also where it is both before and after.
+            transformers' Reformer does so. Each is read once, also where it is both before and after. Those of a causal
+            text never do.
         num_hashes: r, rounds of hashing. A trained model may be evaluated with more.
         num_buckets: b, an even number, or even factors of it, which need fewer rotations; None: about
             2 · max_position_embeddings / c, so that half a chunk falls into a bucket of the longest text.
