@@ -8,6 +8,18 @@ from models_cases import Case, case_of
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
 
+# chunks that begin anew with every bucket, a ring of local ones, and chunks as the authors cut them
+BY_BUCKET: tuple[dict[str, Any], ...] = (
+    {"chunk_by_bucket": True, "num_hashes": 1, "num_buckets": 2, "lsh_num_chunks_after": 1, "lsh_attn_chunk_length": 2},
+    {"chunk_by_bucket": True, "num_hashes": 2, "num_buckets": 2, "lsh_attn_chunk_length": 2},
+    {"local_wraps": True, "local_num_chunks_before": 2, "local_num_chunks_after": 1},
+    {"chunk_by_bucket": True, "num_hashes": 3, "lsh_num_chunks_before": 2, "count_duplicates": False},
+)
+AUTHORS: tuple[dict[str, Any], ...] = (
+    {"attend_across_buckets": False},
+    {"num_hashes": 3, "lsh_num_chunks_after": 1, "count_duplicates": False},
+)
+
 
 def reformer(name: str, **fields: Any) -> Case:
     """Return a case of the Reformer, whose chunks are short enough to matter; its rotations never change."""
@@ -26,8 +38,8 @@ UNWRITTEN = {"ONNX": "cannot be written as ONNX, whose exporter has no stable so
 REFORMER = Family(
     "efficient_reformer",
     (
-        reformer("causal", shows_a_route=True, is_causal=True, chunk_by_bucket=True),
-        reformer("masked", shows_a_route=True, num_hashes=2, local_wraps=True),
+        reformer("causal", shows_a_route=True, is_causal=True, chunk_by_bucket=True, num_hashes=2, choices=BY_BUCKET),
+        reformer("masked", shows_a_route=True, num_hashes=2, local_wraps=True, choices=(*AUTHORS, *BY_BUCKET)),
     ),
     trained="reformer-masked",
     instead={

@@ -48,6 +48,8 @@ class Case:
     # backward run no line of code that no other case runs
     is_traced: bool = True
     preset: str | None = None
+    # other fields under which a token must read the same, too, whatever stands beside its text
+    choices: tuple[dict[str, Any], ...] = ()
 
     def config(self, **changes: Any) -> transformers.PreTrainedConfig:
         build = self.config_class if self.preset is None else getattr(self.config_class, self.preset)
@@ -90,8 +92,8 @@ class Case:
 
 
 def case_of(name: str, config_class: type, fields: dict[str, Any], preset: str | None = None) -> Case:
-    """Return a case; `shows_a_route` and `is_traced` are no fields of its config."""
-    how = {flag: fields.pop(flag) for flag in ("shows_a_route", "is_traced") if flag in fields}
+    """Return a case; `shows_a_route`, `is_traced` and `choices` are no fields of its config."""
+    how = {flag: fields.pop(flag) for flag in ("shows_a_route", "is_traced", "choices") if flag in fields}
     return Case(name, config_class, tuple(fields.items()), preset=preset, **how)
 
 

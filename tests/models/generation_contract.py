@@ -29,7 +29,10 @@ class GenerationContract:
         return ids.masked_fill(mask == 0, 0), mask
 
     def test_token_by_token_equals_full_forward(self, case: Case) -> None:
-        model = case.model()
+        for changes in ({}, *case.choices):
+            self.check_steps(case.model(**changes))
+
+    def check_steps(self, model: Any) -> None:
         ids, mask = self.left_padded()
         with torch.no_grad():
             full = model(ids, attention_mask=mask, use_cache=False).logits

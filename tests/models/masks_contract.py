@@ -1,5 +1,7 @@
 """What every family satisfies under masks, padding and packed documents; a part of `FamilyContract`."""
 
+from functools import partial
+
 import pytest
 import torch
 from models_cases import TINY, TOLERANCE, Case, first_tensor, random_ids
@@ -58,6 +60,27 @@ class MasksContract:
                 if isinstance(module, torch.nn.Linear):
                     module.register_forward_hook(rounded)
             torch.testing.assert_close(model(ids).logits, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+    def test_what_stands_beside_a_text_changes_nothing(self, case: Case) -> None:
+        """Other rows, padding on both sides and, in causal models, what follows: for several texts and choices."""
+        for changes in ({}, *case.choices):
+            model = case.model("AutoModel", **changes).double()
+            for tokens in range(5, 14, 2):
+                # each token once: of equal ones, rounding may decide which comes first
+                words = torch.randperm(58, generator=torch.Generator().manual_seed(tokens)) + 3
+                ids, mates = words[None, :tokens], random_ids(2, 18, seed=tokens)
+                padded = torch.nn.functional.pad(ids, (2, 16 - tokens))
+                mask = torch.nn.functional.pad(torch.ones_like(ids), (2, 16 - tokens))
+                with torch.no_grad():
+                    alone = model(ids).last_hidden_state
+                    inputs = torch.cat([padded, mates]), torch.cat([mask, torch.ones_like(mates)])
+                    found = [model(inputs[0], attention_mask=inputs[1]).last_hidden_state[:1, 2 : tokens + 2]]
+                    if case.is_causal:
+                        found.append(model(words[None, :18]).last_hidden_state[:, :tokens])
+                for other in found:
+                    torch.testing.assert_close(
+                        other, alone, atol=1e-9, rtol=1e-9, msg=partial("{}: {}".format, changes)
+                    )
 
     @pytest.mark.parametrize(("kernel", "mask"), KERNELS_AND_MASKS)
     def test_packed_documents_do_not_see_each_other(self, case: Case, kernel: str, mask: str) -> None:

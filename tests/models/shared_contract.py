@@ -134,6 +134,11 @@ class SharedContract:
         for name, model_class in case.heads.items():
             assert type(getattr(transformers, name).from_config(case.config())) is model_class
 
+    def test_the_config_says_how_wide_the_last_hidden_state_is(self, case: Any) -> None:
+        """As sentence-transformers and EncoderDecoderModel ask for it."""
+        model = case.model("AutoModel")
+        assert first_tensor(model(**case.inputs("AutoModel"))).shape[-1] == model.config.hidden_size
+
     def test_stub_beside_a_saved_config_has_every_class(self, case: Any, tmp_path: Path) -> None:
         """So that programs which do not import the package can load it (`tests/sharing/test_stub_processes.py`)."""
         case.config().save_pretrained(tmp_path)

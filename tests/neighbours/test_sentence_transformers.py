@@ -57,9 +57,11 @@ def test_bi_encoders(family: str, tmp_path: Path, capability: Any) -> None:
     """Reads as many tokens as it is told, beside shorter texts, too; a step of training moves it; the folder loads."""
     save_reader(tmp_path / "model", family, "AutoModel")
     transformer = Transformer(str(tmp_path / "model"), max_seq_length=MOST_TOKENS)
-    model = SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu")
+    pooling = Pooling(transformer.get_embedding_dimension())
+    model = SentenceTransformer(modules=[transformer, pooling], device="cpu")
     texts = [SHORT, LONG, OTHER_END, OTHER_MIDDLE]
     before = model.encode(texts, convert_to_tensor=True)
+    assert before.shape[1] == model.get_embedding_dimension()
     check_what_is_read(before, torch.stack([model.encode(text, convert_to_tensor=True) for text in texts]))
     rows = {"query": ["w1", "w2"], "document": [LONG, f"w2 {LONG}"]}
     SentenceTransformerTrainer(

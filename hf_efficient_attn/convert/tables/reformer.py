@@ -41,6 +41,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "axial_pos_embds_dim": list(config.axial_pos_embds_dim) if is_axial else None,
         "max_position_embeddings": config.max_position_embeddings,
         "local_wraps": not config.is_decoder,
+        "stream_join": "concat",
         "lm_head_bias": BIAS_ACTS or not parity,
         "classifier_dropout": dropout,
         "classifier_head": "dense",

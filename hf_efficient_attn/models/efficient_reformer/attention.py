@@ -117,11 +117,14 @@ class LocalAttention(ReformerAttention):
 
     def pattern(self) -> Pattern:
         config = self.config
-        read: Pattern = Band(config.local_num_chunks_before, config.local_num_chunks_after)
-        if config.local_wraps and config.local_num_chunks_before:
-            read = read | (GlobalTokens([0], read_by_all=False) & GlobalTokens([-1], reads_all=False))
-        if config.local_wraps and config.local_num_chunks_after:
-            read = read | (GlobalTokens([-1], read_by_all=False) & GlobalTokens([0], reads_all=False))
+        before, after = config.local_num_chunks_before, config.local_num_chunks_after
+        read: Pattern = Band(before, after)
+        if config.local_wraps and not self.is_causal:
+            # the chunk so many after the first, or before the last, and those that it reads at the other end
+            ends = [([each], range(each - before, 0)) for each in range(before)]
+            ends += [([-1 - each], range(after - each)) for each in range(after)]
+            for chunk, others in ends:
+                read = read | (GlobalTokens(chunk, read_by_all=False) & GlobalTokens(others, reads_all=False))
         return Blocks(read, config.local_attn_chunk_length)
 
 

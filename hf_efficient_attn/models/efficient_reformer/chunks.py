@@ -71,15 +71,21 @@ def chunk_order(buckets: Tensor, rule: LSHRule, real: Tensor | None, documents: 
         bucket = torch.where(is_real, bucket, num_documents * rule.num_buckets)
     most = min(tokens, tokens // size + num_groups) if num_groups > 1 else (tokens + size - 1) // size
     places = place(bucket, group, num_groups, size, most)
-    reads, num_chunks = None, places.order.shape[-1] // size
-    if not rule.chunk_by_bucket and not is_one_ring(real, documents, buckets.shape[2], num_chunks, rule):
-        reads = neighbours(places, buckets.shape[2], num_chunks, rule)
+    order, rounds = places.order, buckets.shape[2]
+    reads, num_chunks = None, order.shape[-1] // size
+    if rule.chunk_by_bucket:
+        # so many empty chunks that the ring of all chunks never leads from one end of a bucket to the other
+        empty = max(rule.before, rule.after) - (rounds - 1)
+        order = torch.nn.functional.pad(order, (0, max(0, empty) * size), value=-1)
+    elif not is_one_ring(real, documents, rounds, num_chunks, rule):
+        reads = neighbours(places, rounds, num_chunks, rule)
     shared = None
     if rule.chunk_by_bucket or not rule.attend_across_buckets:
-        found = bucket.expand_as(buckets).gather(-1, places.order.clamp(min=0))
-        shared = torch.where(places.order < 0, -1, found)
+        # a bucket of one round is none of another
+        of_round = torch.arange(rounds, device=buckets.device)[:, None] * (num_documents * rule.num_buckets)
+        shared = torch.where(order < 0, -1, bucket.gather(-1, order.clamp(min=0)) + of_round)
     return ChunkedOrder(
-        places.order,
+        order,
         size,
         rule.before,
         rule.after,

@@ -16,7 +16,7 @@ from .config_checks import LOCAL, LSH, check_attention, check_positions, check_s
 
 CHOICES = {
     "position_embedding_type": ("axial", "learned", "rope", "none"),
-    "stream_join": ("concat", "mean"),
+    "stream_join": ("mean", "concat"),
     "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense"),
 }
@@ -34,21 +34,25 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
         lsh_attn_chunk_length, local_attn_chunk_length: c, tokens of a chunk.
         lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: which chunks the
             tokens of a chunk read besides their own.
-        local_wraps: the first chunk of a bidirectional text also reads the last, and the last the first, as far as its
-            neighbours before and after are read; transformers' Reformer does.
+        local_wraps: the chunks of a bidirectional text form a ring, in which those before the first are the last ones;
+            transformers' Reformer does so. Each is read once, also where it is both before and after. Those of a causal
+            text never do.
         num_hashes: r, rounds of hashing. A trained model may be evaluated with more.
         num_buckets: b, an even number, or even factors of it, which need fewer rotations; None: about
             2 · max_position_embeddings / c, so that half a chunk falls into a bucket of the longest text.
         hash_seed: the rotations are a pure function of it and of the layer, the same at every call; None: so in
             evaluation, with seed 0, while every training call draws one number, as dropout does, for new rotations.
         attend_across_buckets: tokens of different buckets that lie in the same or neighbouring chunks read each other
-            (the authors' code); False: they do not (their paper, equation 4).
+            (the authors' code); False: only those that share a bucket in a round (their paper, equation 4).
         count_duplicates: a key that shares a chunk with the query in several rounds counts several times (the authors'
             code); False: once (their paper, equation 16).
-        chunk_by_bucket: cut chunks within each bucket instead of across the sorted sequence. Then what a causal token
-            reads depends on the past alone, and cached generation equals the full forward. False is the authors'.
+        chunk_by_bucket: cut chunks within each bucket instead of across the sorted sequence; the first of a bucket has
+            none before it. Then what a causal token reads depends on the past alone, and cached generation equals the
+            full forward. False is the authors', whose chunks of all rounds form one ring.
         is_causal: each token reads the past and itself, or both sides.
-        stream_join: "concat", the two streams side by side, twice hidden_size (the authors), or "mean".
+        stream_join: what becomes of the two streams behind the last layer: "mean", so that the last hidden state has
+            hidden_size numbers a token, as libraries expect; or "concat", side by side, twice as many (the authors, the
+            presets, and checkpoints of transformers): `output_width` says how many.
         position_embedding_type: "axial", "learned", "rope" or "none".
         axial_pos_shape: n₁, n₂, …: position p is (p div n₂, p mod n₂); texts have at most n₁·n₂ tokens. None: two near
             √max_position_embeddings.
@@ -107,7 +111,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
     chunk_by_bucket: bool = False
     lsh_attention_dropout: float | int | None = None
 
-    stream_join: str = "concat"
+    stream_join: str = "mean"
     chunk_size_lm_head: int = 0
     hidden_act: str = "relu"
     mlp_bias: bool = True
@@ -156,7 +160,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
 
     @property
     def output_width(self) -> int:
-        """Width of the last hidden state."""
+        """Width of the last hidden state: `hidden_size`, or twice as much with stream_join="concat"."""
         return 2 * self.hidden_size if self.stream_join == "concat" else self.hidden_size
 
     @property

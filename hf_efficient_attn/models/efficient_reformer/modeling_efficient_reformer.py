@@ -137,7 +137,7 @@ class EfficientReformerPreTrainedModel(EfficientPreTrainedModel):
 
 
 class EfficientReformerModel(EfficientReformerPreTrainedModel):
-    """The backbone: embedding, layers, final norm. Shapes: input_ids [B, T] → [B, T, output_width].
+    """The backbone: embedding, layers, final norm. Shapes: input_ids [B, T] → [B, T, config.output_width].
 
     Memory for training does not grow with the number of layers, which are computed once more in the backward pass:
     gradient checkpointing is accepted and changes nothing. Compiled training saves activations as any other model, and
@@ -195,8 +195,24 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
             first, second = layer(first, streams, streams.mark(), stack=stack, **kwargs)
         if stack is not None:
             stack.close(first, second)
-        joined = torch.cat((first, second), -1) if self.config.stream_join == "concat" else (first + second) / 2
+        if self.config.stream_join == "concat":
+            self._warn_of_width()
+            joined = torch.cat((first, second), -1)
+        else:
+            joined = (first + second) / 2
         return BackboneOutput(self.dropout(self.norm(narrowed(joined, self.norm))), call.cache)
+
+    def _warn_of_width(self) -> None:
+        """Warn, without a head of ours, that the last hidden state is wider than `hidden_size`."""
+        if self.task is not None or torch.compiler.is_compiling():
+            return
+        config = self.config
+        warn_once(
+            f"stream_join='concat': the last hidden state has {config.output_width} numbers a token, as the authors' "
+            f"and transformers' Reformer, twice hidden_size={config.hidden_size}. Libraries that take hidden_size for "
+            f"its width (sentence-transformers, EncoderDecoderModel) are wrong by that: tell them {config.output_width}"
+            " where they take a number, or train a Reformer with stream_join='mean'."
+        )
 
     def _hash_step(self, device: torch.device) -> Tensor:
         """Return a number to hash by that is drawn anew for every batch, the same in processes that share a text."""

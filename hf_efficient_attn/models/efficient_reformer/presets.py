@@ -20,6 +20,7 @@ ENWIK8: dict[str, Any] = {
     "num_buckets": 512,
     "num_hashes": 4,
     "max_position_embeddings": 65_536,
+    "stream_join": "concat",
     "axial_pos_shape": [128, 512],
     "axial_pos_embds_dim": [256, 768],
     "embedding_dropout": 0.2,
@@ -42,6 +43,7 @@ IMAGENET64: dict[str, Any] = {
     "hidden_act": "gelu_new",
     "norm_eps": 1e-6,
     "max_position_embeddings": 12_288,
+    "stream_join": "concat",
     "axial_pos_shape": [64, 64, 3],
     "axial_pos_embds_dim": [384, 384, 256],
     "attention_dropout": 0.2,
@@ -57,6 +59,7 @@ COPY: dict[str, Any] = {
     "lsh_attn_chunk_length": 64,
     "num_hashes": 4,
     "max_position_embeddings": 1024,
+    "stream_join": "concat",
     "is_causal": True,
 }
 

@@ -1,40 +1,33 @@
-"""LSH attention by its definition: one text and head at a time, loops over chunks, all pairs in memory."""
+"""LSH attention by its definition: one document and head at a time, all pairs in memory, in float64."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def read_counts(
-    buckets: Tensor, chunk_tokens: int, before: int, after: int, is_causal: bool, across: bool = True
-) -> Tensor:
-    """Return how often each query reads each key, itself included: [tokens, tokens], from buckets [rounds, tokens]."""
+def read_counts(buckets: Tensor, config: Any) -> Tensor:
+    """Return how often each token reads each, itself included: [tokens, tokens], from the buckets [rounds, tokens]."""
     rounds, tokens = buckets.shape
-    chunks: list[list[tuple[int, int]]] = []
-    for number in range(rounds):
-        order = sorted(range(tokens), key=lambda token, number=number: (int(buckets[number, token]), token))
-        listed = [(token, int(buckets[number, token])) for token in order]
-        chunks += [listed[start : start + chunk_tokens] for start in range(0, tokens, chunk_tokens)]
+    size, before, after = config.lsh_attn_chunk_length, config.lsh_num_chunks_before, config.lsh_num_chunks_after
     counts = torch.zeros(tokens, tokens, dtype=torch.float64)
-    for index, chunk in enumerate(chunks):
-        steps = [0] if tokens <= chunk_tokens else range(-before, after + 1)
-        read = [pair for step in steps for pair in chunks[(index + step) % len(chunks)]]
-        for query, own in chunk:
-            for key, other in read:
-                counts[query, key] += across or own == other
-    return counts.tril() if is_causal else counts
-
-
-def counts_by_bucket(buckets: Tensor, chunk_tokens: int, is_causal: bool) -> Tensor:
-    """Return the same for chunks that begin anew with every bucket and read the one before."""
-    tokens = buckets.shape[1]
-    counts = torch.zeros(tokens, tokens, dtype=torch.float64)
-    for row in buckets.tolist():
-        ranks = [sum(other == own for other in row[:token]) // chunk_tokens for token, own in enumerate(row)]
-        for query in range(tokens):
-            for key in range(tokens):
-                is_read = row[query] == row[key] and 0 <= ranks[query] - ranks[key] <= 1
-                counts[query, key] += is_read
-    return counts.tril() if is_causal else counts
+    if config.chunk_by_bucket:
+        for of_round in buckets:
+            shares = of_round[:, None] == of_round
+            chunk = shares.tril(-1).sum(1) // size
+            steps = chunk - chunk[:, None]
+            counts += shares & (-before <= steps) & (steps <= after)
+    else:
+        place = buckets.argsort(stable=True).argsort()
+        chunks = -(-tokens // size)
+        # of every token in every round, on the ring
+        number = place // size + chunks * torch.arange(rounds)[:, None]
+        shares = (buckets[:, None, :, None] == buckets[None, :, None]) & torch.eye(rounds).bool()[..., None, None]
+        for step in range(-before, after + 1) if chunks > 1 else [0]:
+            meets = (number[:, None, :, None] + step) % (rounds * chunks) == number[None, :, None]
+            counts += (meets & (shares | config.attend_across_buckets)).sum((0, 1))
+    counts = counts if config.count_duplicates else counts.clamp(max=1)
+    return counts.tril() if config.is_causal else counts
 
 
 def attend(query: Tensor, value: Tensor, counts: Tensor) -> Tensor:

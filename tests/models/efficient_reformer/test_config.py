@@ -7,6 +7,7 @@ import torch
 from models_cases import TINY
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.notices import warn_once
 
 BUILD = hea.EfficientReformerConfig
 
@@ -32,7 +33,7 @@ def test_presets_have_so_many_parameters(preset: str, parameters: int) -> None:
         ({"axial_pos_shape": [4, 4]}, "has 16 positions, but max_position_embeddings=64"),
         ({"axial_pos_embds_dim": [8, 8]}, "must add up to hidden_size=32"),
         ({"position_embedding_type": "rope", "head_dim": 7}, "need an even head_dim"),
-        ({"tie_word_embeddings": True}, "Use stream_join='mean'"),
+        ({"tie_word_embeddings": True, "stream_join": "concat"}, "Use stream_join='mean'"),
         ({"attention_pattern": hea.patterns.Band(1, 0)}, "follow no other pattern"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi'; it must be one of: axial"),
     ],
@@ -43,13 +44,24 @@ def test_fields_that_exclude_each_other_are_refused(fields: dict[str, Any], mess
 
 
 def test_heads_may_be_wider_than_the_states_and_embeddings_tied() -> None:
-    config = BUILD(**TINY, head_dim=12, stream_join="mean", tie_word_embeddings=True, is_causal=True, gated_mlp=True)
+    config = BUILD(**TINY, head_dim=12, tie_word_embeddings=True, is_causal=True, gated_mlp=True)
     model = hea.EfficientReformerForCausalLM(config).eval()
     ids = torch.arange(3, 15)[None]
     out = model(ids, labels=ids)
     out.loss.backward()
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert all(each.grad is not None for each in model.parameters())
+
+
+def test_streams_side_by_side_are_wider_than_libraries_are_told() -> None:
+    """As in the presets and in converted checkpoints; under a head, nobody asks."""
+    warn_once.cache_clear()
+    ids = torch.arange(3, 15)[None]
+    config = BUILD(**TINY, stream_join="concat")
+    hea.EfficientReformerForMaskedLM(config)(ids)
+    model = hea.EfficientReformerModel(config)
+    with pytest.warns(UserWarning, match="hidden_size=32"):
+        assert model(ids).last_hidden_state.shape[-1] == model.config.output_width == 64
 
 
 @pytest.mark.parametrize("kind", ["axial", "learned"])

@@ -30,7 +30,7 @@ HEADS = {
     "ModelWithLMHead": {"is_decoder": True},
     "ForMaskedLM": {"num_buckets": 6, "num_hashes": 1},
     "ForSequenceClassification": {"axial_pos_embds": False},
-    "ForQuestionAnswering": {"local_num_chunks_after": 1, "lsh_num_chunks_after": 1},
+    "ForQuestionAnswering": {"local_num_chunks_before": 2, "local_num_chunks_after": 1, "lsh_num_chunks_after": 1},
     "Model": {"is_decoder": True, "attn_layers": ["lsh", "lsh"]},
 }
 

@@ -1,24 +1,24 @@
 """LSH attention against its definition, gradients included, in every choice of the config and in every precision."""
 
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from models.efficient_reformer.dense_reformer import attend, counts_by_bucket, read_counts
+from models.efficient_reformer.dense_reformer import attend, read_counts
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.layout.chosen.unit_keys import unit
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "attn_layers": ["lsh"]}
-CHOICES: list[dict[str, Any]] = [
-    {"is_causal": True},
-    {"num_hashes": 3, "lsh_num_chunks_after": 1},
-    {"num_hashes": 2, "is_causal": True, "attend_across_buckets": False},
-    {"num_hashes": 2, "count_duplicates": False},
-    {"num_hashes": 2, "is_causal": True, "chunk_by_bucket": True},
-    {"num_buckets": [2, 4], "lsh_num_chunks_before": 2},
-    {"lsh_attn_chunk_length": 64},
+FLAGS = ("is_causal", "chunk_by_bucket", "attend_across_buckets", "count_duplicates")
+# the documents of each row of a batch, (first token, tokens), and how many buckets they fall into; between is padding
+BATCHES: list[tuple[list[list[tuple[int, int]]], int]] = [
+    ([[(0, 23)], [(5, 14)], [(0, 9), (9, 3), (12, 8)]], 4),
+    ([[(0, 23)]], 1),
 ]
 
 
@@ -28,33 +28,41 @@ def attention(**fields: Any) -> LSHAttention:
     return LSHAttention(hea.EfficientReformerConfig(**given), 0).double()
 
 
+def mask_of(batch: list[list[tuple[int, int]]]) -> TokenMask:
+    numbers = torch.full((len(batch), 23), -1)
+    for row, documents in zip(numbers, batch, strict=True):
+        for number, (first, count) in enumerate(documents):
+            row[first : first + count] = number
+    return TokenMask(numbers >= 0, numbers.clamp(min=0)) if len(batch) > 1 else TokenMask()
+
+
 @pytest.mark.parametrize("backend", ["gathered", "sdpa"])
-@pytest.mark.parametrize("fields", CHOICES, ids=str)
-def test_outputs_and_gradients_are_those_of_the_definition(fields: dict[str, Any], backend: str) -> None:
-    layer = attention(**fields)
-    config = layer.config
-    states = torch.randn(1, 23, 16, dtype=torch.float64, requires_grad=True)
-    kept: dict[str, torch.Tensor] = {}
-    with hea.use_backend(backend):
-        out, _ = layer(states, kept=kept)
-    query, value = (layer.heads(each, states)[0] for each in (layer.qk_proj, layer.v_proj))
-    heads = []
-    for head in range(2):
-        buckets, size = kept["buckets"][0, head], config.lsh_attn_chunk_length
-        if config.chunk_by_bucket:
-            counts = counts_by_bucket(buckets, size, config.is_causal)
-        else:
-            sides = (config.lsh_num_chunks_before, config.lsh_num_chunks_after)
-            counts = read_counts(buckets, size, *sides, config.is_causal, config.attend_across_buckets)
-        counts = counts if config.count_duplicates else counts.clamp(max=1)
-        heads.append(attend(query[head], value[head], counts))
-    expected = layer.o_proj(torch.cat(heads, -1))
-    torch.testing.assert_close(out[0], expected, atol=1e-12, rtol=1e-10)
-    weights = torch.randn(23, 16, dtype=torch.float64)
-    of = [states, *layer.parameters()]
-    found = torch.autograd.grad((out[0] * weights).sum(), of, retain_graph=True)
-    for actual, wanted in zip(found, torch.autograd.grad((expected * weights).sum(), of), strict=True):
-        torch.testing.assert_close(actual, wanted, atol=1e-10, rtol=1e-8)
+@pytest.mark.parametrize("chunks", [(1, 0), (0, 1), (2, 1)], ids=str)
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_outputs_and_gradients_are_those_of_the_definition(rounds: int, chunks: tuple[int, int], backend: str) -> None:
+    """Every document and head alone, in every choice of the config: other rows, padding and documents say nothing."""
+    sides = {"lsh_num_chunks_before": chunks[0], "lsh_num_chunks_after": chunks[1]}
+    for flags, (batch, num_buckets) in product(product([False, True], repeat=len(FLAGS)), BATCHES):
+        layer = attention(num_hashes=rounds, **sides, **dict(zip(FLAGS, flags, strict=True)))
+        states = torch.randn(len(batch), 23, 16, dtype=torch.float64, requires_grad=True)
+        buckets = torch.randint(num_buckets, (len(batch), 2, rounds, 23), dtype=torch.int32)
+        with hea.use_backend(backend):
+            out, _ = layer(states, token_mask=mask_of(batch), kept={"buckets": buckets})
+        query, value = (layer.heads(each, states) for each in (layer.qk_proj, layer.v_proj))
+        actual, expected = [], []
+        for row, (first, count) in ((row, each) for row, documents in enumerate(batch) for each in documents):
+            tokens = slice(first, first + count)
+            heads = [
+                attend(query[row, head, tokens], value[row, head, tokens], read_counts(each, layer.config))
+                for head, each in enumerate(buckets[row, ..., tokens])
+            ]
+            actual.append(out[row, tokens])
+            expected.append(layer.o_proj(torch.cat(heads, -1)))
+        found, wanted = torch.cat(actual), torch.cat(expected)
+        torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-10, msg=partial("{}: {}".format, flags))
+        weights, of = torch.randn_like(found), [states, *layer.parameters()]
+        found, wanted = (torch.autograd.grad((each * weights).sum(), of, retain_graph=True) for each in (found, wanted))
+        torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-8, msg=partial("{}: {}".format, flags))
 
 
 @pytest.mark.filterwarnings("ignore:output_attentions")
