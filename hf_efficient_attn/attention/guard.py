@@ -14,9 +14,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.cache_argument import cache_in
+from hf_efficient_attn.attention.call_documents import refuse_lost_marks
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
-from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
+from hf_efficient_attn.attention.input_checks import MARKED, check_marked, check_mask_values, refuse_empty
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME
 from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
@@ -28,6 +29,7 @@ from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.shared_configs import note_model
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
@@ -74,6 +76,7 @@ def guard(model: PreTrainedModel) -> None:
             keep_own_part(module)
             if before_forward not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
+                module.register_forward_hook(after_forward, with_kwargs=True)
             if has_pattern(module.config):
                 watch_pictures(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
@@ -124,6 +127,12 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
         check_inputs(given)
 
 
+def after_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+    """Raise InputError if a call marked global tokens and none of the layers with a pattern got them; a hook."""
+    if options.get(MARKED) is not None and has_pattern(model.config):
+        run_untraced(refuse_lost_marks, model)
+
+
 def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Let the package check a model, by its guard, that a copy of these sources (`hub`) had built before it came."""
     hooks = model._forward_pre_hooks
@@ -142,7 +151,7 @@ def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[s
 
 
 def check_inputs(given: dict[str, Any]) -> None:
-    """Raise InputError for inputs without tokens, and for padding masks with values other than 0 and 1.
+    """Raise InputError for inputs without tokens, and for masks of tokens with values other than 0 and 1.
 
     Masks on other devices than the CPU are not read, since that would wait for the device.
     """
@@ -153,6 +162,10 @@ def check_inputs(given: dict[str, Any]) -> None:
         mask = given.get(name)
         if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and not is_tracing(mask):
             check_mask_values(mask)
+    marked, mask = given.get(MARKED), given.get(MASKS[0])
+    if isinstance(marked, torch.Tensor) and marked.device.type == "cpu" and not is_tracing(marked):
+        is_padding = isinstance(mask, torch.Tensor) and mask.shape == marked.shape
+        check_marked(marked, mask if is_padding else None)
 
 
 def refuse_other_attention(model: Any) -> None:
