@@ -9,6 +9,7 @@ import torch
 import transformers as tr
 from attention_models import CAUSAL as DECODERS
 from attention_models import DECODER, PATTERN, build, inputs_of, matrix, outputs_of, padding, token_ids
+from models_cases import checkpoint_activations, switch_off_dropout
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 import hf_efficient_attn as hea
@@ -80,10 +81,8 @@ def test_marked_tokens_reach_compiled_and_recomputed_layers() -> None:
     torch.testing.assert_close(outputs_of(compiled, inputs), outputs_of(model, inputs), **TOLERANCE)
     parameters = [model.roberta.encoder.layer[0].attention.self.query.weight]
     (expected,) = torch.autograd.grad(model(**inputs).logits.square().sum(), parameters)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    model.train()._set_gradient_checkpointing()
+    switch_off_dropout(model)
+    checkpoint_activations(model.train())
     (actual,) = torch.autograd.grad(model(**inputs).logits.square().sum(), parameters)
     torch.testing.assert_close(actual, expected)
 
