@@ -246,7 +246,7 @@ def is_by_part(spec: Any) -> bool:
 
 def is_single(spec: Any) -> bool:
     """Return whether a spec is one pattern for all layers."""
-    return isinstance(spec, Pattern) or (isinstance(spec, Mapping) and "kind" in spec)
+    return isinstance(spec, Pattern | str) or (isinstance(spec, Mapping) and "kind" in spec)
 
 
 def num_layers(config: Any, part: str) -> int:

@@ -79,7 +79,9 @@ def test_the_loss_of_frequencies_is_that_of_counting(folder: Path) -> None:
     assert metrics["loss_of_frequencies"] == pytest.approx(sum(nats) / len(nats))
 
 
-@pytest.mark.parametrize("model_type", ["sparse_transformer", "simplified_transformer", "adaptive_span"])
+@pytest.mark.parametrize(
+    "model_type", ["sparse_transformer", "simplified_transformer", "adaptive_span", "star_transformer"]
+)
 def test_new_models_are_trained(folder: Path, tmp_path: Path, model_type: str) -> None:
     command = ["--model_type", model_type, "--train_file", str(folder / "train.jsonl"), "--max_steps", "1"]
     learns_how_far = model_type == "adaptive_span"
