@@ -190,15 +190,18 @@ def check_positions(model: Any, given: dict[str, Any], cache: Any) -> None:
     if num_tokens <= limit - 2 or getattr(config, "position_embedding_type", "absolute") != "absolute":
         return
     for table in position_tables(model):
-        padding = table.padding_idx
+        padding, mask = table.padding_idx, given.get("attention_mask")
+        # RoBERTa and OPT count the tokens that are not padding
         if padding is not None and ids is not None and cache is None:
             num_tokens = int((ids != padding).sum(1).max())
+        elif hasattr(table, "offset") and isinstance(mask, torch.Tensor) and mask.ndim == 2:
+            num_tokens = min(num_tokens, int((mask != 0).sum(1).max()))
         rows = table.num_embeddings - (getattr(table, "offset", 0) if padding is None else padding + 1)
         if num_tokens > rows:
             raise InputError(
                 f"A text has {num_tokens} tokens, but this {type(model).__name__} has learned positions for {rows}. "
-                f"Cut the text (truncation=True, max_length={rows}), or make the model longer, hea.convert(model, "
-                f"max_position_embeddings={num_tokens})."
+                f"Cut the text (truncation=True, max_length={rows}); or make a model that hea.convert takes longer, "
+                f"hea.convert(model, max_position_embeddings={num_tokens})."
             )
 
 

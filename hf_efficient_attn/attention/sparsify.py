@@ -42,6 +42,10 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
     >>> config.attention_pattern["kind"]
     'union'
 
+    Tokens that differ between examples are global by an argument of the call, as of transformers' Longformer:
+    `model(**inputs, global_attention_mask=mask)`, [batch, tokens] with cached tokens first, 1 = reads and is read by
+    all; in causal layers, as far as they lie in the past.
+
     Args:
         model_or_config: a model or config of transformers; in a composite one (vision and language), the text part
             changes.
