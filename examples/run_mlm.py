@@ -25,7 +25,9 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.training import script_inputs
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6}
-SHAPE |= {"is_causal": False, "position_embedding_type": "rope"}
+SHAPE |= {"is_causal": False}
+# the others have positions of their own
+ROPE = ("sparse_transformer", "simplified_transformer", "adaptive_span", "efficient_reformer", "routing_transformer")
 
 
 @dataclass
@@ -132,6 +134,7 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple:
     own = args.tokenizer_name or name
     tokenizer = AutoTokenizer.from_pretrained(own) if own else new_tokenizer(data["train"][args.text_column], 8192)
     fields, auto = {"vocab_size": len(tokenizer), "max_position_embeddings": length, **SHAPE}, AutoModelForMaskedLM
+    fields |= {"position_embedding_type": "rope"} if args.model_type in ROPE else {}
     model = auto.from_pretrained(name) if name else auto.from_config(AutoConfig.for_model(args.model_type, **fields))
     if length > (script_inputs.num_positions(model.config) or length):
         tokenizer.model_max_length = length

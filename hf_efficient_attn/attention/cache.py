@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from hf_efficient_attn.attention.block_cache_layer import BlockLayer
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
@@ -14,6 +14,7 @@ from hf_efficient_attn.attention.cache_positions import CACHE, TEXT, StreamingLa
 from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
+from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bounds import DecodingReach
@@ -27,12 +28,14 @@ OTHER_PATTERN = (
 
 
 class PatternCache(Cache):
-    """A cache for `generate` whose size does not grow with the text, for patterns made of a band and first tokens.
+    """A cache for `generate` whose layers do not grow with the text, where they follow a band and first tokens.
 
-    `model.generate(..., cache=PatternCache(model.config))` generates the same tokens as the default cache. A
+    `model.generate(..., cache=PatternCache(model))` generates the same tokens as the default cache. A
     layer keeps the keys of the pattern's first tokens, counted from each example's first token that is not padding, and
-    of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them. A
-    layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new token chooses some.
+    of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them,
+    which grows with the text where they read all of it: `[pattern, None] * 2` bounds two layers of four, which a
+    warning and `repr` say. A layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new
+    token chooses some.
     Another model that reads more is refused, and so is one on another attention, such as a dense model on "sdpa".
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
@@ -52,12 +55,15 @@ class PatternCache(Cache):
     >>> text = model.generate(torch.ones(1, 8, dtype=int), cache=cache, max_length=64, eos_token_id=None)
     >>> text.shape[1], cache.layers[0].keys.shape[2]
     (64, 16)
+    >>> cache
+    PatternCache(2 of 2 layers bounded, layers=[StreamingLayer, StreamingLayer])
 
     Args:
-        config: the config of a sparsified model that is only a decoder. Layers follow `Band(left, ...)`, `Dilated(left,
-            ...)`, or these joined with `GlobalTokens` at the positions 0, 1, 2, ..., also per head; or `BlockTopK`; and
-            differently from layer to layer. With `positions="cache"` the model itself, on its device and in evaluation
-            mode: it computes one token, which shows whether its `rotary_emb` is all that rotates its keys.
+        config: a sparsified model that is only a decoder, or its config. Layers follow `Band(left, ...)`,
+            `Dilated(left, ...)`, or these joined with `GlobalTokens` at the positions 0, 1, 2, ..., also per head; or
+            `BlockTopK`; and differently from layer to layer. With `positions="cache"` the model itself, on its device
+            and in evaluation mode: it computes one token, which shows whether its `rotary_emb` is all that rotates its
+            keys.
         positions: "text" or "cache", where positions are counted.
 
     Raises:
@@ -67,10 +73,10 @@ class PatternCache(Cache):
 
     def __init__(self, config: PreTrainedConfig | torch.nn.Module, positions: str = TEXT) -> None:
         model: Any = config
-        if positions == CACHE:
-            config = config_of(model)
-        elif positions != TEXT:
+        if positions not in (TEXT, CACHE):
             raise ConfigurationError(f"positions={shown(positions)}; it must be {shown(TEXT)} or {shown(CACHE)}.")
+        if positions == CACHE or isinstance(model, torch.nn.Module):
+            config = config_of(model)
         text_config = checked_text_config(config)
         self.padding = Padding()
         layers = DynamicCache(config=config).layers  # type: ignore[arg-type]
@@ -96,6 +102,18 @@ class PatternCache(Cache):
         # whether "efficient" has asked for the keys in this call of a model
         self.is_followed = False
         super().__init__(layers=layers)
+        # of BlockTopK it is known
+        growing = [layer for layer, kept in enumerate(layers) if not (is_bounded(kept) or isinstance(kept, BlockLayer))]
+        num_bounded = sum(map(is_bounded, layers))
+        if growing and num_bounded:
+            warn_once(
+                f"This PatternCache bounds {num_bounded} of {len(layers)} layers. Others, such as layer {growing[0]}, "
+                "read the whole text and keep all of its keys: memory grows with the text."
+            )
+
+    def __repr__(self) -> str:
+        num_bounded = sum(map(is_bounded, self.layers))
+        return f"{type(self).__name__}({num_bounded} of {len(self.layers)} layers bounded, layers={self.layers})"
 
     def follow(self, config: Any, is_token: Tensor | None) -> None:
         """Take the padding of the model that is about to compute on "efficient", after checking its config.
@@ -195,6 +213,11 @@ class Origin(int):
     cache: PatternCache
 
 
+def is_bounded(layer: Any) -> bool:
+    """Return whether a layer of a cache holds no more, from some length on, however long the text is."""
+    return isinstance(layer, PatternLayer) or layer.is_sliding or not isinstance(layer, DynamicLayer)
+
+
 def config_of(model: Any) -> Any:
     """Return the config of a model.
 
@@ -203,8 +226,8 @@ def config_of(model: Any) -> Any:
     """
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
-            f'PatternCache(positions="cache") got a {type(model).__name__}, but rotates keys by the rotary_emb of '
-            "the model: pass the model."
+            f'PatternCache got a {type(model).__name__}: pass the model, by whose rotary_emb positions="cache" rotates '
+            "keys, or, without that, its config."
         )
     return model.config
 
@@ -215,10 +238,8 @@ def checked_text_config(config: Any) -> Any:
     Raises:
         ConfigurationError: it is not a config, has no pattern, or is not that of a decoder alone.
     """
-    if isinstance(config, torch.nn.Module):
-        raise ConfigurationError(f"PatternCache got a {type(config).__name__}, a model: pass model.config.")
     if not isinstance(config, PreTrainedConfig):
-        raise ConfigurationError(f"PatternCache got {shown(config)}, which is no config: pass model.config.")
+        raise ConfigurationError(f"PatternCache got {shown(config)}, which is no config: pass the model or its config.")
     text_config: Any = config.get_text_config(decoder=True)
     spec = getattr(text_config, FIELD, None)
     if spec is None and getattr(text_config, "span", None) is not None:
@@ -236,8 +257,8 @@ def checked_text_config(config: Any) -> Any:
         raise ConfigurationError(
             "PatternCache needs the config of a model with attention_pattern and "
             f"attn_implementation={shown(NAME)}; this {type(text_config).__name__} has {shown(spec)} and "
-            f"{shown(text_config._attn_implementation)}. Call sparsify(model, pattern) first, and pass "
-            "model.config."
+            f"{shown(text_config._attn_implementation)}. Call sparsify(model, pattern) first, and "
+            "pass the model."
         )
     if getattr(text_config, "is_encoder_decoder", False):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Packed documents that only the keyword arguments of an attention call describe, and not its mask."""
+"""What only the keyword arguments of an attention call say, and not its mask: packed documents, global tokens."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,15 +10,22 @@ from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.given_inputs import given_positions, is_computed_again, was_called_without
+from hf_efficient_attn.attention.input_checks import MARKED, check_marked_shape
 from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, LayerPattern
+from hf_efficient_attn.attention.model_parts import DECODER, PART
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts
 from hf_efficient_attn.attention.packing import position_starts, said_starts
 from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import bring, derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.messages import shown
+
+# the attribute of a layer that marked tokens reached: the spec of the patterns that it then followed
+TAKES_MARKED = "_takes_global_tokens"
 
 
 def with_said_documents(
@@ -73,6 +80,59 @@ def join_documents(tokens: TokenMask, starts: Tensor) -> TokenMask:
     if segments is not None:
         starts = starts | pad(segments[:, 1:] != segments[:, :-1], (1, 0))
     return replace(tokens, segment_ids=1 + starts.cumsum(1))
+
+
+def with_marked_tokens(
+    module: nn.Module,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    options: Mapping[str, Any],
+    followed: LayerPattern,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[LayerPattern, TokenMask]:
+    """Return what a layer follows and its token mask, with the global tokens of the call's `global_attention_mask`.
+
+    They belong to the pattern of the config, as `GlobalTokens` would: a layer that keeps its own attention does not
+    take them, and in an encoder-decoder they are tokens of the encoder, as in LED.
+
+    Raises:
+        InputError: a mask of another shape, a text that processes share, or a pattern that chooses by content.
+    """
+    marked = options.get(MARKED)
+    if marked is None or followed.is_own or getattr(module, PART, None) == DECODER:
+        return followed, tokens
+    run_untraced(_note_marked, module)
+    if followed.shards is not None or followed.pattern.chooses_by_content:
+        what = "processes share the texts" if followed.shards is not None else f"they follow {shown(followed.pattern)}"
+        raise InputError(
+            f"{MARKED} is not taken by layers of a sparsified model where {what}. Leave it out, and give the positions "
+            "in a pattern by position, band(...) | global(...)."
+        )
+    num_keys = key.shape[2]
+    known: Any = num_keys if query_offset is None else query_offset + query.shape[2]
+    if isinstance(known, Tensor):
+        # a compiler does not know how much of a static cache is written
+        known = min(marked.shape[-1], num_keys)
+    check_marked_shape(marked, key.shape[0], known)
+    is_global = derived(lambda marked: pad(marked.bool(), (0, num_keys - marked.shape[1])), marked)
+    return followed.with_globals, replace(tokens, global_mask=is_global)
+
+
+def _note_marked(module: nn.Module) -> None:
+    module.__dict__[TAKES_MARKED] = getattr(module.config, FIELD)
+
+
+def refuse_lost_marks(model: Any) -> None:
+    """Raise InputError for a model that has computed with a `global_attention_mask` which reached no layer of it."""
+    spec = getattr(model.config.get_text_config(), FIELD, None)
+    if getattr(model, PART, None) != DECODER and all(
+        each.__dict__.get(TAKES_MARKED) != spec for each in model.modules()
+    ):
+        raise InputError(
+            f"{MARKED} changes nothing in this {type(model).__name__}: it does not pass it on to layers that follow "
+            "attention_pattern. Leave it out, and give the positions in the pattern, band(...) | global(...)."
+        )
 
 
 def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> bool:

@@ -108,8 +108,8 @@ def check_numbers(
     """Raise an error if the pattern is not a pattern, or a number has a wrong type or is out of range."""
     if not isinstance(pattern, Pattern):
         raise ConfigurationError(
-            f"pattern is {shown(pattern)}; it must be a pattern such as Band(256, 256). Pattern.from_dict reads a "
-            "dict, and patterns.parse_pattern a text."
+            f"pattern is {shown(pattern)}; it must be a pattern such as Band(256, 256), or an expression such as "
+            "'band(256, 256)'. Pattern.from_dict reads a dict."
         )
     check_kind(pattern)
     if scale is not None and not (is_number(scale) and abs(scale) <= LARGEST_FACTOR):

@@ -27,7 +27,6 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.algebra import Union
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.checks import check_length
-from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.layers import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.per_head import PerHead
@@ -218,13 +217,11 @@ def _place_of(what: Any, device: Any, dtype: torch.dtype | None) -> tuple[Any, t
 
 
 def spec_pattern(spec: Any, layer: int = 0, part: str | None = None) -> Pattern:
-    """Return the pattern of a layer by an expression or any form of `attention_pattern`.
+    """Return the pattern of a layer by any form of `attention_pattern`.
 
     Raises:
         ConfigurationError: another form, or the layer has no pattern.
     """
-    if isinstance(spec, str):
-        return parse_pattern(spec)
     if is_by_part(spec):
         spec = spec.get(part or ENCODER)
     patterns = patterns_per_layer(spec, len(spec) if isinstance(spec, list | tuple) else layer + 1)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.call import build_call, checked_states, compute
@@ -13,17 +14,22 @@ from hf_efficient_attn.attention.ready_calls import Extras, call_key, made_ready
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
+
+# a compiler cannot trace how it reads an expression
+_parsed = torch.compiler.assume_constant_result(cached()(parse_pattern))
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern,
+    pattern: Pattern | str,
     scale: float | None = None,
     key_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
@@ -78,7 +84,7 @@ def attention(
         q: queries, [B, H, Nq, D]: examples, heads, tokens, and the size of a head.
         k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv]; Hkv divides H, and query head h reads key head
             h // (H / Hkv).
-        pattern: who may read whom; see `hf_efficient_attn.patterns`.
+        pattern: who may read whom, or its expression ("band(64, 64) | global(0)"); see `hf_efficient_attn.patterns`.
         scale: factor of the scores; None means 1 / sqrt(D).
         key_mask: bool [B, Nk], True = a token, False = padding.
         segment_ids: int [B, Nk]; neighbours with equal ids form a document.
@@ -119,6 +125,7 @@ def attention(
     """
     if unknown:
         refuse_unknown(unknown, attention)
+    pattern = _parsed(pattern) if isinstance(pattern, str) else pattern
     masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     extras, heads = Extras((*masks, sinks, chosen), terms, (lse_gradient,)), (layer, first_head, num_model_heads, cross)
     key = call_key(q, k, v, backend, extras, pattern, query_offset, *heads, softcap, scale, dropout)

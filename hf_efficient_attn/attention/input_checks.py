@@ -1,4 +1,4 @@
-"""Inputs that neither our models nor others on "efficient" take: no tokens, or masks with values besides 0 and 1."""
+"""Inputs that neither our models nor others on "efficient" take: no tokens, masks with values besides 0 and 1."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.host_copies import bring, on_host
+
+# the argument by which a call marks its global tokens, as of transformers' Longformer
+MARKED = "global_attention_mask"
 
 
 def refuse_empty(name: str, given: Any, num_axes: int) -> None:
@@ -38,3 +41,36 @@ def check_mask_values(attention_mask: Any, name: str = "attention_mask") -> None
             "Global tokens, 2 in the authors' masks, belong into global_attention_mask, and a mask that is added to "
             "the scores has four dimensions, [batch, 1, queries, keys]."
         )
+
+
+def check_marked_shape(marked: Any, batch_size: int, num_tokens: int) -> None:
+    """Raise InputError unless `global_attention_mask` has an entry for each token, the cached ones included."""
+    if not isinstance(marked, Tensor) or tuple(marked.shape) != (batch_size, num_tokens):
+        given = f"shape {list(marked.shape)}" if isinstance(marked, Tensor) else f"the type {type(marked).__name__}"
+        raise InputError(
+            f"{MARKED} has {given}; it must be [batch, tokens] = [{batch_size}, {num_tokens}], a tensor, cached "
+            "tokens first (a PatternCache takes no such mask once it has dropped tokens)."
+        )
+
+
+def check_marked(marked: Tensor, is_token: Tensor | None) -> None:
+    """Raise InputError if `global_attention_mask` has values besides 0 and 1, or marks padding alone in an example.
+
+    is_token: [batch, tokens], 0 for padding; None: all are tokens. While compiling, nothing is checked.
+    """
+    if torch.compiler.is_compiling():
+        return
+    bring(marked, is_token)
+    is_marked = on_host(marked)
+    if bool(((is_marked != 0) & (is_marked != 1)).any()):
+        raise InputError(
+            f"{MARKED} holds {is_marked.unique().tolist()[:5]}; it must hold 0 and 1, apart from attention_mask. (The "
+            "authors' single mask with 2 = global is attention_mask plus it.)"
+        )
+    if is_token is not None:
+        on_padding = is_marked.any(1) & ~(is_marked.bool() & on_host(is_token).bool()).any(1)
+        if bool(on_padding.any()):
+            raise InputError(
+                f"{MARKED} marks nothing but padding in example {int(on_padding.nonzero()[0])}: mask and padding are "
+                "on different sides. Mark the tokens where attention_mask is 1."
+            )

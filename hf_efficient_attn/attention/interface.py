@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_efficient_attn.attention.cache_positions import in_cache_positions
 from hf_efficient_attn.attention.cached_choice import cached_choice
-from hf_efficient_attn.attention.call_documents import with_said_documents
+from hf_efficient_attn.attention.call_documents import with_marked_tokens, with_said_documents
 from hf_efficient_attn.attention.given_choice import given_choice
 from hf_efficient_attn.attention.guard import guard_models
 from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
@@ -72,8 +72,8 @@ def efficient_attention_forward(
         attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
         kwargs: `is_causal`, `sliding_window`, `position_bias`, `position_terms` (of our families), `s_aux` (sinks),
-            `softcap`, `output_attentions`, chosen keys (`given_choice`), and the arguments about packed documents
-            (`call_documents`) are used; others are ignored.
+            `softcap`, `output_attentions`, chosen keys (`given_choice`), and the arguments about packed documents and
+            global tokens (`call_documents`) are used; others are ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
@@ -91,11 +91,12 @@ def efficient_attention_forward(
     if not getattr(module, "layer_idx", None):
         compare_processes(module)
     is_matrix = attention_mask is not None and not is_table(attention_mask)
-    masks = said_masks(module, attention_mask, kwargs, followed, query, key)
+    tokens, query_offset = said_masks(module, attention_mask, kwargs, followed, query, key)
+    followed, tokens = with_marked_tokens(module, tokens, query_offset, kwargs, followed, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
     followed, key, value, (tokens, query_offset), kwargs = with_earlier_keys(
-        module, followed, key, value, masks, kwargs
+        module, followed, key, value, (tokens, query_offset), kwargs
     )
     followed, chosen, matrix = given_choice(module, followed, kwargs, attention_mask if is_matrix else None, tokens)
     states = (query, key, scale)

@@ -1,7 +1,7 @@
 """Which pattern an attention layer of a transformers model follows: the config's, or the layer's own attention."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -58,6 +59,17 @@ class LayerPattern:
     num_model_heads: int | None = None
     is_cross: bool = False
     shards: SequenceShards | None = None
+
+    @property
+    def with_globals(self) -> "LayerPattern":
+        """What is followed where a token mask names global tokens, which read and are read in the layer's direction.
+
+        A pattern that looks back only (`Band(4, 0)`) does not make a bidirectional layer causal: joined with global
+        tokens, even none, it may look ahead, as it does with those at given positions.
+        """
+        if self.is_own or self.is_causal or not self.pattern.is_causal:
+            return self
+        return replace(self, pattern=self.pattern | GlobalTokens(()))
 
 
 def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None = None) -> LayerPattern:
@@ -247,7 +259,7 @@ def is_by_part(spec: Any) -> bool:
 
 def is_single(spec: Any) -> bool:
     """Return whether a spec is one pattern for all layers."""
-    return isinstance(spec, Pattern) or (isinstance(spec, Mapping) and "kind" in spec)
+    return isinstance(spec, Pattern | str) or (isinstance(spec, Mapping) and "kind" in spec)
 
 
 def num_layers(config: Any, part: str) -> int:

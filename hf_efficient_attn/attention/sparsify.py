@@ -42,12 +42,16 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
     >>> config.attention_pattern["kind"]
     'union'
 
+    Tokens that differ between examples are global by an argument of the call, as of transformers' Longformer:
+    `model(**inputs, global_attention_mask=mask)`, [batch, tokens] with cached tokens first, 1 = reads and is read by
+    all; in causal layers, as far as they lie in the past.
+
     Args:
         model_or_config: a model or config of transformers; in a composite one (vision and language), the text part
             changes.
         pattern: one of these, or None, which restores the model's own attention:
-            - a pattern for all layers, of which causal models use the causal form; layers that are sliding or chunked
-              by themselves keep their own attention;
+            - a pattern or its expression, "band(256, 256) | global(0)", for all layers, of which causal models use the
+              causal form; layers that are sliding or chunked by themselves keep their own attention;
             - a list with one pattern per layer, or None for the layer's own attention;
             - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers;
             - {"encoder": ..., "decoder": ...} for an encoder-decoder, each one of the above or None. The other forms

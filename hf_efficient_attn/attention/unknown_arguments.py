@@ -1,6 +1,7 @@
 """What to write instead of arguments that other attention functions have."""
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,6 +36,36 @@ INSTEAD = {
     "length": ("Write query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
     "enable_gqa": ("Leave it out: k and v may have fewer heads than q.", ("k",)),
 }
+# inputs of models, and how alike a name must be that is taken for one of them misspelt: so alike that no argument of
+# another library is (`mm_token_type_ids`, `decoder_attention_mask`)
+INPUTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", "token_type_ids", "use_cache")
+LIKENESS = 0.92
+
+
+def refuse_misspelt(names: Iterable[str]) -> None:
+    """Raise InputError for the first of these arguments that is an input of models with a letter wrong.
+
+    Models take, and ignore, arguments that they do not know, since libraries pass those of other models to all.
+
+    >>> refuse_misspelt(["num_items_in_batch", "attention_masks"])
+    Traceback (most recent call last):
+    hf_efficient_attn.errors.InputError: There is no argument 'attention_masks'. Did you mean 'attention_mask'?
+    """
+    for name in names:
+        if name not in INPUTS and (near := _misspelt(name)):
+            raise InputError(f"There is no argument {name!r}. Did you mean {near!r}?")
+
+
+# a compiler cannot trace the comparison
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _misspelt(name: str) -> str:
+    return _near_input(name)
+
+
+@functools.lru_cache(maxsize=256)
+def _near_input(name: str) -> str:
+    near = difflib.get_close_matches(name, INPUTS, n=1, cutoff=LIKENESS)
+    return near[0] if near else ""
 
 
 def refuse_unknown(names: Iterable[str], function: Callable[..., Any]) -> None:

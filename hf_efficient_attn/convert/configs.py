@@ -16,7 +16,7 @@ from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 from hf_efficient_attn.patterns.checks import is_integer
-from hf_efficient_attn.patterns.expressions import parse_pattern
+from hf_efficient_attn.patterns.expressions import pattern_of
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.windows import band_of_window
 
@@ -172,13 +172,8 @@ def _check_mechanism(request: ConversionRequest, allowed: tuple[str, ...]) -> No
             )
 
 
-def pattern_of(request: ConversionRequest) -> Any:
-    """Return the pattern that a request asks for, an expression as what it says; None: none."""
-    return parse_pattern(request.pattern) if isinstance(request.pattern, str) else request.pattern
-
-
 def _pattern_fields(config: Any, request: ConversionRequest, is_dense: bool) -> dict[str, Any]:
-    window, pattern = request.attention_window, pattern_of(request)
+    window, pattern = request.attention_window, pattern_of(request.pattern)
     if pattern is not None:
         return {"attention_pattern": _joined(config, pattern, is_dense)}
     if not is_dense:

@@ -4,14 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
+from hf_efficient_attn.attention.input_checks import MARKED
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.refusals import refuse_paged
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.attention.unknown_arguments import refuse_misspelt
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.inputs.axes import check_positions
 from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
@@ -91,9 +96,10 @@ def prepare_call(
 
     Raises:
         InputError: a mask or positions of another length, a mask of other values than 0 and 1; documents and positions
-            that contradict each other, or that follow cached tokens.
+            that contradict each other, or that follow cached tokens; options that say something which nothing reads.
     """
     refuse_paged(cache)
+    refuse_unread(config, options)
     batch_size, tokens = embedded.shape[:2]
     if use_cache and config.is_causal and cache is None:
         cache = DynamicCache(config=config)
@@ -103,6 +109,31 @@ def prepare_call(
     position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
     documents = noted_documents(config, position_ids, attention_mask, batch_size, past_tokens, cache)
     return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)
+
+
+def refuse_unread(config: Any, options: Mapping[str, Any]) -> None:
+    """Raise InputError for arguments that some models of transformers obey, and this one would ignore.
+
+    Types that are all 0, as a tokenizer gives them with single texts, say nothing; while compiling they are not read.
+    """
+    family = config.model_type
+    types = options.get("token_type_ids")
+    if isinstance(types, Tensor) and not torch.compiler.is_compiling() and bool(on_host(types).any()):
+        raise InputError(
+            f"token_type_ids has types other than 0, but a {family} has no token types. Leave them out: in its texts, "
+            "separators alone tell the parts of a pair apart."
+        )
+    if options.get(MARKED) is not None:
+        raise InputError(
+            f"A {family} takes no {MARKED}. Leave it out; sparse_transformer, sparse_seq2seq and sparsified models of "
+            "transformers take it."
+        )
+    if options.get("head_mask") is not None:
+        raise InputError(
+            "There is no head_mask, which transformers 5 has removed from its own models, too. Leave it out; a head "
+            "whose columns of the output projection are zero adds nothing."
+        )
+    refuse_misspelt(options)
 
 
 def lengths(cache: Cache | None, tokens: int) -> tuple[int | Tensor, int]:

@@ -4,10 +4,10 @@ Lin et al., A Survey of Transformers (2022), section 4.1.1; Beltagy et al., Long
 """
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, wraps
 from math import gcd
 from operator import and_
-from typing import Any
+from typing import Any, TypeVar
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
@@ -18,6 +18,8 @@ from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.token_order import TokenOrder
 from hf_efficient_attn.patterns.work import spend
+
+T = TypeVar("T")
 
 
 class Distances(Pattern):
@@ -176,6 +178,27 @@ class Causal(Distances, kind="causal"):
     step = 1
 
 
+def says_sides(cls: type[T]) -> type[T]:
+    """Return a class of patterns that says what its sides are where one is missing."""
+    build: Any = cls.__init__
+
+    @wraps(build)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            build(self, *args, **kwargs)
+        except TypeError as error:
+            what = str(error).removeprefix(f"{cls.__name__}.__init__() ")
+            raise ConfigurationError(
+                f"{cls.__name__} takes {', '.join(cls.__annotations__)}: {what}. left and right are how many "
+                "tokens a query reads before and after itself, None for no limit: left=64, right=64 reads both sides, "
+                "left=64, right=0 backwards alone."
+            ) from error
+
+    cls.__init__ = checked  # type: ignore[assignment, misc]
+    return cls
+
+
+@says_sides
 @dataclass(frozen=True)
 class Band(Distances, kind="band"):
     """Every query reads the keys around it.
@@ -198,6 +221,7 @@ class Band(Distances, kind="band"):
     step = 1
 
 
+@says_sides
 @dataclass(frozen=True)
 class Dilated(Distances, kind="dilated"):
     """Every query reads every `step`-th key around it (Longformer, section 3.1).

@@ -1,4 +1,4 @@
-"""Patterns as short expressions, for command lines: band(4, 4) | global(0)."""
+"""Patterns as short expressions, which everything takes that takes a pattern: band(4, 4) | global(0)."""
 
 import ast
 import dataclasses
@@ -51,6 +51,15 @@ def parse_pattern(text: str) -> Pattern:
     if not isinstance(pattern, Pattern):
         raise ConfigurationError(f"{shown(text)} is no pattern; write e.g. band(4, 4) | global(0).")
     return pattern
+
+
+def pattern_of(given: Any) -> Any:
+    """Return the pattern of an expression, and anything else as it is.
+
+    Raises:
+        ConfigurationError: as `parse_pattern`.
+    """
+    return parse_pattern(given) if isinstance(given, str) else given
 
 
 def write_expression(pattern: Pattern) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.expressions import pattern_of
 from hf_efficient_attn.patterns.pattern import Pattern
 
 TILE_FIELDS = {"tile", "patterns"}
@@ -14,7 +15,7 @@ def patterns_per_layer(spec: Any, num_layers: int) -> tuple[Pattern | None, ...]
     """Return the pattern of each layer; None: the layer keeps its own attention.
 
     Args:
-        spec: a pattern or its dict, for all layers; a list of these or None, one per layer; or
+        spec: a pattern, its expression or its dict, for all layers; a list of these or None, one per layer; or
             {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers.
         num_layers: layers of the model.
 
@@ -72,10 +73,11 @@ def _tiles(spec: Mapping[str, Any]) -> dict[str, Pattern | None]:
 
 
 def _pattern(entry: Any) -> Pattern:
+    entry = pattern_of(entry)
     if not isinstance(entry, Pattern | Mapping):
         raise ConfigurationError(
-            f"attention_pattern is {shown(entry)}; it must be a pattern such as Band(256, 256), the dict that its "
-            "to_dict writes, a list of those for the layers, or a tile. patterns.parse_pattern reads a text."
+            f"attention_pattern is {shown(entry)}; it must be a pattern such as Band(256, 256), an expression "
+            "such as 'band(256, 256)', the dict that its to_dict writes, a list of those for the layers, or a tile."
         )
     if isinstance(entry, Mapping) and entry and "kind" not in entry:
         raise ConfigurationError(

@@ -9,6 +9,7 @@ from attention_models import build, padding, token_ids
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache import readable_tokens
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.patterns import (
     Band,
     BlockLocal,
@@ -58,7 +59,10 @@ def test_same_tokens_from_constant_memory(
 def test_layers_keep_what_they_need() -> None:
     model, ids = hea.sparsify(build("llama"), [Band(3, 0) | GlobalTokens([0]), None]), token_ids(2, 12)
     mask = padding(ids, "left")
-    cache = hea.PatternCache(model.config)
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="bounds 1 of 2 layers.* such as layer 1"):
+        cache = hea.PatternCache(model)
+    assert repr(cache) == "PatternCache(1 of 2 layers bounded, layers=[PatternLayer, DynamicLayer])"
     expected = model.generate(ids, attention_mask=mask, use_cache=False, **OPTIONS)
     assert torch.equal(model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **OPTIONS), expected)
     assert [layer.keys.shape[2] for layer in cache.layers] == [4, 25]
@@ -162,13 +166,9 @@ def test_other_caches_are_refused_by_compiled_models_and_by_deeper_ones() -> Non
         wide(token_ids(1, 9), **{CACHE_ARGUMENT: cache})
 
 
-def test_a_cache_is_made_for_a_config() -> None:
-    for other, message in (
-        (build("llama"), "a model: pass"),
-        (None, "got None, which is no config"),
-        ("gpt2", "got 'gpt2'"),
-    ):
-        with pytest.raises(hea.ConfigurationError, match=message):
+def test_a_cache_is_made_for_a_model_or_its_config() -> None:
+    model = hea.sparsify(build("llama"), Band(3, 0))
+    assert repr(hea.PatternCache(model)) == repr(hea.PatternCache(model.config))
+    for other in (build("llama"), torch.nn.Linear(2, 2), None, "gpt2"):
+        with pytest.raises(hea.ConfigurationError, match="PatternCache"):
             hea.PatternCache(other)  # type: ignore[arg-type]
-    with pytest.raises(hea.ConfigurationError, match="got a LlamaForCausalLM, a model"):
-        hea.PatternCache(build("llama"))  # type: ignore[arg-type]

@@ -120,10 +120,18 @@ def test_the_smallest_and_largest_cap_are_computed(backend: str, softcap: float)
     torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-4)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("pattern", [{"kind": "band", "left": 1, "right": 1}, "band(1, 1)", None, Band], ids=str)
+@pytest.mark.parametrize("pattern", [{"kind": "band", "left": 1, "right": 1}, "bnd(1, 1)", None, Band], ids=str)
 def test_what_is_no_pattern_is_refused(pattern: object) -> None:
-    with pytest.raises(hea.ConfigurationError, match="it must be a pattern such as Band"):
+    with pytest.raises(hea.ConfigurationError, match="pattern"):
         attention(X, X, X, pattern)
+
+
+def test_an_expression_is_its_pattern() -> None:
+    text, pattern = "band(1, 0) | global(3)", Band(1, 0) | GlobalTokens([3])
+    expected = attention(X, X, X, pattern)
+    assert torch.equal(attention(X, X, X, text), expected)
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(X, X, X, text), expected)
 
 
 def test_queries_without_keys_are_named_once() -> None:

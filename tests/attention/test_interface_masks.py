@@ -1,12 +1,15 @@
 """Masks that transformers or a user gives to models on "efficient": packing, matrices, windows; what is refused."""
 
 import inspect
+import itertools
 from typing import Any
 
 import pytest
 import torch
 import transformers as tr
-from attention_models import DECODER, PATTERN, build, inputs_of, outputs_of, padding, token_ids
+from attention_models import CAUSAL as DECODERS
+from attention_models import DECODER, PATTERN, build, inputs_of, matrix, outputs_of, padding, token_ids
+from models_cases import checkpoint_activations, switch_off_dropout
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 import hf_efficient_attn as hea
@@ -15,7 +18,7 @@ from hf_efficient_attn.attention.call import _calls, _laid_out
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.ready_calls import _ready
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
-from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens
+from hf_efficient_attn.patterns import Band, BlockTopK, Dilated, GlobalTokens, PerHead
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -33,6 +36,83 @@ def test_packed_documents_are_computed_as_if_alone(name: str, pattern: Any) -> N
         packed = model(torch.cat(documents, 1), position_ids=positions, use_cache=False).logits
         alone = torch.cat([model(ids).logits for ids in documents], 1)
     torch.testing.assert_close(packed, alone, **TOLERANCE)
+
+
+def marks_of(mask: torch.Tensor) -> torch.Tensor:
+    """Return global tokens, others in each of two examples, none of them padding."""
+    marks = torch.zeros_like(mask)
+    marks[0, [4, 9]] = marks[1, 7] = 1
+    return marks
+
+
+@pytest.mark.parametrize("pattern", [Band(4, 0), Band(2, 1), PerHead([Band(4, 0), Band(1, 0)] * 2)])
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "roberta"])
+def test_marked_tokens_are_global_as_in_longformer(name: str, side: str, pattern: Any) -> None:
+    """They read, and are read by, everything; in a decoder, all that lies before. Compared with a dense mask."""
+    model, inputs = build(name).double(), inputs_of(name, side)
+    mask = inputs["attention_mask"]
+    marks, index = marks_of(mask), torch.arange(mask.shape[1])
+    heads = torch.cat([matrix(each, mask) for each in pattern.heads(4)], 1)
+    joined = (marks[:, None, :, None] | marks[:, None, None, :]).bool() & mask.bool()[:, None, None]
+    allowed = heads | (joined & mask.bool()[:, None, :, None])
+    if name in DECODERS:
+        allowed = allowed & (index <= index[:, None])
+    with torch.no_grad():
+        expected = model(**{**inputs, "attention_mask": allowed}).logits[mask.bool()]
+    hea.sparsify(model, pattern)
+    actual = outputs_of(model, {**inputs, "global_attention_mask": marks})
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    assert (actual - outputs_of(model, inputs)).abs().max() > 1e-2
+    if name in DECODERS:
+        steps, cache, cuts = [], tr.DynamicCache(config=model.config), (0, 8, 9, 14)
+        for first, stop in itertools.pairwise(cuts):
+            given = {key: each[:, :stop] for key, each in {**inputs, "global_attention_mask": marks}.items()}
+            given["input_ids"] = inputs["input_ids"][:, first:stop]
+            with torch.no_grad():
+                steps.append(model(**given, **{CACHE_ARGUMENT: cache}).logits)
+        torch.testing.assert_close(torch.cat(steps, 1)[mask.bool()], actual, **TOLERANCE)
+
+
+def test_marked_tokens_reach_compiled_and_recomputed_layers() -> None:
+    model, inputs = hea.sparsify(build("roberta"), Band(4, 0)), inputs_of("roberta", "left")
+    inputs["global_attention_mask"] = marks_of(inputs["attention_mask"])
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(outputs_of(compiled, inputs), outputs_of(model, inputs), **TOLERANCE)
+    parameters = [model.roberta.encoder.layer[0].attention.self.query.weight]
+    (expected,) = torch.autograd.grad(model(**inputs).logits.square().sum(), parameters)
+    switch_off_dropout(model)
+    checkpoint_activations(model.train())
+    (actual,) = torch.autograd.grad(model(**inputs).logits.square().sum(), parameters)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_marked_tokens_of_an_encoder_decoder_are_its_encoders() -> None:
+    model, inputs = build("bart"), inputs_of("bart", "none")
+    marks = torch.zeros_like(inputs["input_ids"]).index_fill_(1, torch.tensor([0, 9]), 1)
+    expected = outputs_of(hea.sparsify(model, Band(3, 0) | GlobalTokens([0, 9])), inputs)
+    actual = outputs_of(hea.sparsify(model, Band(3, 0)), {**inputs, "global_attention_mask": marks})
+    torch.testing.assert_close(actual, expected, **TOLERANCE)
+    with pytest.raises(hea.InputError, match="global_attention_mask"):
+        outputs_of(
+            hea.sparsify(model, {"encoder": None, "decoder": Band(3, 0)}), {**inputs, "global_attention_mask": marks}
+        )
+
+
+def test_marks_that_would_change_nothing_are_refused() -> None:
+    # its layers drop what they do not know
+    model = tr.StableLmModel(tr.StableLmConfig(**{**DECODER, "num_key_value_heads": 4})).eval()
+    inputs = inputs_of("llama", "right")
+    marks = marks_of(inputs["attention_mask"])
+    with pytest.raises(hea.InputError, match="global_attention_mask"):
+        hea.sparsify(model, Band(3, 0))(**inputs, global_attention_mask=marks)
+    model = hea.sparsify(build("llama"), Band(3, 0))
+    for wrong in (marks[:, :-1], marks[:1], 2 * marks, 1 - inputs["attention_mask"], marks.tolist()):
+        with pytest.raises(hea.InputError, match="global_attention_mask"):
+            model(**inputs, global_attention_mask=wrong)
+    hea.sparsify(model, BlockTopK(4, 1))
+    with pytest.raises(hea.InputError, match="global_attention_mask"):
+        model(**inputs, global_attention_mask=marks)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 40])
@@ -77,6 +157,18 @@ def test_a_matrix_is_obeyed_and_cut_by_the_pattern(name: str, kind: str) -> None
     inputs = {"input_ids": ids, "attention_mask": given(allowed)}
     torch.testing.assert_close(outputs_of(model, inputs), own, **TOLERANCE)
     torch.testing.assert_close(outputs_of(hea.sparsify(model, PATTERN), inputs), cut, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "longest"), [("bert", 512), ("roberta", 510), ("gpt2", 1024), ("llama", None)])
+def test_texts_of_more_tokens_than_learned_positions_are_refused(name: str, longest: int | None) -> None:
+    model = hea.sparsify(build(name), Band(2, 2))
+    for tokens in (longest or 512, (longest or 512) + 1):
+        ids = token_ids(1, tokens)
+        if longest is None or tokens == longest:
+            assert outputs_of(model, {"input_ids": ids}).shape[1] == tokens
+        else:
+            with pytest.raises(hea.InputError, match=f"positions for {longest}"):
+                model(ids)
 
 
 def test_masks_that_do_not_fit_are_refused() -> None:

@@ -170,8 +170,8 @@ def test_refusals_say_what_to_do() -> None:
     for config, cure in cures:
         with pytest.raises(hea.ConfigurationError, match=cure):
             hea.sparsify(config, Band(2, 2))
-    for pattern in ("band(64, 0)", Band, torch.ones(2), 3):
-        with pytest.raises(hea.ConfigurationError, match="parse_pattern reads a text"):
+    for pattern in ("band(64", Band, torch.ones(2), 3):
+        with pytest.raises(hea.ConfigurationError, match="pattern"):
             hea.sparsify(tr.LlamaConfig(**small), pattern)
 
 

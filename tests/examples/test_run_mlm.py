@@ -79,14 +79,16 @@ def test_the_loss_of_frequencies_is_that_of_counting(folder: Path) -> None:
     assert metrics["loss_of_frequencies"] == pytest.approx(sum(nats) / len(nats))
 
 
-@pytest.mark.parametrize("model_type", ["sparse_transformer", "simplified_transformer", "adaptive_span"])
+@pytest.mark.parametrize(
+    "model_type", ["sparse_transformer", "simplified_transformer", "adaptive_span", "star_transformer"]
+)
 def test_new_models_are_trained(folder: Path, tmp_path: Path, model_type: str) -> None:
     command = ["--model_type", model_type, "--train_file", str(folder / "train.jsonl"), "--max_steps", "1"]
-    learns_how_far = model_type == "adaptive_span"
-    run(tmp_path, *command, *([] if learns_how_far else ["--attention_window", "8"]))
+    has_own_reach = model_type in ("adaptive_span", "star_transformer")
+    run(tmp_path, *command, *([] if has_own_reach else ["--attention_window", "8"]))
     config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config
     assert (config.model_type, config.is_causal) == (model_type, False)
-    if not learns_how_far:
+    if not has_own_reach:
         assert config.attention_pattern == Band(left=4, right=4).to_dict()
 
 

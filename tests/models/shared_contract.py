@@ -72,6 +72,29 @@ class SharedContract:
                 with pytest.raises(hea.InputError, match="attention_mask"):
                     model(**{**inputs, name: wrong})
 
+    def test_arguments_are_read_or_refused_and_those_of_libraries_ignored(self, case: Any) -> None:
+        model, inputs = case.model(), without_labels(case.inputs())
+        ids = inputs["input_ids"]
+        with torch.no_grad():
+            expected = first_tensor(model(**inputs))
+            for_others = {"num_items_in_batch": 7, "output_router_logits": False, "mm_token_type_ids": ids}
+            assert torch.equal(first_tensor(model(**inputs, **for_others)), expected)
+        half = torch.zeros_like(ids)
+        half[..., ids.shape[-1] // 2 :] = 1
+        unread = {"head_mask": torch.ones(2, 4), "atention_mask": torch.ones_like(ids), "position_id": half}
+        for name in ("token_type_ids", "global_attention_mask"):
+            if name not in getattr(type(model), "extra_inputs", ()):
+                unread[name] = half
+        for name, value in unread.items():
+            with pytest.raises(hea.InputError, match=name):
+                model(**inputs, **{name: value})
+        if "token_type_ids" in unread:
+            with torch.no_grad():
+                assert torch.equal(first_tensor(model(**inputs, token_type_ids=torch.zeros_like(ids))), expected)
+        elif "type_vocab_size" in case.config().to_dict() and not case.config().type_vocab_size:
+            with pytest.raises(hea.InputError, match="token_type_ids"):
+                model(**inputs, token_type_ids=half)
+
     def test_any_dtype_and_layout_of_inputs_gives_the_same(self, case: Any, auto_class: str) -> None:
         model, inputs = case.model(auto_class), without_labels(case.inputs(auto_class))
         ids, mask = inputs["input_ids"], inputs["attention_mask"]

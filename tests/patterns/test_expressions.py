@@ -51,8 +51,9 @@ def test_meaning(text: str, pattern: Pattern) -> None:
         ("bigbird", r"write bigbird\(\)\."),
         ("fall", "No pattern is called 'fall'; allowed are "),
         (3, "3 is no expression of patterns"),
-        ("band(4)", r"band\(4\) does not fit: write band\(left, right\)\."),
-        ("band(4, rigth=4)", r"does not fit: write band\(left, right\)\."),
+        ("band(4)", r"Band takes left, right: missing .*'right'"),
+        ("band(4, rigth=4)", r"Band takes left, right: .*'rigth'"),
+        ("dilated(4)", r"Dilated takes left, right, step: missing"),
         ("per_head(band(1, 0), band(3, 0))", r"does not fit: write per_head\(\[patterns, \.\.\.\]\)\."),
         (
             "global(0, read=True)",

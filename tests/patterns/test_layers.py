@@ -35,7 +35,7 @@ def test_forms(spec: Any, patterns: tuple[Pattern | None, ...]) -> None:
         ({"tile": "L"}, "A tiled attention_pattern is"),
         ({"tile": "L", "patterns": {"L": BAND}, "start": 1}, "A tiled attention_pattern is"),
         (None, "it must be a pattern"),
-        ("band", "it must be a pattern"),
+        ("band", "'band' has no place in a pattern; write band"),
         ({}, "a pattern has no kind"),
         ({"encodr": BAND}, r"keys \['encodr'\].* \"encoder\" and \"decoder\""),
         ({0: BAND, 1: None}, r"keys \[0, 1\].* give a list"),

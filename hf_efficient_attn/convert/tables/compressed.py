@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hf_efficient_attn.convert.configs import ConversionRequest, pattern_of
+from hf_efficient_attn.convert.configs import ConversionRequest
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bert, roberta
 from hf_efficient_attn.convert.tables.bert import BERT
@@ -59,7 +59,7 @@ def asked(config: Any, request: ConversionRequest) -> dict[str, Any]:
             f"global_projections={request.global_projections}: a compressed_transformer has no global tokens. Leave "
             "global_projections out."
         )
-    fields: dict[str, Any] = {"mechanism": mechanism, "attention_pattern": pattern_of(request)}
+    fields: dict[str, Any] = {"mechanism": mechanism, "attention_pattern": request.pattern}
     if request.attention_window is not None:
         fields["attention_pattern"] = band_of_window(request.attention_window)
     if "linear" in listed:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hf_efficient_attn.convert.configs import ConversionRequest, pattern_of
+from hf_efficient_attn.convert.configs import ConversionRequest
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bert_layout as bert
 from hf_efficient_attn.convert.tables import roberta
@@ -73,7 +73,7 @@ def asked(config: Any, request: ConversionRequest) -> dict[str, Any]:
     Raises:
         ConfigurationError: an odd window.
     """
-    fields: dict[str, Any] = {} if request.pattern is None else {"attention_pattern": pattern_of(request)}
+    fields: dict[str, Any] = {} if request.pattern is None else {"attention_pattern": request.pattern}
     if request.attention_window is not None:
         fields["local_radius"] = band_of_window(request.attention_window).left
     if request.global_projections is False:

@@ -1,10 +1,10 @@
 """Contrastive predictive coding: the global state of a masked sentence should be the one that it has when it is read.
 
 The sentences that `cpc_mask` names are masked in the text, and their global tokens must guess them from what surrounds
-them. Each is then encoded alone, with a global token that reads nothing else; and of all sentences of the batch, the
-state of a masked one should be most like that of itself. Sources: Ainslie et al. (arXiv:2004.08483), section 4; van den
-Oord et al. (arXiv:1807.03748). The authors' code of it is not published: the score is the product of two states over
-the root of their width.
+them. Each is then encoded alone, with its global token, which reads nothing else; and of all sentences of the batch,
+the state of a masked one should be most like that of itself. Sources: Ainslie et al. (arXiv:2004.08483), section 4;
+van den Oord et al. (arXiv:1807.03748). The authors' code of it is not published: the score is the product of two states
+over the root of their width.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,7 @@ RECORDED = (
 def contrastive_loss(
     model: Any,
     states: Tensor,
+    global_ids: Tensor,
     globals_: GlobalInput,
     types: Types,
     chosen: Tensor,
@@ -43,6 +44,7 @@ def contrastive_loss(
     Args:
         model: the backbone.
         states: of the global tokens that read the masked text, [B, G, hidden_size].
+        global_ids: the global tokens themselves, [B, G].
         types: token types of long and of global tokens, or None.
         chosen: which global tokens stand for masked sentences, [B, G].
         input_ids: the long tokens before they were masked, [B, T].
@@ -56,7 +58,7 @@ def contrastive_loss(
     rows, numbers = torch.nonzero((chosen != 0) & globals_.real, as_tuple=True)
     if len(rows) == 0:
         return 0 * states.sum()
-    alone = encode_alone(model, globals_, types, input_ids, segment_ids, rows, numbers)
+    alone = encode_alone(model, global_ids, globals_, types, input_ids, segment_ids, rows, numbers)
     own = states[rows, numbers]
     wide = torch.promote_types(states.dtype, torch.float32)
     scores = own.to(wide) @ alone.to(wide).T * states.shape[2] ** -0.5
@@ -75,6 +77,7 @@ def refuse_recording(config: Any, options: Mapping[str, Any]) -> None:
 
 def encode_alone(
     model: Any,
+    global_ids: Tensor,
     globals_: GlobalInput,
     types: Types,
     input_ids: Any,
@@ -93,7 +96,7 @@ def encode_alone(
     call = prepare_call(model.config, model.embed_tokens(input_ids[rows].gather(1, order)), None, None, None, {})
     one = torch.ones_like(numbers, dtype=torch.bool).unsqueeze(1)
     single = GlobalInput(one, torch.where(real, 0, -1).unsqueeze(-1))
-    ids = torch.full(one.shape, model.config.global_token_id, device=one.device)
+    ids = global_ids[rows, numbers].unsqueeze(1)
     own_types = (
         None if types[0] is None else types[0][rows].gather(1, order),
         None if types[1] is None else types[1][rows, numbers].unsqueeze(1),

@@ -141,7 +141,8 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
             inputs_embeds: [B, T, hidden_size].
             global_input_ids: [B, G]; `structured_inputs` makes this and the following. None: every chunk of
                 `chunk_tokens` real tokens has a global token.
-            global_mask: 1 = a global token, [B, G].
+            global_mask: 1 = a global token, [B, G]. A masked one reads and is read by nothing, but keeps its place:
+                distances between the others count it, as in the authors' code. Mask those at an end.
             long_to_global: the number of the global token to which each long token belongs, [B, T], or several,
                 [B, T, K]; −1: none.
             global_contexts: the part of the text of each global token, [B, G], if its parts are in no order.
@@ -173,7 +174,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         long, states = self.encode(call, ids, globals_, types, mask, kwargs)
         loss = None
         if cpc_mask is not None:
-            loss = contrastive_loss(self, states, globals_, types, cpc_mask, cpc_input_ids, mask.segment_ids)
+            loss = contrastive_loss(self, states, ids, globals_, types, cpc_mask, cpc_input_ids, mask.segment_ids)
         long, states = with_all_gradients(long, states)
         return EtcOutput(
             last_hidden_state=long,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.input_checks import check_marked, check_marked_shape
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import bring, derived, on_host
@@ -168,24 +169,6 @@ def choose_by_mask(
     Raises:
         InputError: a mask of another shape, other values, or one that marks nothing but padding in some example.
     """
-    if tuple(global_attention_mask.shape) != (batch_size, num_tokens):
-        raise InputError(
-            f"global_attention_mask has shape {list(global_attention_mask.shape)}; it must be [batch, tokens] = "
-            f"[{batch_size}, {num_tokens}], cached tokens first."
-        )
-    if not torch.compiler.is_compiling():
-        bring(global_attention_mask, is_token)
-        marked = on_host(global_attention_mask)
-        if bool(((marked != 0) & (marked != 1)).any()):
-            raise InputError(
-                f"global_attention_mask holds {marked.unique().tolist()[:5]}; it must hold 0 and 1, "
-                "apart from attention_mask. (The authors' single mask with 2 = global is attention_mask plus it.)"
-            )
-        if is_token is not None:
-            on_padding = marked.any(1) & ~(marked.bool() & on_host(is_token).bool()).any(1)
-            if bool(on_padding.any()):
-                raise InputError(
-                    f"global_attention_mask marks nothing but padding in example {int(on_padding.nonzero()[0])}: mask "
-                    "and padding are on different sides. Mark the tokens where attention_mask is 1."
-                )
+    check_marked_shape(global_attention_mask, batch_size, num_tokens)
+    check_marked(global_attention_mask, is_token)
     return GlobalTokenChoice(mask=derived(lambda mask: mask.bool(), global_attention_mask))

@@ -103,6 +103,7 @@ class SparseAttention(nn.Module):
         num_keys = keys_of_text(shards, key, token_mask)
         check_chosen(token_mask.global_mask, num_keys)
         followed = replace(self._followed(global_positions, num_keys), shards=shards)
+        followed = followed if token_mask.global_mask is None else followed.with_globals
         masks = (token_mask, query_offset)
         followed, key, value, masks, kwargs = with_earlier_keys(self, followed, key, value, masks, kwargs)
         options = {

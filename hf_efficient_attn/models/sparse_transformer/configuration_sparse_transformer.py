@@ -40,7 +40,8 @@ class SparseTransformerConfig(
         attention_pattern: who reads whom, in any form that `sparsify` takes; a pattern, its dict, a list per layer, or
             a tile. Causal models use its causal form. None: full (or causal) attention.
         is_causal: each token sees the past and itself (language models), or both sides.
-        global_tokens: which tokens read, and are read by, everything, if a call has no `global_attention_mask`:
+        global_tokens: which tokens read, and are read by, everything (in a causal model, all that lies before),
+            whatever the pattern says, if a call has no `global_attention_mask`:
             "first"; "question", those before the first `sep_token_id`; "choice", those after its second part begins;
             {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence
             classification, "question" in question answering, "choice" in multiple choice, none elsewhere.

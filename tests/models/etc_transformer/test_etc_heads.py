@@ -15,7 +15,7 @@ def sentences_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
     chosen = torch.tensor([[1, 0, 0], [0, 0, 1]])
     masked = ids.masked_fill(chosen.gather(1, links).bool(), 2)
     given = {"input_ids": masked, "cpc_input_ids": ids, "cpc_mask": chosen, "long_to_global": links}
-    return {**given, "global_input_ids": torch.ones(2, 3, dtype=torch.long)}
+    return {**given, "global_input_ids": torch.tensor([[3, 1, 1], [1, 1, 4]])}
 
 
 def test_masked_sentences_are_told_apart_by_what_they_are_alone() -> None:
@@ -25,7 +25,8 @@ def test_masked_sentences_are_told_apart_by_what_they_are_alone() -> None:
     found = model(**inputs)
     rows, numbers = torch.nonzero(inputs["cpc_mask"], as_tuple=True)
     own = found.global_hidden_state[rows, numbers]
-    alone = [dense_etc(model, Text(part.tolist(), [1], [{0}] * len(part)))[1][0] for part in (ids[0, :3], ids[1, 6:])]
+    parts = ((ids[0, :3], 3), (ids[1, 6:], 4))
+    alone = [dense_etc(model, Text(part.tolist(), [token], [{0}] * len(part)))[1][0] for part, token in parts]
     scores = own @ torch.stack(alone).T / 32**0.5
     expected = 0.25 * torch.nn.functional.cross_entropy(scores, torch.arange(2))
     torch.testing.assert_close(found.auxiliary_loss, expected)

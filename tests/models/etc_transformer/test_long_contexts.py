@@ -243,10 +243,11 @@ def test_masked_parts_are_read_alone_within_their_contexts() -> None:
     tokens = GlobalInput(torch.ones(2, 1, dtype=torch.bool), links)
     rows, numbers = torch.tensor([0, 1]), torch.tensor([0, 0])
     with torch.no_grad():
-        found = encode_alone(model, tokens, (None, None), ids, contexts, rows, numbers)
+        global_ids = torch.tensor([[3], [4]])
+        found = encode_alone(model, global_ids, tokens, (None, None), ids, contexts, rows, numbers)
         for row, own in enumerate((slice(1, 5), slice(0, 3))):
             read, numbered = ids[row, own].tolist(), contexts[row, own].tolist()
-            text = Text(read, [model.config.global_token_id], [{0}] * len(read), long_contexts=numbered)
+            text = Text(read, global_ids[row].tolist(), [{0}] * len(read), long_contexts=numbered)
             torch.testing.assert_close(found[row], dense_etc(model, text)[1][0])
 
 

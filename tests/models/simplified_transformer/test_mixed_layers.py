@@ -198,6 +198,7 @@ def test_chosen_blocks_are_weighed_by_a_prior() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:This PatternCache bounds")
 def test_generation_follows_patterns() -> None:
     pattern = Band(3, 0) | GlobalTokens([0])
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

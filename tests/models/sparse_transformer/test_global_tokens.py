@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
@@ -80,6 +81,67 @@ def test_mask_takes_the_place_of_the_rule_and_differs_by_example() -> None:
     pairs = weights_of("first", input_ids=IDS.expand(2, -1), global_attention_mask=chosen)
     assert torch.equal(pairs[0], with_globals(10, [4]))
     assert torch.equal(pairs[1], with_globals(10, [1, 8]))
+
+
+def formula(layer: Any, hidden: torch.Tensor, allowed: torch.Tensor, is_global: torch.Tensor) -> torch.Tensor:
+    """Return a layer's attention over the allowed pairs [H, T, T]; global tokens read by their own projections."""
+    out = []
+    for maps in (layer, layer.global_attention or layer):
+        query, key, value = (
+            projection(hidden).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
+            for projection in (maps.q_proj, maps.k_proj, maps.v_proj)
+        )
+        scores = (query @ key.transpose(2, 3) * layer.head_dim**-0.5).masked_fill(~allowed, -torch.inf)
+        out.append((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+    return layer.o_proj(torch.where(is_global[:, None], out[1], out[0]))
+
+
+ONE_SIDED = patterns.Band(4, 0)
+OF_HEADS = patterns.PerHead([ONE_SIDED, patterns.Band(1, 0)] * 2)
+UNLIKE = patterns.PerHead([ONE_SIDED, patterns.Band(1, 1)] * 2)
+WAYS = ("positions", "token_ids", "mask", "pattern")
+
+
+@pytest.mark.parametrize("projections", [False, True])
+@pytest.mark.parametrize("pattern", [ONE_SIDED, patterns.Band(4, 1), OF_HEADS, UNLIKE, None])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_however_they_are_named_global_tokens_read_and_are_read(
+    is_causal: bool, pattern: Any, projections: bool
+) -> None:
+    """By everything; in a causal model, by what follows. A pattern that looks back only makes no encoder causal."""
+    chosen, tokens = [5, 20], 24
+    ids = torch.randint(3, 60, (1, tokens), generator=torch.Generator().manual_seed(1)).clamp(max=50)
+    ids[:, chosen] = 55
+    marks = torch.zeros_like(ids).index_fill_(1, torch.tensor(chosen), 1)
+    index, is_global = torch.arange(tokens), marks[0].bool()
+    heads = [(pattern or patterns.Full()).heads(4)[head].allowed(index[:, None], index) for head in range(4)]
+    allowed = torch.stack(heads) | is_global | is_global[:, None]
+    allowed = allowed & (index <= index[:, None]) if is_causal else allowed
+    seen: list[Any] = []
+    rules = {"positions": {"positions": chosen}, "token_ids": {"token_ids": [55]}}
+    for way in WAYS[: 3 if projections or pattern is None else 4]:
+        followed = pattern | patterns.GlobalTokens(chosen) if way == "pattern" else pattern
+        fields = {**TINY, "num_hidden_layers": 1, "attention_pattern": followed, "global_tokens": rules.get(way)}
+        config = Config(**fields, is_causal=is_causal, global_projections=projections, position_embedding_type="none")
+        model = randomize(hea.SparseTransformerModel(config).eval()).double()
+        seen.clear()
+        model.layers[0].self_attn.register_forward_hook(lambda _, given, out: seen.append((given[0], out[0])))
+        given = {"global_attention_mask": marks} if way == "mask" else {}
+        with torch.no_grad():
+            whole = model(ids, **given).last_hidden_state
+            expected = formula(model.layers[0].self_attn, seen[0][0], allowed, is_global)
+        torch.testing.assert_close(seen[0][1], expected)
+        if is_causal and way != "token_ids":
+            cache = transformers.DynamicCache(config=config)
+            steps = []
+            for first, stop in ((0, 10), (10, 21), (21, 22), (22, 24)):
+                part = {name: mask[:, :stop] for name, mask in given.items()}
+                # a rule names positions that the first part does not have yet
+                if way == "positions":
+                    part = {"global_attention_mask": marks[:, :stop]}
+                with torch.no_grad():
+                    steps.append(model(ids[:, first:stop], cache=cache, **part).last_hidden_state)
+            torch.testing.assert_close(torch.cat(steps, 1), whole)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
