@@ -129,8 +129,8 @@ def name_classes(**classes: Any) -> None:
     """Tell transformers the names of a family's classes, by which it and other libraries decide what a model is.
 
     `getattr(transformers, name)`, by which `transformers serve` finds `architectures`, finds them; those of a copy of
-    these sources (`hub`) give way to those of the package. And the lists of names of the Auto classes have them: by
-    these Trainer shifts labels that it smooths, lm-eval tells decoders from encoder-decoders, and model cards get tasks.
+    these sources (`hub`) give way to those of the package. And the lists of names of the Auto classes have them, by
+    which Trainer shifts labels that it smooths, lm-eval tells decoders from encoder-decoders, and cards get tasks.
 
     Args:
         classes: the classes of a family by the names of the Auto classes that load them.

@@ -79,14 +79,16 @@ def test_what_computes_the_loss_itself_leaves_it_out_with_a_warning(tmp_path: Pa
     layers = {"is_causal": True, "layer_losses": True}
     model = tree("AutoModelForCausalLM", **layers) if name == "layers" else MODELS[name]()
     ids = torch.randint(3, VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))
+    if computes == "TRL":
+        trl_utils.add_fused_lm_head(model)
+        loss = model.train()(input_ids=ids, labels=ids, fused_lm_head=True).loss
+        learn = loss.backward
+    else:
+        running = trainer(tmp_path, model, label_smoothing_factor=0.1, bf16=False)
+        running.callback_handler.remove_callback(hea.AuxiliaryLossCallback)
+        learn = running.train
     with pytest.warns(UserWarning, match=r"does not contain auxiliary_loss.*TRL"):
-        if computes == "TRL":
-            trl_utils.add_fused_lm_head(model)
-            model.train()(input_ids=ids, labels=ids, fused_lm_head=True).loss.backward()
-        else:
-            running = trainer(tmp_path, model, label_smoothing_factor=0.1, bf16=False)
-            running.callback_handler.remove_callback(hea.AuxiliaryLossCallback)
-            running.train()
+        learn()
 
 
 def test_refusals(tmp_path: Path) -> None:
