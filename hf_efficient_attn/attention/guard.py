@@ -142,7 +142,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     # checks must not become part of a traced graph
     if not is_tracing():
         if has_pattern(model.config):
-            warn_of_base(model)
+            warn_of_base(model, given)
             refuse_division(model)
             check_once(model)
         check_inputs(given)

@@ -2,11 +2,13 @@
 
 import warnings
 import weakref
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
@@ -32,15 +34,29 @@ def warn_once(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=2)
 
 
-def warn_of_base(model: Any) -> None:
-    """Warn that an adapter of PEFT, which is trained on this model, will name a base that has not its pattern."""
+def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Warn that an adapter of PEFT, which is trained on this model, will name a base that has not its pattern.
+
+    inputs: the arguments of a call. Those of a frozen model have a gradient where virtual tokens are trained.
+    """
     base = model.__dict__.get(BASE)
-    if base and model.training and "peft_config" in model.__dict__:
+    if base and torch.is_grad_enabled() and is_adapted(model, inputs):
         warn_once(
             f"An adapter that is trained on this model will name {base} as its base, where this pattern is not saved: "
             "who loads it by that name gets the base's own attention. Save the sparsified model (save_pretrained), and "
             "train from that folder; or sparsify the base again wherever the adapter is loaded."
         )
+
+
+def is_adapted(model: Any, inputs: Mapping[str, Any]) -> bool:
+    """Return whether a call trains an adapter: one in the model, or one that makes what a frozen model reads."""
+    learns = any(parameter.requires_grad for parameter in model.parameters())
+    if learns:
+        return "peft_config" in model.__dict__
+    cache = cache_in(inputs)
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+    given = [inputs.get("inputs_embeds"), *(getattr(layer, "keys", None) for layer in layers)]
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
 
 
 def warn_of_weights() -> None:

@@ -125,15 +125,23 @@ def finding_more(find: Any) -> Any:
     return found
 
 
-def name_classes(*classes: type) -> None:
-    """Let `getattr(transformers, name)` find classes of families, as `transformers serve` does by `architectures`.
+def name_classes(**classes: Any) -> None:
+    """Tell transformers the names of a family's classes, by which it and other libraries decide what a model is.
 
-    Those of a copy of these sources (`hub`) give way to those of the package.
+    `getattr(transformers, name)`, by which `transformers serve` finds `architectures`, finds them; those of a copy of
+    these sources (`hub`) give way to those of the package. And the lists of names of the Auto classes have them, by
+    which Trainer shifts labels that it smooths, lm-eval tells decoders from encoder-decoders, and cards get tasks.
+
+    Args:
+        classes: the classes of a family by the names of the Auto classes that load them.
     """
     name_architectures()
-    for each in classes:
+    for auto, each in classes.items():
         if is_of_package(each) or not is_of_package(getattr(transformers, each.__name__, None)):
             _families[each.__name__] = each
+        # by model types, of which transformers imports those that it has configs of
+        names = getattr(transformers, auto)._model_mapping._model_mapping
+        names.setdefault(each.config_class.model_type, each.__name__)
 
 
 def is_of_package(found: Any) -> bool:

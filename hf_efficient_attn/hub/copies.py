@@ -74,7 +74,7 @@ def copy_files(config: PreTrainedConfig) -> dict[str, str]:
     if has_indexer(config):
         needed[INDEXERS] = "build_indexers"
     lines = [line for module in sorted(needed) for line in written(f".{flat_name(module)}", [needed[module]])]
-    classes = [cls.__name__ for cls in family_classes()[type(config)].values()]
+    classes = [f"{auto}={cls.__name__}" for auto, cls in family_classes()[type(config)].items()]
     named = f"name_classes({', '.join(classes)})"
     named_lines = [named] if len(named) <= LONGEST_LINE else ["name_classes(", *in_lines(classes), ")"]
     calls = ["register_attention()", *named_lines, *(["build_indexers()"] if has_indexer(config) else [])]

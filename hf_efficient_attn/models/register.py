@@ -57,7 +57,7 @@ def register_families() -> None:
         # a family with two of them says only by its config which it is trained as
         if len(trained) == 1:
             transformers.AutoModelForPreTraining.register(config, trained[0], exist_ok=True)
-        name_classes(*classes.values())
+        name_classes(**classes)
 
 
 def auto_classes(family: ModuleType) -> dict[str, Any]:

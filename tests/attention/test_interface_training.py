@@ -10,6 +10,7 @@ from attention_models import PATTERN, SPARSE, build, inputs_of, token_ids
 from models_cases import checkpoint_activations
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention.notices import warn_once
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -76,22 +77,44 @@ def test_adapters_learn_under_a_pattern() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_training_an_adapter_warns_of_a_base_that_holds_no_pattern(tmp_path: Path) -> None:
-    """Once for a base that was sparsified after loading; not for one that was saved so, or is only used."""
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["lora", "prompt", "prefix"])
+@pytest.mark.parametrize("is_training", [True, False])
+def test_training_an_adapter_warns_of_a_base_that_holds_no_pattern(
+    kind: str, is_training: bool, tmp_path: Path
+) -> None:
+    """Once for a base that was sparsified after loading; not for one that was saved so, or is only used.
+
+    `from_pretrained` gives models in eval mode, in which a loop of one's own may train them.
+    """
     peft = pytest.importorskip("peft")
+    new = {
+        "lora": lambda: peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"),
+        "prompt": lambda: peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+        "prefix": lambda: peft.PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+    }[kind]
+    warn_once.cache_clear()
     build("llama").save_pretrained(tmp_path / "dense")
     model: Any = hea.sparsify(tr.LlamaForCausalLM.from_pretrained(tmp_path / "dense"), PATTERN)
     model.save_pretrained(tmp_path / "sparse")
     saved: Any = tr.LlamaForCausalLM.from_pretrained(tmp_path / "sparse")
-    ids, options = token_ids(2, 12), {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
-    adapted = peft.get_peft_model(model, peft.LoraConfig(**options)).eval()
-    adapted(ids)
+    ids = token_ids(2, 12)
+    adapted = peft.get_peft_model(model, new()).train(is_training)
+    with torch.no_grad():
+        adapted(ids)
     with pytest.warns(UserWarning, match=r"will name .*dense as its base, where this pattern is not saved"):
-        adapted.train()(ids)
+        adapted(ids)
     adapted(ids)
+    adapted.save_pretrained(tmp_path / "adapter")
     # it has the pattern already
     hea.sparsify(saved, PATTERN)
-    peft.get_peft_model(saved, peft.LoraConfig(**options)).train()(ids)
+    peft.get_peft_model(saved, new()).train(is_training)(ids)
+    warn_once.cache_clear()
+    base: Any = hea.sparsify(tr.LlamaForCausalLM.from_pretrained(tmp_path / "dense"), PATTERN)
+    used = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").train(is_training)
+    # virtual tokens have a gradient even then
+    with torch.set_grad_enabled(kind == "lora"):
+        used(ids)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -28,6 +28,14 @@ class GenerationContract:
         mask[2, :1] = 0
         return ids.masked_fill(mask == 0, 0), mask
 
+    def test_nothing_stands_between_the_backbone_and_the_vocabulary(self, case: Case) -> None:
+        """Libraries compute the loss from the two, without the head's forward, as TRL does."""
+        model, (ids, mask) = case.model(), self.left_padded()
+        with torch.no_grad():
+            states = model.base_model(ids, attention_mask=mask).last_hidden_state
+            expected = model(ids, attention_mask=mask).logits
+        torch.testing.assert_close(model.get_output_embeddings()(states), expected)
+
     def test_token_by_token_equals_full_forward(self, case: Case) -> None:
         for changes in ({}, *case.choices):
             self.check_steps(case.model(**changes))

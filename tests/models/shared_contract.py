@@ -155,7 +155,10 @@ class SharedContract:
     def test_auto_classes_know_every_head(self, case: Any) -> None:
         assert isinstance(transformers.AutoConfig.for_model(case.config_class.model_type), case.config_class)
         for name, model_class in case.heads.items():
-            assert type(getattr(transformers, name).from_config(case.config())) is model_class
+            auto_class = getattr(transformers, name)
+            assert type(auto_class.from_config(case.config())) is model_class
+            # by which Trainer, lm-eval and others decide what a model is
+            assert auto_class._model_mapping._model_mapping[case.config_class.model_type] == model_class.__name__
 
     def test_the_config_says_how_wide_the_last_hidden_state_is(self, case: Any) -> None:
         """As sentence-transformers and EncoderDecoderModel ask for it."""

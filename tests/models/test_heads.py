@@ -1,5 +1,6 @@
 """What the heads share: pooling that fits the direction, and where padding is."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import transformers
 from models_cases import TINY, head_inputs
+from safetensors.torch import load_file
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.heads.parts import pool, real_tokens
@@ -121,3 +123,27 @@ def test_what_layers_ask_for_is_added_and_reported(head: str, monkeypatch: pytes
     assert plain.auxiliary_loss is None
     assert outputs.auxiliary_loss.item() == 7
     torch.testing.assert_close(outputs.loss, plain.loss + 7)
+
+
+@pytest.mark.parametrize("family", ["SparseTransformer", "CompressedTransformer"])
+def test_files_have_the_transform_of_decoders_under_its_name_in_a_head(family: str, tmp_path: Path) -> None:
+    """In the model it belongs to the backbone. Trainer loads its checkpoints by `load_state_dict`."""
+    model_class = getattr(hea, f"{family}ForCausalLM")
+    mechanism = {"mechanism": "linear"} if family.startswith("Compressed") else {}
+    config = getattr(hea, f"{family}Config")(**TINY, is_causal=True, lm_head_transform=True, **mechanism)
+    model = model_class(config)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    names = {f"transform.{name}.{kind}" for name in ("dense", "norm") for kind in ("weight", "bias")}
+    assert {name for name in index if "transform" in name} == names
+    loaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    saved: dict[str, torch.Tensor] = {}
+    for file in set(index.values()):
+        saved |= load_file(tmp_path / file)
+    resumed = model_class(config)
+    resumed.load_state_dict(saved, strict=False)
+    for other in (loaded, resumed):
+        torch.testing.assert_close(dict(other.named_parameters()), dict(model.named_parameters()), rtol=0, atol=0)
+    model.load_state_dict(model.state_dict())

@@ -56,9 +56,7 @@ def test_likelihoods_choices_and_generation(family: str, tmp_path: Path, capabil
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     for name, task in TASKS.items():
         (tmp_path / f"{name}.yaml").write_text(task.replace("DATA", str(tmp_path / "texts.jsonl")))
-    # it knows an encoder-decoder by a list of model types
-    backend = ",backend=seq2seq" if model.config.is_encoder_decoder else ""
-    model_args = f"pretrained={tmp_path / 'model'},dtype=float32{backend}"
+    model_args = f"pretrained={tmp_path / 'model'},dtype=float32"
     words = ["--model", "hf", "--model_args", model_args, "--device", "cpu"]
     words += ["--tasks", ",".join(TASKS), "--include_path", str(tmp_path), "--batch_size", "2"]
     words += ["--output_path", str(tmp_path / "out")]

@@ -8,9 +8,11 @@ import torch
 import transformers
 from attention_models import build
 from datasets import Dataset
+from models.bp_transformer.tiny_models import build as tree
 from models.routing_transformer.tiny_models import build as routing
 from torch.nn.functional import cross_entropy
 from training.span_runs import build_model as with_spans
+from trl.trainer import utils as trl_utils
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import warn_once
@@ -67,6 +69,26 @@ def test_a_loss_of_the_users_has_to_add_it(tmp_path: Path, name: str, adds: bool
     else:
         with pytest.warns(UserWarning, match=r"does not contain auxiliary_loss.*Add outputs\.auxiliary_loss"):
             running.train()
+
+
+@pytest.mark.parametrize("name", [*MODELS, "layers"])
+@pytest.mark.parametrize("computes", ["TRL", "Trainer"])
+def test_what_computes_the_loss_itself_leaves_it_out_with_a_warning(tmp_path: Path, name: str, computes: str) -> None:
+    """TRL from the backbone's states; Trainer from the logits, where it smooths labels."""
+    warn_once.cache_clear()
+    layers = {"is_causal": True, "layer_losses": True}
+    model = tree("AutoModelForCausalLM", **layers) if name == "layers" else MODELS[name]()
+    ids = torch.randint(3, VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))
+    if computes == "TRL":
+        trl_utils.add_fused_lm_head(model)
+        loss = model.train()(input_ids=ids, labels=ids, fused_lm_head=True).loss
+        learn = loss.backward
+    else:
+        running = trainer(tmp_path, model, label_smoothing_factor=0.1, bf16=False)
+        running.callback_handler.remove_callback(hea.AuxiliaryLossCallback)
+        learn = running.train
+    with pytest.warns(UserWarning, match=r"does not contain auxiliary_loss.*TRL"):
+        learn()
 
 
 def test_refusals(tmp_path: Path) -> None:

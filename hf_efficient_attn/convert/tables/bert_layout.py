@@ -33,6 +33,11 @@ BERT_LM_HEAD = {
     "cls.predictions.transform.LayerNorm": "transform.norm",
     "cls.predictions.decoder": "lm_head",
 }
+BERT_CAUSAL_LM_HEAD = {
+    "cls.predictions.transform.dense": "model.transform.dense",
+    "cls.predictions.transform.LayerNorm": "model.transform.norm",
+    "cls.predictions.decoder": "lm_head",
+}
 BERT_UNUSED = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 ROBERTA_LM_HEAD = {
     "lm_head.dense": "transform.dense",

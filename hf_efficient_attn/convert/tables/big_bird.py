@@ -63,7 +63,7 @@ BIG_BIRD = Counterpart(
     heads={
         "Model": {},
         "MaskedLM": bert.BERT_LM_HEAD,
-        "CausalLM": bert.BERT_LM_HEAD,
+        "CausalLM": bert.BERT_CAUSAL_LM_HEAD,
         "SequenceClassification": bert.ROBERTA_CLASSIFIER,
         "TokenClassification": bert.CLASSIFIER,
         "QuestionAnswering": {

@@ -39,6 +39,7 @@ from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.auxiliary_loss import LAYERS_LEFT_OUT, expect_use
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     MaskedLMHead,
@@ -173,7 +174,12 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         if not (self.config.layer_losses and self.training):
             return None
         number = num_predicting(len(of_layers), self.progress)
-        return tuple(of_layers[-number:]) if number > 1 else None
+        if number == 1:
+            return None
+        first, *others = of_layers[-number:]
+        # a view, which no later layer reads
+        first = expect_use(first.view_as(first), of_layers[-1], left_out=LAYERS_LEFT_OUT)
+        return first, *others
 
     def pair_positions(
         self, types: Tensor | None, mask: Any, position_ids: Tensor | None, embedded: Tensor, options: dict[str, Any]

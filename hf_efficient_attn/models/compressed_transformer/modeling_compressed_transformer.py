@@ -114,6 +114,8 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             self.shared_maps = LengthMaps(config, config.slots_of_layer(linformers[0]))
         self.layers = nn.ModuleList(CompressedLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        # a causal language model may give it the map before its projection
+        self.transform = nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -161,7 +163,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states = layer(hidden_states, **kwargs)
         kwargs["passed_states"].check_gradients()
-        return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: cache})
+        return BackboneOutput(self.transform(self.norm(hidden_states)), **{CACHE_ARGUMENT: cache})
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache of a call, in which the layers with a state have one."""

@@ -1,5 +1,6 @@
 """What every config of this package does when it is built or saved, whatever its fields."""
 
+import sys
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -26,6 +27,8 @@ class LibraryConfig:
     Attributes:
         auto_map: Auto class → class in the model's own code; empty unless saved with such code. TRL reads it from every
             model that is not in transformers.
+        lora_modules, ia3_modules: the maps that LoRA and its kin, and IA3, adapt where PEFT is told none. Of these,
+            IA3 scales the input of the last map of an MLP, `down_proj`, and the output of the others.
     """
 
     # the attention implementation of models for which none is asked; None: the default of transformers
@@ -34,6 +37,8 @@ class LibraryConfig:
     follows_patterns = True
     # whether backbones check by themselves what `before_forward` checks for other models on "efficient"
     checks_inputs = True
+    lora_modules = ["q_proj", "v_proj"]
+    ia3_modules = ["k_proj", "v_proj", "down_proj"]
     # by `Trainer.predict`; transformers reads it from a config whatever its own name of a cache is
     keys_to_ignore_at_inference = list(CACHE_NAMES)
 
@@ -94,18 +99,35 @@ class LibraryConfig:
     def to_dict(self) -> dict[str, Any]:
         """As `PreTrainedConfig.to_dict`, but without an empty `auto_map`, and without the saved name as experts.
 
-        Nothing loads a family without this package, whose name it would be refused by.
+        Nothing loads a family without this package, whose name it would be refused by. PEFT calls this before it looks
+        up which modules a model of this type has.
 
         Raises:
             FieldError: a value that transformers cannot write.
         """
         parent: Any = super()
+        name_adapted_modules(self)
         with refused(type(self), vars(self)):
             written: dict[str, Any] = parent.to_dict()
         written.pop(SAVED_EXPERTS, None)
         if not written.get("auto_map"):
             written.pop("auto_map", None)
         return written
+
+
+def name_adapted_modules(config: Any) -> None:
+    """Tell PEFT, if it has been imported, which modules of a model with this config it adapts by default."""
+    constants = sys.modules.get("peft.utils.constants")
+    known = {} if constants is None else vars(constants)
+    lora = known.get("TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
+    if not lora or lora.get(config.model_type) == config.lora_modules:
+        return
+    # other methods of PEFT adapt the modules of LoRA: those of Llama tell which
+    for name, modules in known.items():
+        if name.endswith("_TARGET_MODULES_MAPPING") and modules.get("llama") == lora["llama"]:
+            modules[config.model_type] = config.lora_modules
+    known["TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING"][config.model_type] = config.ia3_modules
+    known["TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING"][config.model_type] = ["down_proj"]
 
 
 def check_given_pattern(config: Any) -> None:

@@ -81,6 +81,9 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
 
     model_type = "efficient_reformer"
     papers = ("2001.04451",)
+    # hashing layers have one map of queries and keys
+    lora_modules = ["q_proj", "qk_proj", "v_proj"]
+    ia3_modules = ["k_proj", "qk_proj", "v_proj", "down_proj"]
     # scores of a head in a layer, for n tokens
     attention_cost = (
         "n · num_hashes · lsh_attn_chunk_length · (1 + lsh_num_chunks_before + lsh_num_chunks_after) of an LSH layer, "

@@ -16,7 +16,13 @@ CAUSAL_LM = "ForCausalLM"
 LEFT_OUT = (
     "The loss that is trained does not contain auxiliary_loss, which layers add to the task's (spans, centroids, "
     "indexers), so that nothing learns from it. Add outputs.auxiliary_loss to a loss of your own, as in "
-    "compute_loss_func; leave label_smoothing_factor at 0, with which Trainer computes the loss itself."
+    "compute_loss_func. Trainer with a label_smoothing_factor and the trainers of TRL compute the loss themselves: use "
+    "Trainer with label_smoothing_factor=0."
+)
+LAYERS_LEFT_OUT = (
+    "The loss that is trained does not contain auxiliary_loss, that of earlier layers (layer_losses=True), which the "
+    "model adds where it is called with labels. Trainer with a label_smoothing_factor and the trainers of TRL compute "
+    "the loss themselves: use Trainer with label_smoothing_factor=0, or set model.config.layer_losses=False."
 )
 
 
@@ -46,14 +52,18 @@ def predicted_labels(labels: Tensor, options: Mapping[str, Any]) -> Tensor:
     return labels[..., 1:] if shifted is None else shifted
 
 
-def expect_use(auxiliary_loss: Tensor | None, states: Tensor, weight: float = 1.0) -> Tensor | None:
+def expect_use(
+    auxiliary_loss: Tensor | None, states: Tensor, weight: float = 1.0, left_out: str = LEFT_OUT
+) -> Tensor | None:
     """Return the loss of the layers; warn after a backward pass that reaches the states but not this loss.
 
     Compiled models do not warn.
 
     Args:
+        auxiliary_loss: the loss, or what nothing but it is computed from.
         states: what any loss of the task is computed from.
         weight: the factor in the loss of the layers; what is 0 anyway may be left out.
+        left_out: the warning.
     """
     if auxiliary_loss is None or weight == 0 or torch.compiler.is_compiling():
         return auxiliary_loss
@@ -66,7 +76,7 @@ def expect_use(auxiliary_loss: Tensor | None, states: Tensor, weight: float = 1.
 
     def warn() -> None:
         if not was_reached:
-            warn_once(LEFT_OUT)
+            warn_once(left_out)
 
     def when_done(_: Tensor) -> None:
         # the states may be reached before the loss

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 from transformers.utils import can_return_tuple
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CacheGeneration, takes_cache
@@ -37,7 +39,7 @@ from hf_efficient_attn.models.inputs.axes import check_axes
 class LanguageModelHead(Head):
     """A projection to the vocabulary, tied to the embedding if the config says so.
 
-    A config may set `lm_head_transform` (a dense map, activation and norm before it) and `lm_head_bias`.
+    A config may set `lm_head_bias`, and `lm_head_transform`: a dense map, activation and norm before the projection.
     """
 
     task = "language_modeling"
@@ -48,14 +50,12 @@ class LanguageModelHead(Head):
     _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def build_head(self, config: Any) -> None:
-        has_transform = getattr(config, "lm_head_transform", False)
-        self.transform = PredictionTransform(config) if has_transform else nn.Identity()
         has_bias = getattr(config, "lm_head_bias", False)
         self.lm_head = nn.Linear(output_width(config), config.vocab_size, bias=has_bias)
 
     def logits_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the logits of hidden states, [..., output_width] → [..., vocab_size]."""
-        return self.lm_head(self.transform(hidden_states))
+        return self.lm_head(hidden_states)
 
     def slices(self, labels: torch.Tensor | None) -> int:
         """Return how many tokens the loss takes at once, `chunk_size_lm_head` in training; 0: all."""
@@ -75,9 +75,23 @@ class LanguageModelHead(Head):
 
 
 class CausalLMHead(CacheGeneration, LanguageModelHead):
-    """Next-token prediction; a family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
+    """Next-token prediction; a family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size].
+
+    Libraries compute the loss of decoders from the backbone's last states and `lm_head` (TRL), so that there is nothing
+    in between: with `lm_head_transform` the backbone applies the map, as its `transform`, behind its last norm. Files
+    have it under the name that it has in heads that predict masked tokens.
+    """
 
     requires_causal, output_class = True, CausalLMHeadOutput
+
+    def build_head(self, config: Any) -> None:
+        if getattr(config, "lm_head_transform", False):
+            self.model.set_submodule("transform", PredictionTransform(config), strict=True)
+            renamed = [WeightRenaming(r"^transform\.", "model.transform.")]
+            register_checkpoint_conversion_mapping(type(self).__name__, renamed, overwrite=True)
+            # Trainer reads the files of its checkpoints by itself
+            self.register_load_state_dict_pre_hook(rename_transform)
+        super().build_head(config)
 
     @takes_cache
     @can_return_tuple
@@ -118,10 +132,25 @@ class CausalLMHead(CacheGeneration, LanguageModelHead):
         )
 
 
+def rename_transform(_: nn.Module, weights: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Give weights that are about to be loaded into a causal language model the names in its backbone."""
+    saved, own = f"{prefix}transform.", f"{prefix}model.transform."
+    for name in [name for name in weights if name.startswith(saved)]:
+        weights[own + name.removeprefix(saved)] = weights.pop(name)
+
+
 class MaskedLMHead(LanguageModelHead, LabelHead):
     """Prediction of masked tokens (labels −100 elsewhere). Shapes: input_ids [B, T] → logits [B, T, vocab_size]."""
 
     requires_causal, output_class = False, MaskedLMHeadOutput
+
+    def build_head(self, config: Any) -> None:
+        has_transform = getattr(config, "lm_head_transform", False)
+        self.transform = PredictionTransform(config) if has_transform else nn.Identity()
+        super().build_head(config)
+
+    def logits_of(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().logits_of(self.transform(hidden_states))
 
     def compute_logits(self, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
         return self.logits_of(hidden)

@@ -98,6 +98,9 @@ class SimplifiedTransformerConfig(
 
     model_type = "simplified_transformer"
     papers = ("2311.01906",)
+    # maps of every block: that of values may be none, or no plain map, and DoRA divides by that of queries, often zero
+    lora_modules = ["k_proj", "up_proj", "down_proj"]
+    ia3_modules = ["k_proj", "down_proj"]
     # the values of `block`
     blocks = tuple(BLOCK_STYLES)
     # scores of a head in a layer, for n tokens

@@ -66,6 +66,8 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(SparseLayer(config, index, config.gated_mlp) for index in layers)
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
+        # a causal language model may give it the map before its projection
+        self.transform = nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -109,7 +111,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states = layer(hidden_states, **kwargs)
-        return BackboneOutput(last_hidden_state=self.norm(hidden_states), **{CACHE_ARGUMENT: call.cache})
+        return BackboneOutput(self.transform(self.norm(hidden_states)), **{CACHE_ARGUMENT: call.cache})
 
 
 class SparseTransformerForCausalLM(TableGeneration, CausalLMHead, SparseTransformerPreTrainedModel, GenerationMixin):

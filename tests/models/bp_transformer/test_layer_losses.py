@@ -15,6 +15,7 @@ import hf_efficient_attn as hea
 FIELDS: dict[str, Any] = {"is_causal": True, "layer_losses": True, "num_hidden_layers": 4}
 
 
+@pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning")
 @pytest.mark.parametrize(("progress", "predicting"), [(0.0, 4), (0.25, 3), (0.6, 2), (1.0, 1)])
 def test_the_loss_is_the_mean_of_the_layers_that_predict(progress: float, predicting: int) -> None:
     model, ids = build("AutoModelForCausalLM", **FIELDS).train(), random_ids(2, 9)
