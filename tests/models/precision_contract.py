@@ -46,6 +46,21 @@ class PrecisionContract:
                 assert tensors[name].dtype == expected.dtype, name
                 assert torch.equal(tensors[name], expected), name
 
+    @pytest.mark.filterwarnings("ignore:output_attentions=True")
+    def test_weights_of_a_model_in_float64_are_in_float64(self, any_case: Any) -> None:
+        """And so are its outputs, which are computed from them."""
+        model, inputs = any_case.model().double(), without_labels(any_case.inputs(any_case.main_head))
+        with torch.no_grad():
+            expected = model(**inputs, use_cache=False)
+            if model.config._attn_implementation == "sdpa":
+                # torch's kernel returns none
+                model.set_attn_implementation("eager")
+            output = model(**inputs, output_attentions=True, use_cache=False)
+        torch.testing.assert_close(first_tensor(output), first_tensor(expected), atol=1e-12, rtol=1e-12)
+        for name in output:
+            for weights in output[name] if name.endswith("attentions") and output[name] is not None else ():
+                assert weights is None or not torch.equal(weights, weights.float().double()), name
+
     def test_default_dtype_changes_nothing(self, any_case: Any) -> None:
         """Of a model in float32; in the low default first, since masks and plans are kept for later calls."""
         model, inputs, found = any_case.model(), any_case.inputs(any_case.main_head), []

@@ -131,6 +131,7 @@ def eager_attention_forward(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
