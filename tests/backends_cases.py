@@ -101,8 +101,17 @@ def token_mask(name: str, num_keys: int) -> TokenMask:
             segment_ids=far_apart(index // (3 + num_keys // (3 + example))), key_mask=index % 50 != 1
         ),
         "globals": TokenMask(index < num_keys - padding, global_mask=index % (11 + num_keys // 2) == 4 + example),
+        "two texts": two_texts(num_keys),
     }
     return masks.get(name, TokenMask())
+
+
+def two_texts(num_keys: int) -> TokenMask:
+    """Return two documents of equal length in each example, after and before masked tokens, six in all."""
+    tokens = num_keys // 2 - 3
+    index, first = torch.arange(num_keys).expand(BATCH_SIZE, -1), 1 + torch.arange(BATCH_SIZE)[:, None]
+    is_token = (index >= first) & (index < first + 2 * tokens)
+    return TokenMask(is_token, segment_ids=(index >= first + tokens).long())
 
 
 def far_apart(numbers: Tensor) -> Tensor:

@@ -88,6 +88,9 @@ def draw_case(rng: random.Random) -> Case:
     model_heads = heads if rng.random() < 0.7 else heads * rng.randint(2, 3)
     fitted = draw_fitted(rng)
     pattern, keys = fitted or (draw_pattern(rng, model_heads, keys), keys)
+    masks = Masks()
+    if fitted is not None and rng.random() < 0.5:
+        masks, keys = draw_whole_documents(rng, batch, keys)
     may_be_cross = fitted is None and not pattern.depends_on_length
     is_cross = pattern.needs_two_axes or (may_be_cross and rng.random() < 0.15)
     queries, offset = draw_queries(rng, keys, is_cross)
@@ -106,7 +109,7 @@ def draw_case(rng: random.Random) -> Case:
     }
     for name, shape in shapes.items():
         add_tensor(case, rng, name, shape)
-    case.masks = draw_masks(rng, batch, keys) if fitted is None else Masks()
+    case.masks = draw_masks(rng, batch, keys) if fitted is None else masks
     if fitted is None:
         add_terms(case, rng)
     if is_cross:
@@ -214,6 +217,21 @@ def draw_masks(rng: random.Random, batch: int, keys: int) -> Masks:
     if rng.random() < 0.2:
         masks.global_mask = torch.rand(batch, keys) < rng.choice((0.0, 0.1, 0.5))
     return masks
+
+
+def draw_whole_documents(rng: random.Random, batch: int, tokens: int) -> tuple[Masks, int]:
+    """Draw documents of as many tokens each, with padding before and behind them, and how many keys there are."""
+    most, gap = rng.randint(1, 3), rng.randint(0, 5)
+    keys = most * (tokens + gap)
+    key_mask, segment_ids = torch.zeros(batch, keys, dtype=torch.bool), torch.zeros(batch, keys, dtype=torch.long)
+    for example in range(batch):
+        for number in range(rng.randint(1, most)):
+            first = number * (tokens + gap) + rng.randint(0, gap)
+            segment_ids[example, number * (tokens + gap) :] = number
+            # the first and the last token are none of the holes
+            key_mask[example, first : first + tokens] = torch.rand(tokens) >= rng.choice((0.0, 0.2))
+            key_mask[example, [first, first + tokens - 1]] = True
+    return Masks(key_mask, segment_ids), keys
 
 
 def add_query_masks(case: Case, rng: random.Random) -> None:

@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.backends.fused_cpu import plain_rows
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
+from hf_efficient_attn.layout.dense.lse import lse_dtype
 from hf_efficient_attn.layout.sinks import cap
 
 
@@ -86,7 +87,7 @@ def _explicit(
     if sinks is not None:
         # the sink is one more key, whose weight is dropped
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    weights = torch.softmax(scores, -1, dtype=lse_dtype(query)).to(query.dtype)
     weights = drop(weights[..., : key.shape[2]], dropout)
     # before they are used, so that gradients flow through the weights that are returned
     weights = weights if has_keys is None else weights.masked_fill(~has_keys, 0)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.cache import Origin
+from hf_efficient_attn.attention.refusals import refuse_tracing
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import as_lasting, bring, counted_from, derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -43,7 +44,9 @@ def tokens_of_keys(
 
     Raises:
         InputError: a padding mask that is too short.
+        UnsupportedBackendError: under `torch.jit.trace`.
     """
+    refuse_tracing()
     attention_mask = as_lasting(attention_mask)
     bring(attention_mask, past_tokens)
     length = num_queries if is_causal else 0

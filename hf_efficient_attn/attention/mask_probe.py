@@ -46,8 +46,9 @@ class Probe:
         Raises:
             UnsupportedBackendError: documents and distances do not describe the mask completely.
         """
-        follows = self.allowed(self.positions[1:], self.positions[:-1])
-        documents = 1 + torch.nn.functional.pad((~follows).cumsum(1), (1, 0))
+        before, is_there = self.keys_before(1)
+        follows = self.allowed(self.positions, self.positions[before]) | ~is_there
+        documents = 1 + (~follows).cumsum(1)
         are_right = self.comparisons(documents, is_causal, local_size)
         if torch.compiler.is_compiling():
             for is_right in are_right:
@@ -68,16 +69,25 @@ class Probe:
         are_right = []
         num_keys = self.positions.shape[0]
         distance = 1
-        while distance < num_keys and (distance == 1 or self.use_vmap):
-            before, after = self.positions[:-distance], self.positions[distance:]
+        # in this order: an exported program would not take two tokens if it were asked for more
+        while (distance == 1 or self.use_vmap) and distance < num_keys:
+            place, is_there = self.keys_before(distance)
+            before, after = self.positions[place], self.positions
             is_near = local_size is None or distance < local_size + (0 if is_causal else 1)
-            same = torch.full((1, num_keys - distance), is_near, device=self.positions.device)
-            same = same & (documents[:, :-distance] == documents[:, distance:])
+            same = (documents[:, place] == documents) & is_near
             ahead = torch.zeros_like(same) if is_causal else same
             is_right = (self.allowed(after, before) == same) & (self.allowed(before, after) == ahead)
-            are_right.append(is_right.all())
+            are_right.append((is_right | ~is_there).all())
             distance *= 2
         return are_right
+
+    def keys_before(self, distance: int) -> tuple[Tensor, Tensor]:
+        """Return the index of the key that lies so far before each, and whether there is one; both [keys].
+
+        As many as there are keys: an exported program would not take texts that leave a single one of fewer.
+        """
+        index = torch.arange(self.positions.shape[0], device=self.positions.device) - distance
+        return index.clamp(min=0), index >= 0
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether each query may read the key at the same index of `keys`, bool [batch, queries]."""

@@ -106,8 +106,8 @@ def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: in
 
     If every token reads only earlier ones, the first token cannot have a key, so that it causes no warning.
     """
-    groups = Layout(pattern, num_heads, num_tokens, num_tokens, 0, layer).head_groups()
-    firsts = [_first_unexpected(drawn, num_tokens) for _, _, drawn in groups]
+    layout = Layout(pattern, num_heads, num_tokens, num_tokens, 0, layer).fitted
+    firsts = [_first_unexpected(drawn, layout.num_keys) for _, _, drawn in layout.head_groups()]
     found = [first for first in firsts if first is not None]
     if found:
         warn_once(

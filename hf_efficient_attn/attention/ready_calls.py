@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.direct_calls import DirectCall, DirectStep, direct_call, direct_step
+from hf_efficient_attn.attention.refusals import refuse_tracing
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, backend_of, preferred_backend
 from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.backends.machines.machine import Machine
@@ -115,9 +116,14 @@ def call_key(
 
     Args:
         settings: the other arguments of a call, which are no tensors.
+
+    Raises:
+        UnsupportedBackendError: under `torch.jit.trace`.
     """
-    # compilers, transforms and traces see the call as it is; C functions, since each further line of Python is felt
-    is_seen = torch.compiler.is_compiling() or torch._C._is_tracing()
+    # compilers and transforms see the call as it is; C functions, since each further line of Python is felt
+    is_seen = torch.compiler.is_compiling()
+    if not is_seen and torch._C._is_tracing():
+        refuse_tracing()
     is_seen = is_seen or torch._C._functorch.peek_interpreter_stack() is not None
     if is_seen or not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and isinstance(backend, str)):
         return None

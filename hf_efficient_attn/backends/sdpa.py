@@ -72,7 +72,7 @@ def is_fastest(call: AttentionCall) -> bool:
         return True
     if not is_single(call):
         return is_bare(call)
-    return len(row_of(layout).common) > 0 or computed_pairs(call) <= MAX_KEY_READS
+    return len(row_of(layout.fitted).common) > 0 or computed_pairs(call) <= MAX_KEY_READS
 
 
 def is_single(call: AttentionCall) -> bool:
@@ -95,7 +95,7 @@ def cost(call: AttentionCall) -> float:
         return computed_pairs(call) + costs.key * layout.num_heads * (stop - start)
     is_unfused = call.inputs.device == "cpu" and (bool(call.terms) or has_no_kernel(call))
     is_unfused = is_unfused or call.differentiates_lse
-    if maskless(layout) is not None and not is_unfused and call.chosen is None:
+    if maskless(layout.fitted) is not None and not is_unfused and call.chosen is None:
         per_key = layout.num_queries + costs.key
     else:
         # in cached decoding every step has a mask of its own
@@ -137,7 +137,7 @@ def computed_pairs(call: AttentionCall) -> int:
     """Return the number of all pairs, without the keys and the half of a triangle that are left out without a mask."""
     layout = call.layout
     if is_single(call):
-        return layout.num_heads * row_of(layout).num_computed
+        return layout.num_heads * row_of(layout.fitted).num_computed
     plain = _unmasked(call)
     if plain is None:
         return layout.num_pairs
@@ -157,9 +157,9 @@ def working_bytes(call: AttentionCall) -> int:
     layout, inputs = call.layout, call.inputs
     if is_single(call):
         # keys and values that are copied
-        num_keys = inputs.batch_size * inputs.num_key_heads * row_of(layout).num_computed
+        num_keys = inputs.batch_size * inputs.num_key_heads * row_of(layout.fitted).num_computed
         return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
-    has_mask = not call.tokens.is_empty or call.terms or maskless(layout) is None or call.chosen is not None
+    has_mask = not call.tokens.is_empty or call.terms or maskless(layout.fitted) is None or call.chosen is not None
     num_examples = 1 if call.tokens.is_empty and call.chosen is None else inputs.batch_size
     num_mask_numbers = computed_dtype(call).itemsize + BOOLS_PER_MASKED_PAIR
     num_bytes = num_mask_bytes(layout, num_examples, num_mask_numbers) if has_mask else 0

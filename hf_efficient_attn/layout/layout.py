@@ -103,6 +103,26 @@ class Layout:
         return self.query_offset + self.num_queries if self.is_cross else None
 
     @property
+    def fitted(self) -> "Layout":
+        """The same of a length that the pattern fits, by which calls are estimated; itself where every length does.
+
+        A row may have another length where masks leave documents in it that the pattern fits, such as pictures.
+        """
+        if self.is_cross:
+            return self
+        num_keys = self.pattern.fitting_length(self.num_keys)
+        if num_keys == self.num_keys:
+            return self
+        num_queries = min(self.num_queries, num_keys)
+        offset = min(self.query_offset, num_keys - num_queries)
+        return replace(self, num_queries=num_queries, num_keys=num_keys, query_offset=offset)
+
+    @property
+    def is_drawn_by_document(self) -> bool:
+        """Whether documents that masks leave in a row are drawn for their own lengths: the row's is not theirs."""
+        return self.pattern.depends_on_length or self.fitted is not self
+
+    @property
     def drawn_tokens(self) -> int:
         """The length that patterns are drawn for: that of the longer axis."""
         return max(self.num_keys, self.num_positions or 0)

@@ -303,3 +303,12 @@ def test_the_way_of_a_call_is_the_one_in_contributing(monkeypatch: pytest.Monkey
     listed = re.findall(r"(?:function:|→) `[\w.]*?(\w+)`", re.sub(r"\s+", " ", text))
     assert all(names == listed for names in calls)
     assert 0 < len(listed) <= 8
+
+
+# torch's tracer warns of itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tracing_is_refused() -> None:
+    """A trace would keep what the mask said of one input."""
+    states, mask = torch.randn(1, 2, 9, 8), torch.ones(1, 9, dtype=torch.bool)
+    with pytest.raises(hea.UnsupportedBackendError, match=r"torch\.export"):
+        torch.jit.trace(lambda x, key_mask: hea.attention(x, x, x, Band(2, 2), key_mask=key_mask), (states, mask))

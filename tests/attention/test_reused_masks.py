@@ -139,3 +139,14 @@ def test_packed_positions_of_models(write: Callable[[Tensor, Tensor], None]) -> 
     actual = forward(model, ids, position_ids=positions, use_cache=False)
     assert torch.equal(actual, forward(model, ids, position_ids=second.clone(), use_cache=False))
     assert not torch.allclose(actual, expected)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "blocked", "reference"])
+def test_patterns_that_are_alike_at_the_length_of_the_row_share_no_mask(backend: str) -> None:
+    """They differ in the documents that a mask leaves there, which are shorter."""
+    mask = FIRST["key_mask"]
+    options = {"key_mask": mask, "backend": backend}
+    for position in (-1, TOKENS - 1):
+        pattern = Band(2, 2) | GlobalTokens([position])
+        expected = hea.attention(X, X, X, pattern, key_mask=mask.clone(), backend="reference")
+        torch.testing.assert_close(hea.attention(X, X, X, pattern, **options), expected)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from backends.compared_cases import cross_cases, huge_score_cases, memory_cases, pairwise_cases, special_cases
 from backends_cases import MEMORY, THREE_PATTERNS, Case, tensors_of
-from backends_contract import check, widening
+from backends_contract import check, results, widening
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
@@ -60,6 +60,21 @@ def test_contract_where_bfloat16_is_computed_in_float32(case: Case) -> None:
         for backend in COMPARED_BACKENDS.values():
             if backend.why_not(call) is None:
                 check(case, backend)
+
+
+@pytest.mark.parametrize("case", special_cases()[::8], ids=str)
+def test_default_dtype_changes_nothing(case: Case) -> None:
+    """In the low default first, since masks and plans are kept for later calls."""
+    call, found = case.call(values=tensors_of(case, case.dtype).values), []
+    backends = [each for each in (reference, *COMPARED_BACKENDS.values()) if each.why_not(call) is None]
+    for default in (torch.bfloat16, torch.float32):
+        torch.set_default_dtype(default)
+        try:
+            found.append([results(case, backend, case.dtype) for backend in backends])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for low, wide in zip(*found, strict=True):
+        assert all(torch.equal(low[name], wide[name]) for name in wide)
 
 
 @pytest.mark.parametrize("name", ["per head", "random", THREE_PATTERNS])

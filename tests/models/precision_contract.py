@@ -1,5 +1,10 @@
-"""What every family satisfies under autocast, encoder-decoders included. `test_precision_contract.py` runs it."""
+"""What every family satisfies in low precision: cast, with another default dtype, or under autocast.
 
+Encoder-decoders and sparsified models included. `test_precision_contract.py` runs it.
+"""
+
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +29,55 @@ def distance(output: Any, expected: Tensor) -> float:
 
 class PrecisionContract:
     """One method a promise; `case` and `auto_class` are parametrised by `test_precision_contract.py`."""
+
+    def test_cast_is_what_is_loaded_in_that_precision(self, own_case: Any, tmp_path: Path) -> None:
+        """To the bit, and back in float32 it is what it was: no table, such as rotary frequencies, is rounded."""
+        model = own_case.model()
+        # so that the weights themselves lose nothing
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.copy_(tensor.bfloat16())
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+        cast = copy.deepcopy(model).to(torch.bfloat16)
+        for one, other in ((loaded, cast), (model, copy.deepcopy(cast).float())):
+            tensors = dict(other.named_buffers()) | dict(other.named_parameters())
+            for name, expected in (*one.named_buffers(), *one.named_parameters()):
+                assert tensors[name].dtype == expected.dtype, name
+                assert torch.equal(tensors[name], expected), name
+
+    @pytest.mark.filterwarnings("ignore:output_attentions=True")
+    def test_weights_of_a_model_in_float64_are_in_float64(self, any_case: Any) -> None:
+        """And so are its outputs, which are computed from them."""
+        model, inputs = any_case.model().double(), without_labels(any_case.inputs(any_case.main_head))
+        with torch.no_grad():
+            expected = model(**inputs, use_cache=False)
+            if model.config._attn_implementation == "sdpa":
+                # torch's kernel returns none
+                model.set_attn_implementation("eager")
+            output = model(**inputs, output_attentions=True, use_cache=False)
+        torch.testing.assert_close(first_tensor(output), first_tensor(expected), atol=1e-12, rtol=1e-12)
+        for name in output:
+            for weights in output[name] if name.endswith("attentions") and output[name] is not None else ():
+                assert weights is None or not torch.equal(weights, weights.float().double()), name
+
+    def test_default_dtype_changes_nothing(self, any_case: Any) -> None:
+        """Of a model in float32; in the low default first, since masks and plans are kept for later calls."""
+        model, inputs, found = any_case.model(), any_case.inputs(any_case.main_head), []
+        for default in (torch.bfloat16, torch.float32):
+            own = copy.deepcopy(model).train()
+            switch_off_dropout(own)
+            torch.manual_seed(0)
+            torch.set_default_dtype(default)
+            try:
+                output = own(**inputs, use_cache=False)
+                output.loss.backward()
+            finally:
+                torch.set_default_dtype(torch.float32)
+            found.append([first_tensor(output), *(parameter.grad for parameter in own.parameters())])
+        for low, wide in zip(*found, strict=True):
+            assert low.dtype == wide.dtype == torch.float32
+            assert torch.equal(low, wide)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_autocast_is_as_near_to_float32_as_a_model_of_that_precision(self, case: Any, dtype: torch.dtype) -> None:

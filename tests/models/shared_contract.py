@@ -61,6 +61,22 @@ class SharedContract:
             with pytest.raises(hea.InputError, match=rf"attention_mask holds {value}"):
                 model(**{**inputs, name: mask})
 
+    # torch's tracer warns of itself, and of every number that it takes for a constant
+    @pytest.mark.filterwarnings("ignore")
+    def test_a_traced_model_takes_another_mask_or_is_refused(self, case: Any) -> None:
+        model, inputs = case.model().requires_grad_(False), without_labels(case.inputs())
+        mask = inputs.pop("attention_mask")
+
+        def run(attention_mask: Tensor) -> Tensor:
+            return first_tensor(model(**inputs, attention_mask=attention_mask, use_cache=False))
+
+        try:
+            traced = torch.jit.trace(run, (torch.ones_like(mask),), check_trace=False)
+        except hea.UnsupportedBackendError:
+            return
+        for other in (mask, mask.flip(1)):
+            torch.testing.assert_close(traced(other), run(other))
+
     def test_masks_of_another_type_or_shape_are_refused(self, case: Any) -> None:
         model, inputs = case.model(), without_labels(case.inputs())
         if "decoder_input_ids" in inputs:

@@ -1,7 +1,7 @@
-"""Run the contract of mixed precision for every case of every family, encoder-decoders included."""
+"""Run the contract of low precision for every case of every family, encoder-decoders and sparsified models included."""
 
 import pytest
-from families import CASES, SEQ2SEQ_CASES
+from families import CASES, SEQ2SEQ_CASES, SPARSIFIED
 from models.precision_contract import PrecisionCacheContract, PrecisionContract
 from models_cases import case_param, parametrize_cases
 
@@ -17,6 +17,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         compiled = [case_param(case, is_thorough=case.name not in COMPILED) for case in every]
         metafunc.parametrize("compiled_case", compiled)
         return
+    for name, others in (("own_case", ()), ("any_case", SPARSIFIED.cases)):
+        if name in metafunc.fixturenames:
+            every = [*CASES, *SEQ2SEQ_CASES, *others]
+            metafunc.parametrize(name, [case_param(case, is_thorough=False) for case in every])
+            return
     cases = decoders if metafunc.cls is TestPrecisionCacheContract else [*CASES, *SEQ2SEQ_CASES]
     parametrize_cases(metafunc, cases, others_are_thorough=True)
 

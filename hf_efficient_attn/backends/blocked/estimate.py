@@ -63,9 +63,13 @@ def forward_estimate(call: AttentionCall) -> Estimate:
 
 @cached()
 def estimate(layout: Layout, blocks: BlockCosts) -> Estimate:
-    """Return how much the backend computes for a layout, taken as one whole document."""
+    """Return how much the backend computes for a layout, taken as one whole document, or as several that its
+    pattern fits.
+    """
+    fitted = layout.fitted
+    documents = max(1, layout.num_keys // fitted.num_keys)
     try:
-        compiled = compile_layout(layout, blocks, CPU)
+        compiled = compile_layout(fitted, blocks, CPU)
     except WorkLimitError as error:
         return Estimate(refusal=str(error))
     shortest, pairs = blocks.lengths[0], Counter[int]()
@@ -73,15 +77,15 @@ def estimate(layout: Layout, blocks: BlockCosts) -> Estimate:
         pairs[run.block_tokens] += share.num_heads * run.num_pairs
     return Estimate(
         block_tokens=max(pairs, key=pairs.__getitem__, default=0),
-        num_pairs=compiled.num_pairs,
-        num_gathered=compiled.num_gathered,
-        num_runs=compiled.num_runs,
-        num_moved=compiled.num_moved,
+        num_pairs=documents * compiled.num_pairs,
+        num_gathered=documents * compiled.num_gathered,
+        num_runs=documents * compiled.num_runs,
+        num_moved=documents * compiled.num_moved,
         num_mask_bytes=compiled.num_mask_bytes,
-        scores_time=sum(
-            share.num_heads * run.num_pairs * blocks.of_score(run.block_tokens) for share, run in compiled.runs()
-        ),
-        num_short_reads=sum(
+        scores_time=documents
+        * sum(share.num_heads * run.num_pairs * blocks.of_score(run.block_tokens) for share, run in compiled.runs()),
+        num_short_reads=documents
+        * sum(
             share.num_heads * run.num_keys * max(0.0, 1 - run.block_tokens / shortest) for share, run in compiled.runs()
         ),
     )

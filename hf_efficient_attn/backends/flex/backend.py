@@ -101,7 +101,7 @@ def is_parameter(values: Tensor) -> bool:
 
 def _refused_pattern(call: AttentionCall) -> str | None:
     pattern = call.layout.pattern
-    if not call.tokens.is_empty and pattern.depends_on_length:
+    if not call.tokens.is_empty and call.layout.is_drawn_by_document:
         return (
             f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
             "blocked or sdpa."

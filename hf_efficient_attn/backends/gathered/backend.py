@@ -35,7 +35,7 @@ def why_not(call: AttentionCall) -> str | None:
         return "gathered computes keys that are chosen by what tokens say (chosen=...), and there are none."
     if call.lse_needs_grad:
         return "gathered gives no gradient of the log-sum-exp: use reference, or torch.no_grad()."
-    if not call.tokens.is_empty and call.layout.pattern.depends_on_length:
+    if not call.tokens.is_empty and call.layout.is_drawn_by_document:
         return (
             f"gathered lays one pattern over all documents, and {call.layout.pattern.kind} is drawn anew for the "
             "length of each: use sdpa or reference."

@@ -38,8 +38,9 @@ def additive_mask(
 
     if torch.compiler.is_compiling():
         return build()
-    key = (mask_key(layout), device, dtype)
-    if is_idle(tokens):
+    is_whole = is_idle(tokens)
+    key = (mask_key(layout, is_whole), device, dtype)
+    if is_whole:
         return _masks.get(key, build)
     # the layers of one forward pass share the masks of its examples; the next pass has others
     return _masks.get_of(vars(tokens).values(), key, build)

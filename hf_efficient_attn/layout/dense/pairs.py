@@ -42,7 +42,7 @@ def allowed_pairs(
         check_size(layout, 1)
         return _pairs.get((mask_key(layout), device), lambda: _of_pattern(layout, device))
     check_size(layout, batch_size)
-    if layout.pattern.depends_on_length:
+    if layout.is_drawn_by_document:
         return _of_documents(layout, tokens, batch_size, device)
     return _of_locations(layout, tokens, device)
 
@@ -73,7 +73,7 @@ def num_mask_bytes(layout: Layout, batch_size: int, width: int = 4) -> int:
 
 def num_mask_heads(layout: Layout) -> int:
     """Return how many heads a mask over all pairs has: 1 if all heads are alike."""
-    return 1 if len(layout.head_groups()) == 1 else layout.num_heads
+    return 1 if len(layout.fitted.head_groups()) == 1 else layout.num_heads
 
 
 def _written_pairs(

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 from transformers import initialization as init
 
+from hf_efficient_attn.models.parts.blocks import KeptInFloat32
+
 
 class EluFeatures(nn.Module):
     """elu(x) + 1: as many features as the head has numbers. Katharopoulos et al. (arXiv:2006.16236), section 3.3."""
@@ -37,7 +39,7 @@ class ConstantFeatures(nn.Module):
         return torch.ones_like(wide(states[..., :1])), None
 
 
-class PositiveRandomFeatures(nn.Module):
+class PositiveRandomFeatures(KeptInFloat32):
     """exp(w·x − |x|² / 2) / √F with x the state / D^¼ and F random w: the mean over w of a product is exp(q·k / √D).
 
     The w are orthogonal in blocks of D, and as long as normal vectors, which makes the error smaller than that of
@@ -73,16 +75,6 @@ class PositiveRandomFeatures(nn.Module):
     def redraw(self, number: int) -> None:
         """Replace the vectors by those of a draw; the first is number 0."""
         self.vectors.copy_(self.drawn(number))
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "PositiveRandomFeatures":
-        """Move the module as told, but never to a dtype narrower than float32, in which directions would change."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            is_too_narrow = moved.is_floating_point() and moved.dtype.itemsize < torch.float32.itemsize
-            return tensor.to(moved.device, torch.float32) if is_too_narrow else moved
-
-        return super()._apply(move, recurse)
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features, [R, H, L, D] → [R, H, L, F], divided by the largest of each token, and its exponent.

@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, D head size, H heads, Q query tokens, K key tokens.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,22 @@ from transformers.models.llama.modeling_llama import repeat_kv
 
 # the same functions, in one pass over memory instead of eight
 FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
+
+
+class KeptInFloat32(nn.Module):
+    """Base of modules whose parameters and buffers no cast makes narrower than float32.
+
+    `.to(dtype)`, `.half()` and what calls them (Trainer's bf16_full_eval, DeepSpeed) go by `_apply`;
+    `_keep_in_fp32_modules_strict` of a model says the same to `from_pretrained`.
+    """
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            is_too_narrow = moved.is_floating_point() and moved.dtype.itemsize < torch.float32.itemsize
+            return tensor.to(moved.device, torch.float32) if is_too_narrow else moved
+
+        return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -114,6 +131,7 @@ def eager_attention_forward(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights

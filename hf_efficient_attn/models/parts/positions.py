@@ -17,6 +17,7 @@ from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.terms import Slope, Term
 from hf_efficient_attn.models.parts.axial_positions import AxialPositions
+from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 from hf_efficient_attn.models.prologue import PreparedCall
 
 
@@ -39,7 +40,7 @@ class Positions(nn.Module):
         self.table: nn.Module | None = None
         self.offset = getattr(config, "position_offset", 0)
         self.thetas = getattr(config, "rope_theta_per_layer", None)
-        self.rotary = LlamaRotaryEmbedding(config) if self.kind == "rope" and self.thetas is None else None
+        self.rotary = RotaryEmbedding(config) if self.kind == "rope" and self.thetas is None else None
         if self.kind == "sinusoidal":
             layout = getattr(config, "sinusoid_layout", "interleaved")
             self.table = SinusoidalPositions(config.hidden_size, config.sinusoid_amplitude, layout=layout)
@@ -118,6 +119,13 @@ class Positions(nn.Module):
             )
 
 
+class RotaryEmbedding(KeptInFloat32, LlamaRotaryEmbedding):
+    """Llama's rotary positions, whose frequencies stay in float32: rounded, they would turn far tokens by whole turns.
+
+    transformers computes them anew for a class of this name after loading.
+    """
+
+
 class SinusoidalPositions(nn.Module):
     """Return `scale` times sin and cos of the positions; without a table, and so for sequences of any length.
 
@@ -158,7 +166,7 @@ def sinusoids(positions: torch.Tensor, size: int, layout: str = "interleaved") -
     >>> sinusoids(torch.tensor(1), 4).tolist() == sinusoids(torch.tensor(1), 4, "halves")[[0, 2, 1, 3]].tolist()
     True
     """
-    pairs = torch.arange(0, size, 2, device=positions.device)
+    pairs = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32)
     angles = positions.unsqueeze(-1).float() * torch.exp(pairs * (-math.log(10_000.0) / size))
     if layout == "halves":
         return torch.cat((angles.sin(), angles.cos()), dim=-1)
@@ -217,4 +225,5 @@ def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> 
     [-0.125, -0.0625, -0.0]
     """
     distance = (query_positions.unsqueeze(-1) - torch.arange(num_keys, device=query_positions.device)).abs()
-    return -device_numbers(alibi_slopes(num_heads), query_positions.device).view(1, -1, 1, 1) * distance
+    slopes = device_numbers(alibi_slopes(num_heads), query_positions.device, torch.float32)
+    return -slopes.view(1, -1, 1, 1) * distance

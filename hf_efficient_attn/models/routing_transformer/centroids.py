@@ -15,15 +15,16 @@ the centroids of before. A forward pass knows of no steps: what computes several
 Source: Roy et al. (arXiv:2003.05997), section 4, and the authors' code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn.functional import layer_norm
 from transformers import initialization as init
 
 from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 
 NORM_EPS = 1e-6
 # similarities that are in memory at a time; on CPUs, so few that they stay in a cache
@@ -44,7 +45,7 @@ class Seen(NamedTuple):
     distance: Tensor
 
 
-class Centroids(nn.Module):
+class Centroids(KeptInFloat32):
     """The centroids of a layer's routing heads, and the moving averages that they are made of.
 
     Reads from the config: `num_clusters`, `head_dim`, `centroid_decay`.
@@ -65,7 +66,7 @@ class Centroids(nn.Module):
 
     def initialize(self) -> None:
         """Set the start values: normal vectors on the sphere."""
-        start = torch.randn(self.means.shape, device=self.means.device)
+        start = torch.randn(self.means.shape, device=self.means.device, dtype=torch.float32)
         init.copy_(self.means, on_sphere(start))
         init.zeros_(self.sums)
         init.zeros_(self.counts)
@@ -81,16 +82,6 @@ class Centroids(nn.Module):
         self.counts.mul_(decay).add_(counts.to(self.counts), alpha=1 - decay)
         is_known = (self.counts > 0)[..., None]
         self.means.copy_(torch.where(is_known, self.sums / self.counts.clamp(min=1e-30)[..., None], self.means))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Centroids":
-        """Move the module as told, but never to a dtype narrower than float32."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            is_too_narrow = moved.is_floating_point() and moved.dtype.itemsize < torch.float32.itemsize
-            return tensor.to(moved.device, torch.float32) if is_too_narrow else moved
-
-        return super()._apply(move, recurse)  # type: ignore[no-any-return]
 
 
 def on_sphere(states: Tensor) -> Tensor:

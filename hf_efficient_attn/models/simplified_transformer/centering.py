@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.models.mechanisms.feature_maps import wide
 
 SCAN_TOKENS = 16
 
@@ -42,8 +43,8 @@ class Centering(NamedTuple):
     def mean(self, values: torch.Tensor, past_sum: torch.Tensor | float = 0.0) -> torch.Tensor:
         """Return C·V.
 
-        Shapes: values [B, T, hidden_size] (with `matrix`: [B, K, hidden_size]), past_sum [B, 1, hidden_size] in float32
-        → [B, T, hidden_size], or [B, 1, hidden_size] where all queries share one mean.
+        Shapes: values [B, T, hidden_size] (with `matrix`: [B, K, hidden_size]), past_sum [B, 1, hidden_size], at least
+        in float32 → [B, T, hidden_size], or [B, 1, hidden_size] where all queries share one mean.
         """
         if self.matrix is not None:
             return torch.matmul(self.matrix.to(values.dtype), values)
@@ -55,9 +56,9 @@ class Centering(NamedTuple):
             first, last = (bound.expand_as(values) for bound in self.bounds)
             mean = (total.gather(1, last + 1) - total.gather(1, first)) / self.counts
         elif self.is_causal:
-            mean = prefix_mean(weighted.float(), self.counts, past_sum)
+            mean = prefix_mean(wide(weighted), self.counts, past_sum)
         else:
-            mean = weighted.float().sum(1, keepdim=True) / self.counts
+            mean = wide(weighted).sum(1, keepdim=True) / self.counts
         return mean.to(values.dtype)
 
     def weighted(self, values: torch.Tensor) -> torch.Tensor:
@@ -65,14 +66,17 @@ class Centering(NamedTuple):
         return values if self.weights is None else torch.where(self.weights, values, 0)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the float32 sum of the real values. Shape [B, 1, hidden_size]."""
-        return self.weighted(values).float().sum(1, keepdim=True)
+        """Return the sum, in float32 or wider, of the real values. Shape [B, 1, hidden_size]."""
+        return wide(self.weighted(values)).sum(1, keepdim=True)
 
     def sum_past(self, cached: torch.Tensor) -> torch.Tensor:
-        """Return the float32 sum of the real cached values. Shapes: [B, K - T, hidden_size] → [B, 1, hidden_size]."""
+        """Return the sum, in float32 or wider, of the real cached values.
+
+        Shapes: [B, K - T, hidden_size] → [B, 1, hidden_size].
+        """
         if self.past_weights is not None:
             cached = torch.where(self.past_weights, cached[:, : self.past_weights.shape[1]], 0)
-        return cached.float().sum(1, keepdim=True)
+        return wide(cached).sum(1, keepdim=True)
 
 
 def prefix_sum(x: torch.Tensor) -> torch.Tensor:

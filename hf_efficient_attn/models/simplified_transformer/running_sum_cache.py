@@ -14,7 +14,7 @@ from .centering import Centering
 
 
 class RunningSumDynamicLayer(DynamicLayer):
-    """A `DynamicLayer` with `value_sum`: [B, 1, hidden_size] in float32, or None if it must be rebuilt."""
+    """A `DynamicLayer` with `value_sum`: [B, 1, hidden_size] in float32 or wider, or None if it must be rebuilt."""
 
     value_sum: torch.Tensor | None = None
 
@@ -56,7 +56,7 @@ class RunningSumDynamicLayer(DynamicLayer):
 
 
 class RunningSumStaticLayer(StaticLayer):
-    """A `StaticLayer` with `value_sum`, [B, 1, hidden_size] in float32, held at a fixed address."""
+    """A `StaticLayer` with `value_sum`, [B, 1, hidden_size] in float32 or wider, held at a fixed address."""
 
     value_sum: torch.Tensor | None = None
     is_stale = False
@@ -64,7 +64,7 @@ class RunningSumStaticLayer(StaticLayer):
     def advance(self, centering: Centering, values: torch.Tensor) -> torch.Tensor:
         """As `RunningSumDynamicLayer.advance`, in place."""
         if self.value_sum is None:
-            self.value_sum = torch.zeros_like(values[:, :1], dtype=torch.float32)
+            self.value_sum = torch.zeros_like(values[:, :1], dtype=torch.promote_types(values.dtype, torch.float32))
             self.is_stale = self.is_initialized
             if not torch.compiler.is_compiling():
                 torch._dynamo.mark_static_address(self.value_sum)

@@ -7,7 +7,6 @@ Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905
 code, and unlike in the paper's text, the nearest key has index 0 and not 1, so that span 0 reads R keys.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,13 +19,14 @@ from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBac
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import SoftSpan
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 from hf_efficient_attn.models.parts.deepspeed_parameters import is_a_copy
 
 FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
 KINDS = (FIXED, ADAPTIVE, DYNAMIC)
 
 
-class Spans(nn.Module):
+class Spans(KeptInFloat32):
     """The spans of one layer's heads. Shapes: hidden states [B, T, hidden_size] → spans in tokens.
 
     `adaptive`: spans are `limit` · `ratio`, a parameter [H] that `clamp_` keeps between 0 and 1; `clamp_spans` calls it
@@ -128,7 +128,7 @@ class Spans(nn.Module):
         """
         with torch.no_grad():
             if self.kind == FIXED or self.is_away:
-                return torch.full((self.num_heads,), float(self.limit))
+                return torch.full((self.num_heads,), float(self.limit), dtype=torch.float32)
             if self.kind == FROZEN:
                 return torch.tensor(self.frozen, dtype=torch.float32)
             if self.kind == ADAPTIVE:
@@ -164,16 +164,6 @@ class Spans(nn.Module):
                 "of shares (divide them by the span limit), or was written without clamping them after the last "
                 "step."
             )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Spans":
-        """Move the module as told, but never to a dtype narrower than float32."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            is_too_narrow = moved.is_floating_point() and moved.dtype.itemsize < torch.float32.itemsize
-            return tensor.to(moved.device, torch.float32) if is_too_narrow else moved
-
-        return super()._apply(move, recurse)  # type: ignore[no-any-return]
 
 
 def span_modules(model: nn.Module) -> list[Spans]:
