@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.cache_argument import cache_in
+from hf_efficient_attn.attention.cache_argument import CACHE_NAME, OLD_CACHE_NAME, cache_in, with_cache
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
 from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
@@ -93,8 +93,10 @@ def has_pattern(config: PreTrainedConfig) -> bool:
     return getattr(config, FIELD, None) is not None
 
 
-def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Check a model, once per pattern, and its inputs; a hook before every forward pass.
+
+    Of two caches (see `cache_in`) the model gets one.
 
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
@@ -103,11 +105,11 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     """
     refuse_other_attention(model)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
-        return
+        return None
     current = getattr(PreTrainedModel.__init__, MARK, guard)
     if current is not guard:
         hand_over(model, current, inputs, options)
-        return
+        return None
     model_class: Any = type(model)
     names = forward_arguments(model_class)
     given = {**dict(zip(names, inputs, strict=False)), **options}
@@ -122,6 +124,8 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
             refuse_division(model)
             check_once(model)
         check_inputs(given)
+    has_two = options.get(OLD_CACHE_NAME) is not None and options.get(CACHE_NAME) is not None
+    return (inputs, with_cache(options)) if has_two else None
 
 
 def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
