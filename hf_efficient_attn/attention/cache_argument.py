@@ -54,16 +54,22 @@ def with_cache(options: Mapping[str, Any]) -> dict[str, Any]:
 def cache_in(options: Mapping[str, Any]) -> Any:
     """Return the cache among the keyword arguments of a call; None: there is none.
 
+    PEFT up to 0.21 passes its prefix at every step under the old name, beside the cache of `generate`: that is empty
+    before the first step, and holds the prefix after it.
+
     Raises:
-        InputError: two of them.
+        InputError: two of them, neither of which continues the other.
     """
     new, old = options.get(CACHE_NAME), options.get(OLD_CACHE_NAME)
-    if new is not None and old is not None:
+    if new is None or old is None or new is old:
+        return old if new is None else new
+    in_new, in_old = (int(each.get_seq_length()) for each in (new, old))
+    if in_old == 0 or 0 < in_new <= in_old:
         raise InputError(
-            "cache and past_key_values are two names of one argument; pass one of them. (Where PEFT passes both: its "
-            "prefixes need transformers before 5.24, or PEFT 0.22.)"
+            f"cache and past_key_values are two names of one argument, and two caches are given, of {in_new} and "
+            f"{in_old} tokens. Pass one of them."
         )
-    return old if new is None else new
+    return new if in_new else old
 
 
 class CacheGeneration:

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.cache_argument import cache_in
+from hf_efficient_attn.attention.cache_argument import CACHE_NAME, OLD_CACHE_NAME, cache_in, with_cache
 from hf_efficient_attn.attention.call_documents import refuse_lost_marks
 from hf_efficient_attn.attention.follow_check import watch
 from hf_efficient_attn.attention.given_inputs import note_inputs
@@ -116,8 +116,10 @@ def read_once(model: PreTrainedModel) -> None:
         model.__dict__[READ] = spec
 
 
-def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Check a model, once per pattern, and its inputs; a hook before every forward pass.
+
+    Of two caches (see `cache_in`) the model gets one.
 
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
@@ -127,11 +129,11 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     """
     refuse_other_attention(model, options)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
-        return
+        return None
     current = getattr(PreTrainedModel.__init__, MARK, guard)
     if current is not guard:
         hand_over(model, current, inputs, options)
-        return
+        return None
     model_class: Any = type(model)
     names = forward_arguments(model_class)
     given = {**dict(zip(names, inputs, strict=False)), **options}
@@ -147,6 +149,8 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
             check_once(model)
         check_inputs(given)
         check_positions(model, given, cache)
+    has_two = options.get(OLD_CACHE_NAME) is not None and options.get(CACHE_NAME) is not None
+    return (inputs, with_cache(options)) if has_two else None
 
 
 def after_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
