@@ -67,7 +67,9 @@ def main() -> None:
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data)
     options = {"tokenizer": tokenizer, "max_seq_length": args.max_seq_length, "doc_stride": args.doc_stride}
-    options["marks_words_of_question"] = getattr(model.config, "marks_words_of_question", False)
+    # kept in the config, so that a saved model is given what it was trained with
+    of_task = getattr(model.config, "task_specific_params", None) or {}
+    options["marks_words_of_question"] = of_task.get("marks_words_of_question", False)
     options = {"fn_kwargs": options, "remove_columns": data["train"].column_names}
     with training.main_process_first():
         windows = data.map(windows_of, with_indices=True, batched=True, batch_size=1, **options)
@@ -127,7 +129,8 @@ def load_model(args: Arguments, data: DatasetDict) -> tuple:
     fields |= {"attention_pattern": Band(left=32, right=32), "global_tokens": "question", "vocab_size": len(tokenizer)}
     fields |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "sep_token_id")}
     # so short a training teaches no model to compare words: token type 1 marks those that stand in the question
-    fields |= {"type_vocab_size": 2, "marks_words_of_question": True, "max_position_embeddings": args.max_seq_length}
+    fields |= {"type_vocab_size": 2, "task_specific_params": {"marks_words_of_question": True}}
+    fields |= {"max_position_embeddings": args.max_seq_length}
     return AutoModelForQuestionAnswering.from_config(hea.SparseTransformerConfig(**fields)), tokenizer
 
 

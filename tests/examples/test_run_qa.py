@@ -49,13 +49,15 @@ def test_what_it_leaves_can_be_loaded_and_trained_on(trained: Path) -> None:
     assert 0 <= scores["eval_exact_match"] <= scores["eval_f1"] <= 100
     model = AutoModelForQuestionAnswering.from_pretrained(trained / "run")
     assert model.config.global_tokens == "question"
-    assert model.config.marks_words_of_question
+    assert model.config.task_specific_params["marks_words_of_question"]
     finish_example(start_forked(trained, "run_qa.py", *TRAIN, "--max_steps", "3", "--resume"))
     state = json.loads((trained / "run" / "checkpoint-3" / "trainer_state.json").read_text())
     assert state["global_step"] == 3
     more = ["--model_name_or_path", "run", "--output_dir", "again", "--max_train_samples", "9"]
     finish_example(start_forked(trained, "run_qa.py", *TRAIN, *more))
-    assert AutoModelForQuestionAnswering.from_pretrained(trained / "again").config.marks_words_of_question
+    assert AutoModelForQuestionAnswering.from_pretrained(trained / "again").config.task_specific_params[
+        "marks_words_of_question"
+    ]
 
 
 def windows(rows: list[dict], tokenizer: AutoTokenizer, marked: bool = True) -> list[dict]:
