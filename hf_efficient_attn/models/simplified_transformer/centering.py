@@ -92,6 +92,10 @@ def prefix_mean(x: torch.Tensor, counts: torch.Tensor, past_sum: torch.Tensor | 
     Shapes: x [B, T, D], counts [B or 1, T, 1], past_sum [B, 1, D] → [B, T, D].
     """
     batch, tokens, width = x.shape
+    if tokens == 1 and torch.compiler.is_compiling() and x.device.type == "cpu" and torch.is_tensor(past_sum):
+        # torch's compiler for CPUs (2.13) fails with KeyError where a norm reads a sum of what is written in the same
+        # step, as the running sum of a static cache is, without an operator between (pytorch/pytorch#188228)
+        return torch.cat((past_sum, x), 1).cumsum(1)[:, 1:] / counts
     if tokens == 1:
         return (x + past_sum) / counts
     if _scans_natively(x):

@@ -161,3 +161,22 @@ def test_autocast(model: torch.nn.Module, kind: type) -> None:
 def test_blocks_without_centring_keep_plain_caches() -> None:
     model = hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(block="pre_ln", **TINY)).eval()
     assert {type(layer) for layer in filled(model).layers} == {transformers.cache_utils.DynamicLayer}
+
+
+@pytest.mark.thorough
+# torch's own imports warn when it compiles for the first time
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_generation_with_a_static_cache_is_compiled_by_inductor() -> None:
+    """Without a skip connection, all that reads the mean is a norm, and Inductor's kernels of both would be one."""
+    fields = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+    config = hea.SimplifiedTransformerConfig(block="sas_p", is_causal=True, vocab_size=61, pad_token_id=0, **fields)
+    model = hea.SimplifiedTransformerForCausalLM(config).eval()
+    ids, mask = torch.randint(3, 61, (2, 10)), torch.ones(2, 10, dtype=torch.long)
+    mask[0, :3] = 0
+    compiled = transformers.CompileConfig(fullgraph=True, dynamic=False)
+    compiled._compile_all_devices = True
+    options = {"attention_mask": mask, "max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    expected = model.generate(ids, **options)
+    torch.compiler.reset()
+    found = model.generate(ids, cache_implementation="static", compile_config=compiled, **options)
+    assert torch.equal(found, expected)
