@@ -31,10 +31,10 @@ class FamilyPreTrainedModel(PreTrainedModel):
     # what the model is used for; set by its head
     task: str | None = None
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: Any) -> None:
         config.check()  # fields may have been assigned since the config was built
         count_key_heads(config)
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:

@@ -120,13 +120,13 @@ def refuse_unread(config: Any, options: Mapping[str, Any]) -> None:
     types = options.get("token_type_ids")
     if isinstance(types, Tensor) and not torch.compiler.is_compiling() and bool(on_host(types).any()):
         raise InputError(
-            f"token_type_ids has types other than 0, but a {family} has no token types. Leave them out: in its texts, "
+            f"token_type_ids has types other than 0, but {family} models have no token types. Leave them out: "
             "separators alone tell the parts of a pair apart."
         )
     if options.get(MARKED) is not None:
         raise InputError(
-            f"A {family} takes no {MARKED}. Leave it out; sparse_transformer, sparse_seq2seq and sparsified models of "
-            "transformers take it."
+            f"{family} models take no {MARKED}. Leave it out; sparse_transformer, sparse_seq2seq and sparsified models "
+            "of transformers take it."
         )
     if options.get("head_mask") is not None:
         raise InputError(

@@ -82,6 +82,7 @@ def test_token_types(model_type: str) -> None:
     assert found == (parity.TOKEN_TYPES in parity.EXCEPTIONS[model_type])
 
 
+@pytest.mark.filterwarnings("ignore:stream_join='concat'")
 @pytest.mark.parametrize("model_type", FIELDS)
 def test_they_are_noted(model_type: str) -> None:
     theirs = in_tree(model_type)

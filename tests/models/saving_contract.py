@@ -71,6 +71,12 @@ class SavingContract:
         with torch.no_grad():
             torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=1e-6)
 
+    def test_unknown_keywords_are_refused(self, routed_case: Case, tmp_path: Path) -> None:
+        """As by the models of transformers: one that is misspelt would change nothing."""
+        routed_case.model().save_pretrained(tmp_path)
+        with pytest.raises(TypeError, match="attn_implementaton"):
+            getattr(transformers, routed_case.main_head).from_pretrained(tmp_path, attn_implementaton="eager")
+
     def test_loaded_in_one_precision(self, routed_case: Case, tmp_path: Path) -> None:
         """Sharding (FSDP2) wants parameters of one dtype. Spans, which bfloat16 would move by many tokens, are not."""
         routed_case.model().save_pretrained(tmp_path)

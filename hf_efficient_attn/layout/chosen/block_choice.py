@@ -104,7 +104,7 @@ def chosen_by_means(
         count = _num_reached(is_past, num_past)
         scores = _scores(q[:, :, some], means[:, :, :count])
         scores = scores.masked_fill_(~is_past[:, None, :, :count], -torch.inf)
-        index, exists = first_highest(scores, num_past, tie_width(q.dtype))
+        index, exists = first_highest(scores, num_past, tie_width(scores.dtype))
         numbers = block_numbers[:, None, None].expand(*index.shape[:3], -1).gather(3, index)
         chosen[:, :, some, :num_past] = numbers.masked_fill(~exists, -1).to(torch.int32)
     return chosen

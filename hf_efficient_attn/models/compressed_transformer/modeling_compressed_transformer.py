@@ -95,8 +95,8 @@ class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedM
     _no_split_modules = ["CompressedLayer"]
     _can_record_outputs = {"hidden_states": CompressedLayer, "attentions": [MechanismAttention, SparseAttention]}
 
-    def __init__(self, config: CompressedTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+    def __init__(self, config: CompressedTransformerConfig) -> None:
+        super().__init__(config)
         # transformers then refuses assistants, which take tokens back
         self._is_stateful = bool(config.layers_with("linear") or config.layers_with("memory_compressed"))
 

@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.model_check import checked_pattern
 from hf_efficient_attn.attention.saved_implementation import SAVED_EXPERTS
 from hf_efficient_attn.models.config.errors import refused
 from hf_efficient_attn.models.config.patterns import write_pattern
-from hf_efficient_attn.models.config.unknown import check_names, foreign_fields
+from hf_efficient_attn.models.config.unknown import check_names, foreign_fields, warn_of_unread
 
 # how the modules of classes begin whose files make no sense outside their package
 PACKAGE = "hf_efficient_attn."
@@ -81,9 +81,14 @@ class LibraryConfig:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As `PreTrainedConfig.from_dict`; what a newer version, or whoever saved the config, has added is kept."""
+        """As `PreTrainedConfig.from_dict`; warns of unknown fields, of which it keeps those of the file.
+
+        A newer version, or whoever saved the config, has added them: a model that was saved must load. Of the keywords,
+        some are meant for a tokenizer or a model.
+        """
         parent: Any = super()
         foreign = foreign_fields(cls, config_dict)
+        warn_of_unread(cls, kwargs)
         if foreign:
             config_dict = {name: value for name, value in config_dict.items() if name not in foreign}
             config_dict[FOREIGN] = foreign

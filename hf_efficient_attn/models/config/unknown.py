@@ -91,6 +91,10 @@ def check_names(config: Any, fields: Mapping[str, Any], families: Iterable[type]
         if is_computed or callable(getattr(cls, name, None)) or isinstance(found, Mapping) > isinstance(value, Mapping):
             what = "follows from other fields" if is_computed else "belongs to the class"
             raise FieldError(f"{start}: {name} {what}. Leave it out.")
+        if name == "is_decoder" and value and getattr(config, "is_causal", True) is False:
+            raise FieldError(f"{start}, whose attention has both directions. Write is_causal=True, or leave it out.")
+        if name == "add_cross_attention" and value:
+            raise FieldError(f"{start}: it has no cross-attention. SparseSeq2SeqConfig and BPSeq2SeqConfig have it.")
         if not is_known(cls, name):
             raise FieldError(f"{start}, and would change nothing{near(cls, name) or _owners(cls, name, families)}")
 
@@ -113,30 +117,46 @@ def is_known(cls: Any, name: str) -> bool:
 
 
 def foreign_fields(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a saved config that this class does not know, and that are near to none; warn of them.
+    """Return the fields of a saved config that this class does not know; warn of them.
 
     A newer version has written them, or whoever saved the config: the model must load nevertheless.
     """
-    found = {name: value for name, value in fields.items() if not is_known(cls, name) and near(cls, name) is None}
+    found = {name: value for name, value in fields.items() if not is_known(cls, name)}
     if found:
-        names = ", ".join(shown(name, 60) for name in [*found][:5])
+        meant = {name: meant_by(cls, name) for name in [*found][:5]}
+        names = ", ".join(shown(name, 60) + (f" (was {like} meant?)" if like else "") for name, like in meant.items())
         logger.warning_once(
-            f"A saved {cls.__name__} has {names}: fields that this version of hf_efficient_attn does not know. They "
+            f"A saved {cls.__name__} has fields that this version of hf_efficient_attn does not know: {names}. They "
             "are kept and change nothing. If a newer version has saved it, the model may compute something else there: "
             f"update the package. Fields of your own are declared in a subclass of {cls.__name__}."
         )
     return found
 
 
-def near(cls: Any, name: str) -> str | None:
-    """Return the end of a message that says what was probably meant by a name; None: it is near to nothing."""
+def warn_of_unread(cls: Any, options: Mapping[str, Any]) -> None:
+    """Warn of keywords with which a config is loaded that are near to a field: transformers drops them."""
+    for name, value in options.items():
+        meant = None if is_known(cls, name) else near(cls, name)
+        if meant is not None:
+            start = f"{shown(name, 60)[1:-1]}={shown(value, 60)} is no field of {cls.__name__}"
+            logger.warning_once(f"{start}, and changes nothing in its config{meant}")
+
+
+def meant_by(cls: Any, name: str) -> str | None:
+    """Return the field, or the argument of a preset, that was probably meant by a name; None: it is near to nothing."""
     fields, arguments = _names(cls), preset_arguments(cls)
     renamed = (each for each in RENAMED.get(name, ()) if each in fields or each in arguments)
     meant = next(renamed, None) or nearest_field(cls, name)
-    if meant is None:
-        # of presets, which make fields of their arguments
-        found = [name] if name in arguments else _close(name, [*arguments]) + _longer(name, arguments)
-        meant = next(iter(found), None)
+    if meant is not None:
+        return meant
+    # of presets, which make fields of their arguments
+    found = [name] if name in arguments else _close(name, [*arguments]) + _longer(name, arguments)
+    return next(iter(found), None)
+
+
+def near(cls: Any, name: str) -> str | None:
+    """Return the end of a message that says what was probably meant by a name; None: it is near to nothing."""
+    fields, arguments, meant = _names(cls), preset_arguments(cls), meant_by(cls, name)
     if meant is None:
         return None
     if meant in fields:

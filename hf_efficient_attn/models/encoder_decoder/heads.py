@@ -36,8 +36,8 @@ class Seq2SeqHead(Head):
         "encoder_attentions",
     )
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
         self.model.encoder.task = self.task
 
     def call_model(

@@ -40,13 +40,13 @@ class Head:
         if named:
             cls.forward = name_inputs(cls.forward, named)
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: Any) -> None:
         if self.requires_causal is not None and config.is_causal is not self.requires_causal:
             raise ConfigurationError(
                 f"{type(self).__name__} needs is_causal={self.requires_causal}, but the config says "
                 f"is_causal={config.is_causal}. Pass is_causal={self.requires_causal} when you build or load it."
             )
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config)
         self.num_labels = config.num_labels
         self.model = self.backbone_class(config)
         self.model.task = self.task

@@ -86,5 +86,6 @@ def check_types(types: Tensor, embedded: Tensor, size: int, name: str = "token_t
         )
     if size and (least < 0 or most >= size):
         raise InputError(
-            f"{name} has type {most if most >= size else least}, but type_vocab_size={size}: types are 0 to {size - 1}."
+            f"{name} has type {most if most >= size else least}, but type_vocab_size={size}: types are 0 to "
+            f"{size - 1}. Leave them out, or build the model with type_vocab_size={max(most + 1, 2)}."
         )

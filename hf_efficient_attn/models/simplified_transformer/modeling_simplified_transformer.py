@@ -99,8 +99,8 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, Redraws
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
 
-    def __init__(self, config: SimplifiedTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+    def __init__(self, config: SimplifiedTransformerConfig) -> None:
+        super().__init__(config)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
         # transformers then refuses assistants, which take tokens back
