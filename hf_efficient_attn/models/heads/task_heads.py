@@ -79,7 +79,8 @@ class CausalLMHead(CacheGeneration, LanguageModelHead):
 
     Libraries compute the loss of decoders from the backbone's last states and `lm_head` (TRL), so that there is nothing
     in between: with `lm_head_transform` the backbone applies the map, as its `transform`, behind its last norm. Files
-    have it under the name that it has in heads that predict masked tokens.
+    have it under the name that it has in heads that predict masked tokens; `AutoModel` and other heads, which read the
+    states before it, leave it out.
     """
 
     requires_causal, output_class = True, CausalLMHeadOutput
