@@ -197,23 +197,25 @@ def check_inputs(given: dict[str, Any]) -> None:
 def check_positions(model: Any, given: dict[str, Any], cache: Any) -> None:
     """Raise InputError for more tokens than a model has learned positions for, where torch would speak of sizes.
 
-    Positions that the call gives are its own affair. No table is looked for unless the text is as long as the config's.
+    Positions that the call gives, and those behind a cache, are not looked at; nor is a table, unless the text is
+    as long as the config's.
     """
+    if cache is not None or given.get("position_ids") is not None:
+        return
     ids, embedded, config = given.get("input_ids"), given.get("inputs_embeds"), model.config
     tokens: Any = ids if embedded is None else embedded
     limit: Any = getattr(config, "max_position_embeddings", None)
-    past = 0 if cache is None else cache.get_seq_length()
-    is_known = isinstance(tokens, torch.Tensor) and isinstance(limit, int) and isinstance(past, int)
-    if not is_known or given.get("position_ids") is not None or getattr(config, "rope_parameters", None):
+    is_known = isinstance(tokens, torch.Tensor) and isinstance(limit, int)
+    if not is_known or getattr(config, "rope_parameters", None):
         return
-    num_tokens = past + tokens.shape[1]
+    num_tokens = tokens.shape[1]
     # RoBERTa leaves out the first two
     if num_tokens <= limit - 2 or getattr(config, "position_embedding_type", "absolute") != "absolute":
         return
     for table in position_tables(model):
         padding, mask = table.padding_idx, given.get("attention_mask")
         # RoBERTa and OPT count the tokens that are not padding
-        if padding is not None and ids is not None and cache is None:
+        if padding is not None and ids is not None:
             num_tokens = int((ids != padding).sum(1).max())
         elif hasattr(table, "offset") and isinstance(mask, torch.Tensor) and mask.ndim == 2:
             num_tokens = min(num_tokens, int((mask != 0).sum(1).max()))

@@ -56,7 +56,8 @@ def candidates() -> list[Candidate]:
 
 
 def _entries(mapping: str) -> list[tuple[str, str]]:
-    names = getattr(modeling_auto, mapping)
+    # the names of this package's families stand there, too
+    names = {key: value for key, value in getattr(modeling_auto, mapping).items() if key in CONFIG_MAPPING_NAMES}
     return [(key, name) for key, value in names.items() for name in ([value] if isinstance(value, str) else value[:1])]
 
 
