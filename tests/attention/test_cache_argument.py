@@ -3,7 +3,6 @@
 import inspect
 from typing import Any
 
-import peft
 import pytest
 import torch
 from attention_models import PATTERN, build, token_ids
@@ -48,6 +47,7 @@ def test_two_caches_are_refused(model: Any) -> None:
 def test_a_sparsified_decoder_generates_behind_a_prefix_of_peft(num_beams: int) -> None:
     """At every step PEFT passes the prefix anew, beside the cache of `generate`."""
     torch.manual_seed(0)
+    peft = pytest.importorskip("peft")
     config = peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
     model, ids = peft.get_peft_model(hea.sparsify(build("llama"), PATTERN), config).eval(), token_ids(2, 9)
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "num_beams": num_beams}
