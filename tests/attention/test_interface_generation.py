@@ -11,7 +11,7 @@ from models.shared_checks import check_compiled_steps
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CACHE_NAME
 from hf_efficient_attn.patterns import Band, Causal, Full, PerHead, RandomBlocks, Strided
 
 OPTIONS = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
@@ -68,6 +68,7 @@ def test_early_exit_changes_no_token(pattern: Any) -> None:
     assert torch.equal(found, generated(model, ids, torch.ones_like(ids)))
 
 
+@pytest.mark.skipif(CACHE_ARGUMENT != CACHE_NAME, reason="older versions fail on layers that have kept nothing")
 def test_early_exit_below_the_layers_that_follow_the_pattern() -> None:
     model, ids = hea.sparsify(build("gemma3"), Band(2, 0)), token_ids(1, 10)
     found = generated(model, ids, torch.ones_like(ids), assistant_early_exit=1)
