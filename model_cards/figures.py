@@ -1,260 +1,516 @@
-"""Write the figures of the README and the cards from committed results: `python model_cards/figures.py`.
+"""Write the tables and draw the pictures of the README and the cards from committed results.
 
-A generated part of a page stands between `<!-- figures: NAME, HEADING -->` and `<!-- end of figures -->`. NAME is a
-benchmark, with results in `bench_NAME/NAME.json`, an example, with results in `examples/NAME.json`, "neighbours" or
-"versions", which the scripts of these names in tests/ write. HEADING is that of a table which `hf-efficient-attn bench
-NAME` prints, or one of `OWN`, a function of this file. The benchmark's own page is made again, too, and so is every
-picture of `pictures_of_cards.py` that shows something else than its data. What has no results yet says so. With
-`--check` nothing is written, and a page or a picture that differs is an error: each picture is made anew in memory, and
-the digest of its texts, lines, bars and images is compared with the one that its PNG was saved with.
+    python model_cards/figures.py                    write every table between its marks, and draw every picture
+    python model_cards/figures.py --check            write nothing; exit with 1 if a table differs from its results
+    python model_cards/figures.py --keep FILE NAME   keep the JSON of a benchmark, an experiment or an example
+
+A table stands between `<!-- figures: NAME, TABLE -->` and `<!-- end of figures -->`: NAME is a file of `results/`,
+TABLE an entry of `TABLES`. `--keep` writes `results/NAME.json` with one record a line, six digits and no raw samples.
+The `all_results.json` of an example says neither its command nor its machine: give `--command`, too.
 """
 
 import argparse
+import datetime
+import io
+import json
+import os
+import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from random import Random
+from statistics import median
+from string import Formatter
 from typing import Any
 
-import figures_of_choices
-import figures_of_gpus
-import figures_of_lists
-import figures_of_neighbours
-import figures_of_spans
-import figures_of_stars
-import figures_of_structure
-import figures_of_texts
-import figures_of_training
-import figures_of_trees
-import picture_digest
-import pictures_of_cards
-from committed import CARDS, files, results
-
-from hf_efficient_attn.bench.attention import report as attention_report
-from hf_efficient_attn.bench.attention.figure import NAMES
-from hf_efficient_attn.bench.attention.summary import by_contestant
-from hf_efficient_attn.bench.blocks import report as blocks_report
-from hf_efficient_attn.bench.blocks.counts import counts_table, paper_counts
-from hf_efficient_attn.bench.calibrate import report as calibrate_report
-from hf_efficient_attn.bench.content import report as content_report
-from hf_efficient_attn.bench.encoders import report as encoders_report
-from hf_efficient_attn.bench.harness.report import machine_line, markdown_table
-from hf_efficient_attn.bench.mechanisms import report as mechanisms_report
-from hf_efficient_attn.bench.models import report as models_report
-from hf_efficient_attn.bench.sequence import report as sequence_report
-from hf_efficient_attn.bench.spans import report as spans_report
-
-BLOCK = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
-REPORTS: dict[str, Any] = {
-    "attention": attention_report,
-    "attention_amd": attention_report,
-    "blocks": blocks_report,
-    "calibrate": calibrate_report,
-    "calibrate_intel": calibrate_report,
-    "content": content_report,
-    "etc": encoders_report,
-    "grids": attention_report,
-    "images": encoders_report,
-    "mechanisms": mechanisms_report,
-    "mechanisms_causal": mechanisms_report,
-    "models": models_report,
-    "models_amd": models_report,
-    "sequence": sequence_report,
-    "spans": spans_report,
-    "spans_amd": spans_report,
-    "star": encoders_report,
-    "trees": encoders_report,
-}
-NONE = "–"
-OTHERS = "another library"
-# whose figures the README shows, and at which lengths in tokens
-SHOWN = {
-    NAMES["auto"]: (512, 2048, 8192, 32768, 131072),
-    NAMES["flex"]: (2048, 8192, 131072),
-    OTHERS: (2048,),
-}
-CONTESTANTS = {
-    **{name: NAMES[name] for name in ("auto", "flex")},
-    **dict.fromkeys(("local_attention", "longformer_layer", "bigbird_layer"), OTHERS),
-}
+CARDS = Path(__file__).parent
+MARKS = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+NONE, DIGITS = "–", 6
+RAW = {"samples", "seeds", "history", "reason", "loss_by_place", "shortest", "longest", "along_text", "calls"}
+Record = dict[str, Any]
 
 
 def main() -> int:
-    """Write all pages and pictures; with `--check` return 1 if one of them differs."""
+    """Do what the command line asks for and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page or picture differs")
-    only_check = parser.parse_args().check
-    are_stale = [renew_pages(only_check), renew_pictures(only_check)]
-    return int(only_check and any(are_stale))
-
-
-def renew_pages(only_check: bool) -> bool:
-    """Write the pages that differ from their results, or only name them; return whether there are any."""
-    stale = {
-        page: text for page, text in pages().items() if not page.exists() or page.read_text(encoding="utf-8") != text
-    }
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table differs")
+    parser.add_argument("--keep", nargs=2, metavar=("FILE", "NAME"), help="keep FILE as results/NAME.json")
+    parser.add_argument("--command", help="what wrote the all_results.json that is kept")
+    args = parser.parse_args()
+    if args.keep:
+        keep(Path(args.keep[0]), args.keep[1], args.command)
+        return 0
+    stale = {page: text for page, text in pages().items() if page.read_text(encoding="utf-8") != text}
     for page, text in stale.items():
-        if not only_check:
+        print(f"{page} {'differs from its results' if args.check else 'written'}")
+        if not args.check:
             page.write_text(text, encoding="utf-8")
-        print(f"{page} {'differs from its results' if only_check else 'written'}")
-    return bool(stale)
+    if not args.check:
+        for name, draw in PICTURES.items():
+            save(draw(), CARDS / "pictures" / f"{name}.png")
+    return int(args.check and bool(stale))
 
 
-def renew_pictures(only_check: bool) -> bool:
-    """Write the pictures that differ from their data, or only name them, and those that nothing draws."""
-    folder = CARDS / "pictures"
-    drawn = {folder / f"{name}.png": draw for name, draw in pictures_of_cards.PICTURES.items()}
-    unknown = [file for file in sorted(folder.rglob("*.png")) if file not in drawn]
-    for file in unknown:
-        print(f"{file} is drawn by nothing: give it a line in pictures_of_cards.py, or delete it")
-    num_stale = 0
-    for file, draw in drawn.items():
-        figure = draw()
-        if not file.exists() or picture_digest.saved_digest(file) != picture_digest.digest(figure):
-            num_stale += 1
-            if not only_check:
-                picture_digest.save(figure, file, pictures_of_cards.pixels_per_inch(file))
-            print(f"{file} {'differs from its data' if only_check else 'written'}")
-    return bool(unknown or num_stale)
+# what is kept
+
+
+def keep(source: Path, name: str, command: str | None = None) -> None:
+    """Write the medians and spreads of a file of results into `results/NAME.json`."""
+    found = json.loads(source.read_text(encoding="utf-8"))
+    if command:
+        libraries = {library: version(library) for library in ("torch", "transformers")}
+        threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+        cores = {"cpu": platform.processor(), "cpu_cores": os.cpu_count(), "torch_threads": threads}
+        found = {
+            "command": command,
+            "machine": {**cores, **libraries, "date": f"{datetime.date.today()}"},
+            "metrics": found,
+        }
+    parts = [f"{json.dumps(key)}: {_lines(value)}" for key, value in reduced(found).items()]
+    (CARDS / "results" / f"{name}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def reduced(value: Any) -> Any:
+    """Return JSON data without raw samples and with six digits of every number."""
+    if isinstance(value, dict):
+        return {name: reduced(entry) for name, entry in value.items() if name not in RAW and entry is not None}
+    if isinstance(value, list):
+        return [reduced(entry) for entry in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _lines(value: Any) -> str:
+    dump = partial(json.dumps, ensure_ascii=False)
+    if isinstance(value, dict) and len(value) > 1 and all(isinstance(entry, dict) for entry in value.values()):
+        return "{\n" + ",\n".join(f" {dump(name)}: {dump(entry)}" for name, entry in value.items()) + "\n}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(f" {dump(entry)}" for entry in value) + "\n]"
+    return dump(value)
+
+
+def results(name: str) -> Any:
+    """Return the results of a benchmark, an experiment or an example."""
+    return json.loads((CARDS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+# tables
+
+
+class Text(Formatter):
+    """Templates with the forms "MiB" of bytes, "x" of a speed, and "ratio" of a median with its quartiles."""
+
+    def format_field(self, value: Any, form: str) -> str:
+        if form == "MiB":
+            return f"{value / 2**20:,.{0 if value >= 2**23 else 1}f}"
+        if form == "x":
+            return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+        if form == "ratio":
+            return f"{value['median']:.2f} ({value['first_quartile']:.2f}–{value['third_quartile']:.2f})"
+        return super().format_field(value, form)
+
+    def cell(self, template: str, record: Record) -> str:
+        """Return a template that is filled from a record; a dash where the record lacks a number."""
+        if " / " in template:
+            return " / ".join(self.cell(part, record) for part in template.split(" / "))
+        try:
+            return self.vformat(template, (), record)
+        except (KeyError, TypeError):
+            return NONE
+
+
+TEXT = Text()
+Rows = Callable[[Record], Iterable[Record]]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose first column is text, and all others numbers."""
+    lines = [header, [":--", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
 def pages() -> dict[Path, str]:
     """Return what every page should say."""
-    found = {CARDS / f"bench_{name}" / f"{name}.md": REPORTS[name].results_markdown(results(name)) + "\n"
-             for name in measured()}  # fmt: skip
-    for page in [CARDS.parent / "README.md", *sorted(CARDS.glob("*.md"))]:
-        found[page] = BLOCK.sub(_with_figures, page.read_text(encoding="utf-8"))
-    return found
+    files = [CARDS.parent / "README.md", *sorted(CARDS.glob("*.md"))]
+    return {file: MARKS.sub(_between_marks, file.read_text(encoding="utf-8")) for file in files}
 
 
-def measured() -> list[str]:
-    """Return the benchmarks with committed results."""
-    return [name for name in REPORTS if (CARDS / f"bench_{name}").exists()]
-
-
-def _with_figures(block: re.Match[str]) -> str:
-    begin, name, heading, end = block.groups()
-    if not files(name):
-        return f"{begin}Not measured yet.\n{end}"
+def _between_marks(block: re.Match[str]) -> str:
+    begin, name, title, end = block.groups()
     found = results(name)
-    text = OWN[heading](found) if heading in OWN else REPORTS[name].sections(found)[heading]
-    # unpadded, since pages are not read unrendered
-    return begin + re.sub(r"(?<=\|) +| +(?=\|)", " ", re.sub(r"-{3,}(?=:)|(?<=:)-{3,}", "--", text)) + f"\n{end}"
+    return begin + f"{TABLES[title](found)}\n\n{origin(found)}".strip() + f"\n{end}"
 
 
-def machine(found: dict[str, Any]) -> str:
-    """Return where and when a benchmark was run."""
-    return f"*{machine_line(found['machine'])}*"
+def origin(found: Any) -> str:
+    """Return how, where and with what something was measured."""
+    if "machine" not in found:
+        return ""
+    where = "{gpu}" if found["machine"].get("gpu") else "{cpu}, {torch_threads} of {cpu_cores} cores"
+    template = where + "; torch {torch}, transformers {transformers}; {date:.10}"
+    said = [f"`{found['command']}`"] if "command" in found else []
+    note = f" {found['note'].strip('.')}." if found.get("note") else ""
+    return f"*{'; '.join([*said, TEXT.cell(template, found['machine'])])}.{note}*"
 
 
-def against_dense(found: dict[str, Any]) -> str:
-    """Return how many times as fast as dense attention each contestant is, on both processors."""
-    settings, elsewhere, lines = found["settings"], results("attention_amd"), {}
-    for make, measured_there in (("Intel", found), ("AMD", elsewhere)):
-        for pattern, contestant, rows in by_contestant(measured_there["results"]):
-            if contestant in CONTESTANTS:
-                cells = {(CONTESTANTS[contestant], row["tokens"]): _speeds(row) for row in rows}
-                lines.setdefault(pattern, {}).setdefault(make, {}).update(cells)
-    columns = [(name, tokens) for name, lengths in SHOWN.items() for tokens in lengths]
-    header = [f"{name} at {tokens:,}" if tokens == SHOWN[name][0] else f"{tokens:,}" for name, tokens in columns]
-    cells = [
-        [f"{pattern}, {make}", *(of.get(column, NONE) for column in columns)]
-        for pattern, makes in lines.items()
-        for make, of in makes.items()
-    ]
-    return f"""{markdown_table(["pattern, processor", *header], cells)}
-
-Times as fast as torch's SDPA without a mask (beyond {settings["dense_limit"]:,} tokens extrapolated), by tokens: \
-forward and backward / forward alone; {settings["heads"]} heads of {settings["head_dim"]}, {settings["dtype"]}; \
-{machine_line(found["machine"])}; AMD EPYC, {elsewhere["machine"]["date"][:10]}. The other library is \
-local-attention for the band, and transformers' own layer for longformer and bigbird."""
+def records(found: Record, name: str = "results") -> Iterator[Record]:
+    """Yield the records of a list, or of an object together with their names; "dense" ones first."""
+    listed = found[name]
+    if isinstance(listed, dict):
+        listed = [{"name": key, **entry} for key, entry in listed.items()]
+    yield from found.get("dense", ()) if name == "results" else ()
+    yield from listed
 
 
-def _speeds(row: dict[str, Any]) -> str:
-    speeds = [row[measure].get("speed_against_dense", {}).get("median") for measure in ("forward_backward", "forward")]
-    texts = [NONE if speed is None else f"{speed:.1f}" if speed < 9.95 else f"{speed:.0f}" for speed in speeds]
-    return NONE if set(texts) == {NONE} else " / ".join(texts)
+@dataclass(frozen=True)
+class Listing:
+    """A table with a row for each record; columns: "title = template | title = template"."""
+
+    columns: str
+    rows: Rows = records
+
+    def __call__(self, found: Record) -> str:
+        titles, templates = zip(*(column.strip().split(" = ") for column in self.columns.split("|")), strict=True)
+        return markdown(titles, ([TEXT.cell(template, row) for template in templates] for row in self.rows(found)))
 
 
-def spam(found: dict[str, Any]) -> str:
-    """Return the accuracy of `compare_document_lengths.py` by model and by how much of a document it reads."""
-    lines = [
-        [f"{kind}, {reading}", _spread(score, "accuracy"), _spread(score, "accuracy_long")]
-        for kind, model in found["models"].items()
-        for reading, score in model["scores"].items()
-    ]
-    lines += [
-        [f"bag of words, {reading}", f"{score['accuracy']:.3f}", f"{score['accuracy_long']:.3f}"]
-        for reading, score in found["bag_of_words"].items()
-    ]
-    data = found["data"]
-    num_all, num_long = data["test_documents"], data["long_test_documents"]
-    header = [
-        "model, tokens it reads",
-        f"accuracy on all {num_all:,}",
-        f"on {num_long:,} longer than {data['long_from']:,}",
-    ]
-    return f"{markdown_table(header, lines)}\n\n{machine(found)}"
+@dataclass(frozen=True)
+class Pivot:
+    """A table with a row and a column for each value of a template, and a third template for the cells."""
+
+    row: str
+    cell: str
+    column: str = "{tokens:,}"
+    rows: Rows = records
+
+    def __call__(self, found: Record) -> str:
+        cells: dict[str, dict[str, str]] = {}
+        for record in self.rows(found):
+            text = TEXT.cell(self.cell, record)
+            if set(text) - set(f"{NONE} /"):
+                cells.setdefault(TEXT.cell(self.row, record), {})[TEXT.cell(self.column, record)] = text
+        columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+        body = ([row, *(of.get(column, NONE) for column in columns)] for row, of in cells.items())
+        return markdown(["", *columns], body)
 
 
-def _spread(score: dict[str, float], name: str) -> str:
-    return f"{score[name]:.3f} ± {score[f'{name}_deviation']:.3f}"
+def against_dense(found: Record) -> Iterator[Record]:
+    """Yield records of some lengths, contestant by contestant."""
+    shown = {
+        "auto": ("hea.attention", 512, 2048, 8192, 32768, 131072),
+        "flex": ("flex", 2048, 8192, 131072),
+        "longformer_layer": ("transformers' layer", 2048),
+        "bigbird_layer": ("transformers' layer", 2048),
+    }
+    for contestant, (name, *lengths) in shown.items():
+        of = {
+            (record["pattern"], record["tokens"]): record
+            for record in found["results"]
+            if record["contestant"] == contestant
+        }
+        for tokens in lengths:
+            yield from ({**record, "by": name} for (_, length), record in of.items() if length == tokens)
 
 
-def blocks_setting(found: dict[str, Any]) -> str:
-    """Return the shape of the blocks that were compared, and what the columns of their tables mean."""
-    settings = found["settings"]
-    shape = (
-        f"Width {settings['hidden_size']:,}, {settings['num_layers']} layers, {settings['num_heads']} heads, "
-        f"MLP {settings['intermediate_size']:,}"
-    )
-    return f"{shape}; {machine_line(found['machine'])}. {blocks_report.legend(settings)}"
+def compared(found: Record, key: str) -> Iterator[Record]:
+    """Yield a record for each model and what it is compared with."""
+    for record in found["results"]:
+        for peer, ratios in record.get(key, {}).items():
+            yield {**record, "peer": peer, "over": ratios}
 
 
-def sequence_setting(found: dict[str, Any]) -> str:
-    """Return the layer whose text was shared, and what the columns of its tables mean."""
-    return f"{sequence_report.legend(found['settings'])} *{machine_line(found['machine'])}*"
+def of_dtype(found: Record, dtype: str) -> Iterator[Record]:
+    """Yield the records of a dtype."""
+    return (record for record in found["results"] if record["dtype"] == dtype)
 
 
-def kills(found: dict[str, Any]) -> str:
-    """Return how many kills came in time, and how many jobs lost something."""
-    early = sum(found["before_the_end"].values())
-    said = f"Of {found['kills']:,} kills {early:,} came before the end, and {found['lost'] or 'nothing'} was lost."
-    # what was recorded first has neither
-    return f"{said} *Seed {found['seed']}; {machine_line(found['machine'])}*" if "machine" in found else said
+def llama(found: Record) -> Iterator[Record]:
+    """Yield the speed and the perplexity of a pretrained Llama by what its layers attend to, and by length."""
+    seconds = found["prompt_seconds"]
+    for way, of in seconds.items():
+        for tokens in of if way != "dense" else ():
+            pairs = zip(seconds["dense"][tokens], of[tokens], strict=True)
+            speed = f"{median(dense / ours for dense, ours in pairs):.2f}"
+            yield {"what": f"speed: {way}", "tokens": int(tokens), "text": speed}
+    for way, of in found["perplexity"].items():
+        for tokens, value in of.items():
+            yield {"what": f"perplexity: {way}", "tokens": int(tokens), "text": f"{value:.1f}"}
 
 
-OWN: dict[str, Callable[[dict[str, Any]], str]] = {
-    "machine": machine,
-    "against dense": against_dense,
-    "spam": spam,
-    "span kinds": figures_of_spans.kinds,
-    "span heads": figures_of_spans.heads,
-    "spans along a text": figures_of_spans.along_text,
-    "setting": blocks_setting,
-    "sequence setting": sequence_setting,
-    "counts": lambda _: counts_table(paper_counts()),
-    "learning": figures_of_training.learning,
-    "made long": figures_of_training.made_long,
-    "answers": figures_of_training.answers,
-    "faster llama": figures_of_training.faster_llama,
-    "llama, perplexity": figures_of_training.llama_perplexity,
-    "llama, prefill": figures_of_training.llama_prefill,
-    "summaries": figures_of_texts.summaries,
-    "translations": figures_of_texts.translations,
-    "masked summation": figures_of_stars.masked_summation,
-    "trees": figures_of_trees.classified,
-    "trees at equal steps": figures_of_trees.compared,
-    "kernels on a GPU": figures_of_gpus.kernels,
-    "list operations": figures_of_lists.list_operations,
-    "copied symbols": figures_of_choices.copied_symbols,
-    "routing losses": figures_of_choices.routing_losses,
-    "block losses": figures_of_choices.block_losses,
-    "indexer recall": figures_of_choices.indexer_recall,
-    "named sections": figures_of_structure.named_sections,
-    "kills": kills,
-    "neighbours": figures_of_neighbours.neighbours_table,
-    "versions": figures_of_neighbours.versions_table,
+def from_1024(found: Record) -> Iterator[Record]:
+    """Yield what `llama` yields of 1,024 tokens and more, without the band alone."""
+    left_out = ("speed: band", "perplexity: band", "perplexity: the same, positions in the cache")
+    return (it for it in llama(found) if it["tokens"] >= 1024 and it["what"] not in left_out)
+
+
+def spam(found: Record) -> Iterator[Record]:
+    """Yield the accuracy of models and of a bag of words by how much of a document they read."""
+    for kind, model in found["models"].items():
+        yield from ({"name": f"{kind}, {reading}", **of} for reading, of in model["scores"].items())
+    yield from ({"name": f"bag of words, {reading}", **of} for reading, of in found["bag_of_words"].items())
+
+
+def with_fixed_64(found: Record) -> Iterator[Record]:
+    """Yield what models with each kind of span have reached, and a fixed span of 64."""
+    yield from records(found, "kinds")
+    yield {**results("compare_spans_fixed_64")["kinds"]["fixed"], "name": "fixed at 64"}
+
+
+def with_windows(found: Record) -> Iterator[Record]:
+    """Yield how well a model answers with all of a text, and in windows."""
+    for name, run in {"4,096 tokens": found, "windows of 512 tokens": results("run_qa_512")}.items():
+        yield {"name": name, "exact": run["metrics"]["eval_exact_match"], "f1": run["metrics"]["eval_f1"]}
+    first = {key: found["metrics"][f"{key}_of_first_sentence"] for key in ("exact_match", "f1")}
+    yield {"name": "the text's first sentence", "exact": first["exact_match"], "f1": first["f1"]}
+
+
+def scores(found: Record, names: dict[str, str], baseline: str, form: str) -> str:
+    """Return the scores of an example's model beside those of a baseline."""
+    ways = {baseline.replace("_", " "): f"{{}}_of_{baseline}", "the model": "eval_{}"}
+    rows = ([way, *(f"{found['metrics'][key.format(name)]:{form}}" for name in names)] for way, key in ways.items())
+    return markdown(["", *names.values()], rows)
+
+
+BY, SPANS, OVER = "{pattern}, {contestant}", "{model} / {peer}, {positions}", partial(compared, key="time_over")
+MILLISECONDS = "[milliseconds][median]:,.0f}"
+BLOCKS = (
+    "times as fast as pre_ln = {model} | training = {speed_against_reference[training]:ratio} | layers alone = "
+    "{speed_against_reference[layers]:ratio} | prefill = {speed_against_reference[prefill]:ratio} | decoding = "
+    "{speed_against_reference[decode]:ratio} | peak MiB = {peak_memory_bytes:MiB}"
+)
+ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+TABLES: dict[str, Callable[[Record], str]] = {
+    "against dense": Pivot(
+        "{pattern}",
+        "{forward_backward[speed_against_dense][median]:x} / {forward[speed_against_dense][median]:x}",
+        "{by}: {tokens:,}",
+        against_dense,
+    ),
+    "efficiency, forward": Pivot(BY, "{forward[efficiency][median]:.0%}"),
+    "efficiency, forward + backward": Pivot(BY, "{forward_backward[efficiency][median]:.0%}"),
+    "milliseconds, forward": Pivot(BY, "{forward" + MILLISECONDS),
+    "milliseconds, forward + backward": Pivot(BY, "{forward_backward" + MILLISECONDS),
+    "milliseconds of a decoding step": Pivot(BY, "{decode[milliseconds][median]:.3g}"),
+    "encoders, training step": Pivot("{encoder}", "{training" + MILLISECONDS),
+    "encoders, peak MiB": Pivot("{encoder}", "{peak_memory_bytes:MiB}"),
+    "layers, training step": Pivot("{layer}", "{training" + MILLISECONDS),
+    "mechanisms, training step": Pivot("{mechanism}", "{training" + MILLISECONDS),
+    "mechanisms, one more token": Pivot("{mechanism}", "{decoding[milliseconds][median]:.1f}"),
+    "models, training step": Pivot(
+        "{model} / {peer}",
+        "{over[training]:ratio}",
+        "{tokens:,} ({layers} layers)",
+        partial(compared, key="speed_against"),
+    ),
+    "models, peak MiB": Pivot("{model}, {by}", "{peak_memory_bytes:MiB}"),
+    "spans, training step": Pivot(SPANS, "{over[training]:ratio}", "{limit:,}", OVER),
+    "spans, decoding of one text": Pivot(SPANS, "{over[decode_1]:ratio}", "{limit:,}", OVER),
+    "blocks, float32": Listing(BLOCKS, partial(of_dtype, dtype="float32")),
+    "blocks, bfloat16": Listing(BLOCKS, partial(of_dtype, dtype="bfloat16")),
+    "sequence": Listing(
+        "processes, way = {processes}, {way} | MiB sent, forward = {forward_bytes:MiB} | seconds, forward + backward = "
+        "{seconds[median]:.2f} | times as fast as all-gather = {seconds_against_all_gather[median]:.2f}"
+    ),
+    "llama": Pivot("{what}", "{text}", rows=llama),
+    "llama, long": Pivot("{what}", "{text}", rows=from_1024),
+    "learned": Listing(
+        "bits per byte = `{name}` | parameters = {parameters:,} | rate 0.001 = {tried[0][bits_per_byte]:.3f} | "
+        "rate 0.003 = {tried[1][bits_per_byte]:.3f}",
+        partial(records, name="blocks"),
+    ),
+    "list operations": Listing(
+        "mechanism = {name} | accuracy = {accuracy:.3f} | ± = {deviation:.3f} | seconds a step = "
+        "{seconds_per_step:.3f}",
+        partial(records, name="mechanisms"),
+    ),
+    "spam": Listing(
+        "model, tokens = {name} | accuracy = {accuracy:.3f} | ± = {accuracy_deviation:.3f} | of long documents = "
+        "{accuracy_long:.3f} | ± = {accuracy_long_deviation:.3f}",
+        spam,
+    ),
+    "block losses": Listing(
+        "further training with = {trained} | attends to = {read} | nats per token = {loss:.3f} | last quarter of "
+        "a text = {late_loss:.3f} | above all keys = {gap:+.3f}",
+        partial(records, name="rows"),
+    ),
+    "span kinds": Listing(
+        "span = {name} | bits per byte = {bits_per_byte:.3f} | average span = {average_span:,.0f} | multiply-adds "
+        "a byte = {flops_per_token:,.0f}",
+        with_fixed_64,
+    ),
+    "answers": Listing("reads = {name} | exact match = {exact:.1f} | F1 = {f1:.1f}", with_windows),
+    "summaries": partial(scores, names=ROUGE, baseline="first_words", form=".3f"),
+    "translations": partial(scores, names={"bleu": "BLEU", "chrf": "chrF"}, baseline="sources", form=".1f"),
+    "versions": Listing(
+        "Python = {python} | torch = {torch} | transformers = {transformers} | tests passed = {passed:,} | failed = "
+        "{num_failed} | on = {date}",
+        lambda rows: ({**row, "num_failed": len(row["failed"])} for row in rows),
+    ),
 }
+
+
+# pictures
+
+PALETTE = ["#FFFFFF", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#BBBBBB", "#F2C9A8"]
+PALETTE += ["#4295C6", "#7FB7D9", "#B5D5E9", "#DCEBF5"]
+TOKENS = 32
+Matrix = Sequence[Sequence[int]]
+PATTERNS = {
+    "Band": "band(6, 6)",
+    "Dilated": "dilated(24, 24, 6)",
+    "Strided": "strided(6)",
+    "BlockLocal": "block_local(12)",
+    "Band | GlobalTokens": "band(4, 4) | global(0, 20, 41)",
+    "BigBird": "bigbird(3, 2)",
+    "Band | GlobalTokens, causal": "(band(16, 0) | global(0)) & causal()",
+    "SpanTree": "span_tree(2)",
+}
+PRESETS = {
+    "longformer": "band(5, 5) | global(0)",
+    "longformer, causal": "(band(10, 0) | global(0)) & causal()",
+    "bigbird_itc": "bigbird(4, 2)",
+    "bigbird_itc, causal": "bigbird(4, 2, 0, 'seeded', True)",
+    "block_local": "block_local(8)",
+    "strided": "(band(6, 0) | strided(6)) & causal()",
+    "sliding, causal": "band(8, 0)",
+    "longformer, dilated": "dilated(20, 20, 4)",
+}
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write a figure as a PNG of few colours."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150, format="png")
+    Image.open(drawn).convert("RGB").quantize(48, dither=Image.Dither.NONE).save(file, optimize=True)
+    print(f"{file} drawn")
+
+
+def panels(width: float, height: float, num_rows: int, num_columns: int, **options: Any) -> tuple[Any, Any]:
+    """Return a figure and its panels, row by row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(num_rows, num_columns, squeeze=False, **options).flatten()
+
+
+def show(axis: Any, title: str, rows: Matrix, **options: Any) -> None:
+    """Draw queries (rows) and keys (columns) in colours of `PALETTE`."""
+    from matplotlib.colors import ListedColormap
+
+    axis.imshow(rows, cmap=ListedColormap(PALETTE), vmin=0, vmax=len(PALETTE) - 1, interpolation="none", **options)
+    axis.set_title(title, fontsize=11)
+    axis.set(xticks=[], yticks=[])
+
+
+def drawn(expression: str, num_tokens: int = TOKENS, color: int = 1) -> Matrix:
+    """Return which keys each query attends to under a pattern."""
+    from hf_efficient_attn.patterns import parse_pattern
+
+    return [[color * (sign == "■") for sign in row] for row in parse_pattern(expression).draw(num_tokens).splitlines()]
+
+
+def matrix(color: Callable[[int, int], int], num_tokens: int = TOKENS) -> Matrix:
+    """Return the colour of every query and key."""
+    return [[int(color(query, key)) for key in range(num_tokens)] for query in range(num_tokens)]
+
+
+def patterns(expressions: dict[str, str], num_tokens: int) -> Any:
+    """Return the picture of patterns by title."""
+    figure, axes = panels(11.2, 6.4, 2, 4)
+    for axis, (title, expression) in zip(axes, expressions.items(), strict=True):
+        rows = drawn(expression, num_tokens)
+        show(axis, title, rows)
+        pairs = sum(map(sum, rows))
+        axis.set(xlabel=f"key\n{pairs:,} of {num_tokens**2:,} pairs, {pairs / num_tokens**2:.1%}", ylabel="query")
+    return figure
+
+
+def attention() -> Any:
+    """Return the time of attention by pattern and length."""
+    found = results("attention")
+    figure, axes = panels(11, 5.6, 2, 4, sharex=True)
+    names = {
+        "dense": ("dense SDPA", "black"),
+        "auto": ("hea.attention", PALETTE[1]),
+        "flex": ("flex, compiled", PALETTE[2]),
+    }
+    for row, measure in enumerate(("forward", "forward_backward")):
+        for axis, pattern in zip(axes[4 * row :], found["settings"]["patterns"], strict=False):
+            for contestant, (name, color) in names.items():
+                shown = (it for it in records(found) if it["pattern"] in ("full", pattern))
+                times = {
+                    it["tokens"]: it[measure].get("milliseconds") for it in shown if it["contestant"] == contestant
+                }
+                points = {tokens: time["median"] for tokens, time in times.items() if time}
+                axis.plot(list(points), list(points.values()), "o-", color=color, markersize=4, label=name)
+            axis.set(xscale="log", yscale="log", title="" if row else pattern)
+            axis.grid(alpha=0.3)
+        axes[4 * row].set_ylabel(f"ms, {measure.replace('_', ' + ')}")
+    axes[0].legend()
+    figure.supxlabel("tokens")
+    return figure
+
+
+def family(maps: dict[str, Matrix]) -> Any:
+    """Return a small picture of who attends to whom."""
+    figure, axes = panels(3.2, 2.0, 1, len(maps))
+    for axis, (title, rows) in zip(axes, maps.items(), strict=True):
+        show(axis, title, rows, aspect="auto")
+    return figure
+
+
+def adaptive_span() -> Any:
+    """Return the bands of the four heads of the layer that reaches farthest, as they were learned."""
+    keys = max((layer["keys"] for layer in results("spans_adaptive")["layers"]), key=max)
+    named = {f"{near} keys{' ' * head}": near for head, near in enumerate(sorted(keys))}
+    return family({name: matrix(lambda q, k, near=near: 0 <= 5 * (q - k) < near, 46) for name, near in named.items()})
+
+
+def grouped(kind: str) -> Any:
+    """Return heads whose tokens attend to those of their hash bucket, or of their cluster."""
+    draw = Random(1)
+    groups = [draw.randrange(4) for _ in range(TOKENS)]
+    order = sorted(range(TOKENS), key=lambda token: (groups[token], token))
+    if kind == "routing":
+        own = matrix(lambda q, k: (k <= q and groups[k] == groups[q]) * (1 + groups[k]))
+        return family({"local head": drawn("band(6, 0)"), "routing head": own})
+    near = matrix(lambda q, k: (0 <= order.index(q) // 6 - order.index(k) // 6 <= 1) * (1 + groups[k]))
+    return family({"text": near, "sorted by hash": [[near[q][k] for k in order] for q in order]})
+
+
+def etc(query: int, key: int) -> int:
+    """Return the colour of a pair: a band of long tokens, global tokens, and lighter those of other parts."""
+    owners = [-1] * 6 + [0] * 3 + [1] * 6 + [2] * 4 + [3] * 7 + [4] * 2 + [5] * 4
+    if min(query, key) >= 6:
+        return abs(query - key) <= 3
+    return 2 if max(query, key) < 6 or owners[max(query, key)] == min(query, key) else 6
+
+
+def tree(query: int, key: int) -> int:
+    """Return the colour of a pair by the size of the span in which the query attends to the key."""
+    size = next(size for size in range(6) if abs((query >> size) - (key >> size)) <= 1)
+    return 6 + size if size else 1
+
+
+SPARSIFIED = "(band(6, 0) | global(0, 1)) & causal()"
+PICTURES: dict[str, Callable[[], Any]] = {
+    "patterns": partial(patterns, PATTERNS, 63),
+    "sparse_presets": partial(patterns, PRESETS, 48),
+    "bench_attention": attention,
+    "families/adaptive_span": adaptive_span,
+    "families/any_model": lambda: family({"yours": drawn("causal()", color=5), "sparsified": drawn(SPARSIFIED)}),
+    "families/bp_transformer": lambda: family({"near tokens, and far spans": matrix(tree)}),
+    "families/efficient_reformer": partial(grouped, "reformer"),
+    "families/etc_transformer": lambda: family({"global tokens, and a band": matrix(etc)}),
+    "families/routing_transformer": partial(grouped, "routing"),
+    "families/sparse_transformer": lambda: family(
+        {"Longformer": drawn("band(3, 3) | global(0)"), "BigBird": drawn("bigbird(2, 1)")}
+    ),
+}
+
 if __name__ == "__main__":
     sys.exit(main())

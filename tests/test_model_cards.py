@@ -2,13 +2,9 @@
 
 import json
 import re
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from forked import server
 
 import hf_efficient_attn
 
@@ -43,96 +39,52 @@ def test_no_placeholder_is_left(page: Path) -> None:
     assert "Not measured yet" not in page.read_text()
 
 
-def test_figures_are_those_of_the_committed_results() -> None:
-    done = server().run([sys.executable, ROOT / "model_cards" / "figures.py", "--check"])
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("change", ["data", "picture", "unknown"])
-def test_a_picture_that_differs_from_its_data_is_noticed(
-    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One picture is renewed, found unchanged, and then parts from its data, or is joined by one that nothing draws."""
-    pytest.importorskip("matplotlib")
+def test_tables_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "model_cards")
     import figures
-    import picture_digest
-    import pictures_of_cards
 
-    losses = {step: {"step": step, "eval_loss": 10.0 / step} for step in (1, 2)}
-    tried = {"learning_rate": 0.001, "history": list(losses.values())}
-    found = {"blocks": {"pre_ln": {"tried": [tried]}}}
-    draw = partial(pictures_of_cards.figures_of_training.learning_figure, found)
-    monkeypatch.setattr(pictures_of_cards, "PICTURES", {"losses": draw})
+    pages = figures.pages()
+    assert [page for page, text in pages.items() if page.read_text(encoding="utf-8") != text] == []
+    # no result is without a table or a picture, but those that docstrings of examples quote
+    used = {name for text in pages.values() for name in re.findall(r"<!-- figures: (\w+),", text)}
+    files = {file.stem for file in (ROOT / "model_cards" / "results").glob("*.json")}
+    assert {name for name in files - used if not name.startswith("run_")} == {
+        "compare_spans_fixed_64",
+        "spans_adaptive",
+    }
+
+
+def test_pictures_are_drawn_or_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every picture is shown on a page, and every PNG is drawn by figures.py."""
+    monkeypatch.syspath_prepend(ROOT / "model_cards")
+    import figures
+
+    folder = ROOT / "model_cards" / "pictures"
+    names = {file.relative_to(folder).as_posix() for file in folder.rglob("*.*")}
+    shown = " ".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *CARDS])
+    assert [name for name in names if f"pictures/{name}" not in shown] == []
+    assert {name.removesuffix(".png") for name in names if name.endswith(".png")} == set(figures.PICTURES)
+
+
+def test_samples_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "model_cards")
+    import figures
+
     monkeypatch.setattr(figures, "CARDS", tmp_path)
-    (tmp_path / "pictures").mkdir()
-    file = tmp_path / "pictures" / "losses.png"
-    assert figures.renew_pictures(only_check=True)
-    assert figures.renew_pictures(only_check=False)
-    assert picture_digest.saved_digest(file) == picture_digest.digest(draw())
-    assert not figures.renew_pictures(only_check=True)
-    if change == "data":
-        losses[2]["eval_loss"] = 5.001
-    elif change == "picture":
-        figure = draw()
-        figure.axes[0].lines[0].set_color("red")
-        picture_digest.save(figure, file, pixels_per_inch=50)
-    else:
-        file.rename(file.with_name("other.png"))
-        figures.renew_pictures(only_check=False)
-    capsys.readouterr()
-    assert figures.renew_pictures(only_check=True)
-    expected = "other.png is drawn by nothing" if change == "unknown" else "losses.png differs from its data"
-    assert expected in capsys.readouterr().out
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
-
-
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("adaptive_span", "adaptive_span_causal"),
-        ("adaptive_span", "adaptive_span_encoder"),
-        ("efficient_reformer", "efficient_reformer_causal"),
-        ("efficient_reformer", "efficient_reformer_encoder"),
-        ("routing_transformer", "routing_transformer_causal"),
-        ("routing_transformer", "routing_transformer_encoder"),
-        ("etc_transformer", "etc_transformer"),
-        ("star_transformer", "star_transformer"),
-        ("bp_transformer", "bp_transformer_causal"),
-        ("bp_transformer", "bp_transformer_encoder"),
-        ("bp_transformer", "bp_seq2seq"),
-    ],
-)
-def test_counts_of_tests_of_transformers_are_those_that_were_run(name: str, family: str) -> None:
-    families = json.loads((ROOT / "model_cards" / "hf_suite.json").read_text())["families"]
-    text = " ".join((ROOT / "model_cards" / f"{name}.md").read_text().split())
-    found = families[family]
-    assert f"Of the {found['tests']} tests" in text
-    assert f"{found['run']} run, and pass; {found['skipped']} are skipped" in text
-    assert not found["failed"] + found["failed_as_expected"]
-    theirs = families["reformer (transformers)"]
-    counts = f"{theirs['run']} run, of which {theirs['failed_as_expected']} fail, as is expected there; "
-    assert (f"{counts}{theirs['skipped']} are skipped" in text) == (name == "efficient_reformer")
+    (tmp_path / "results").mkdir()
+    times = {"milliseconds": {"median": 1.23456789}, "samples": [1.0, 2.0]}
+    (tmp_path / "written.json").write_text(
+        json.dumps({"settings": {"heads": 2}, "results": [times, {"reason": "none"}]})
+    )
+    figures.keep(tmp_path / "written.json", "kept")
+    kept = (tmp_path / "results" / "kept.json").read_text()
+    assert kept == '{\n"settings": {"heads": 2},\n"results": [\n {"milliseconds": {"median": 1.23457}},\n {}\n]\n}\n'
 
 
 def test_files_that_contributing_names_exist() -> None:
     names = re.findall(r"`([\w/]+(?:/|\.(?:py|json|sh)))`", (ROOT / "CONTRIBUTING.md").read_text())
-    assert len(names) > 40
+    assert names
     folders = (ROOT, ROOT / "tests", ROOT / hf_efficient_attn.__name__)
     # a bare name of a file stands after one that says its folder
     folders += (folders[-1] / "models", folders[-1] / "backends", folders[-1] / "backends" / "blocked")
     assert not [name for name in names if not any((folder / name).exists() for folder in folders)]
-
-
-def test_a_run_of_kills_says_its_seed_machine_and_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "model_cards")
-    import figures
-    from faults.kills import record
-
-    said = figures.kills({"kills": 4, "before_the_end": {"push": 3}, "lost": 0, **record(seed=7)})
-    assert said.startswith("Of 4 kills 3 came before the end, and nothing was lost. *Seed 7; ")
-    assert f"torch {torch.__version__}" in said
-    assert re.search(r"; \d{4}-\d\d-\d\d\*$", said)

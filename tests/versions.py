@@ -1,8 +1,8 @@
 """The table of versions that the package was tested with: `python tests/versions.py FOLDER` with one of them.
 
-FOLDER has pytest's reports (--junitxml). Puts this Python, torch and transformers into model_cards/versions.json, with
-the parts that were tested, how many tests have passed and which have failed; `python model_cards/figures.py` makes the
-table. See tests/versions.sh.
+FOLDER has pytest's reports (--junitxml). Puts this Python, torch and transformers into
+model_cards/results/versions.json, with the parts that were tested, how many tests have passed and which have failed;
+`python model_cards/figures.py` makes the table. See tests/versions.sh.
 """
 
 import importlib.metadata
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-TABLE = Path(__file__).parents[1] / "model_cards" / "versions.json"
+TABLE = Path(__file__).parents[1] / "model_cards" / "results" / "versions.json"
 LIBRARIES = ("torch", "transformers")
 
 
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     }
     known = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else []
     rows = sorted([row, *(other for other in known if minor(other) != minor(row))], key=minor)
-    TABLE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    TABLE.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n", encoding="utf-8")
     print(f"{versions}: {row['passed']} passed, {num_skipped} skipped, {len(failed)} failed")
 
 

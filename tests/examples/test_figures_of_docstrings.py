@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_example import EXAMPLES
 
-RESULTS = EXAMPLES.parent / "model_cards" / "examples"
+RESULTS = EXAMPLES.parent / "model_cards" / "results"
 SCRIPTS = [*sorted(EXAMPLES.glob("*.py")), *sorted(EXAMPLES.glob("experiments/*.py"))]
 # what only a run can tell: a decimal number, or how long a core computes
 FIGURE = re.compile(r"(?<![\d.,])\d+\.\d+(?! MB)|\w+ minutes of one core")
