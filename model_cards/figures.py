@@ -123,7 +123,7 @@ class Text(Formatter):
 
 
 TEXT = Text()
-Rows = Callable[[Record], Iterable[Record]]
+Rows = Callable[[Any], Iterable[Record]]
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
