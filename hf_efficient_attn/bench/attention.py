@@ -74,6 +74,25 @@ SAMPLE_CALLS = 16
 # what may go wrong is a result: ours refuses, needs too much memory or cannot be compiled; others fail in ways of their
 # own
 OWN_FAILURES: Failures = (UnsupportedBackendError, torch.OutOfMemoryError, TorchDynamoException)
+PATTERNS = ["band", "longformer", "bigbird", "dilated"]
+LENGTHS = [128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
+COUNTS = {
+    "batch_size": (1, "examples per call"),
+    "heads": (8, "attention heads"),
+    "head_dim": (64, "width of a head"),
+    "repeats": (20, "timed rounds per length, as far as there is time; a round runs every call once"),
+}
+# device -> dtype, and the longest lengths of dense attention and of peers
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"dtype": "float32", "dense_limit": 8192, "peer_limit": 4096},
+    "cuda": {"dtype": "bfloat16", "dense_limit": 131072, "peer_limit": 32768},
+}
+# memory is measured at longer ones only
+QUICK = {"patterns": ["band", "longformer"], "lengths": [512, 2048, 4096], "max_seconds": 5.0}
+# options that are for other calls than the fixed ones of `--profile`
+NOT_PROFILED = ("patterns", "lengths", "backends", "peers", "dense_limit", "peer_limit", "memory_from", "no_memory")
+# transformers compiles one function for all masks and lengths; torch would give up after a few
+RECOMPILE_LIMIT = 512
 
 
 def measure_length(tokens: int, shape: Shape, settings: dict[str, Any]) -> tuple[Row, list[Row]]:
@@ -218,27 +237,6 @@ def layout_seconds(call: AttentionCall, backend: str) -> float:
         block_table(call.layout, None, flex.BLOCK_SIZES[call.inputs.device], device)
     synchronize(device)
     return time.perf_counter() - start
-
-
-PATTERNS = ["band", "longformer", "bigbird", "dilated"]
-LENGTHS = [128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
-COUNTS = {
-    "batch_size": (1, "examples per call"),
-    "heads": (8, "attention heads"),
-    "head_dim": (64, "width of a head"),
-    "repeats": (20, "timed rounds per length, as far as there is time; a round runs every call once"),
-}
-# device -> dtype, and the longest lengths of dense attention and of peers
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"dtype": "float32", "dense_limit": 8192, "peer_limit": 4096},
-    "cuda": {"dtype": "bfloat16", "dense_limit": 131072, "peer_limit": 32768},
-}
-# memory is measured at longer ones only
-QUICK = {"patterns": ["band", "longformer"], "lengths": [512, 2048, 4096], "max_seconds": 5.0}
-# options that are for other calls than the fixed ones of `--profile`
-NOT_PROFILED = ("patterns", "lengths", "backends", "peers", "dense_limit", "peer_limit", "memory_from", "no_memory")
-# transformers compiles one function for all masks and lengths; torch would give up after a few
-RECOMPILE_LIMIT = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -67,6 +67,26 @@ SOFTCAP = 100.0
 MOST_IF_WIDENED = 0.9
 # mask, triangle, scale, dropout, log-sum-exp
 NO_OPTIONS = (None, False, HEAD_DIM**-0.5, 0.0, False)
+PATTERNS = ("band", "longformer", "bigbird", "dilated")
+# rounds at most
+REPEATS = 15
+FORWARD, BOTH = "forward", "forward + backward"
+TITLES = {
+    "key": "a key that a single query reads",
+    "gathered": "a key and its value copied to their place",
+    "moved": "a query moved to another order and back",
+    "call": "one call that is computed in blocks",
+    "run": "each of its kernels",
+    "flex": "flex: a score",
+}
+COUNTS = {"repeats": (10, "rounds; each runs every case once")}
+DTYPES = (torch.float32, torch.bfloat16)
+CHECKED_HEADS = 8
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+# the part by which the median round may exceed the fastest
+MAX_DISAGREEMENT = 0.1
+# fewer agree by chance
+LEAST_ROUNDS = 5
 
 
 class Calibration:
@@ -277,12 +297,6 @@ def on(machine: Machine, plain: Case) -> Case:
     return Case(run, plain.prepare)
 
 
-PATTERNS = ("band", "longformer", "bigbird", "dilated")
-# rounds at most
-REPEATS = 15
-FORWARD, BOTH = "forward", "forward + backward"
-
-
 def check(
     patterns: list[str], lengths: list[int], shape: Shape, seconds: float, all_seconds: float | None = None
 ) -> list[Row]:
@@ -326,16 +340,6 @@ def contestants(name: str, tokens: int, measure: str, shape: Shape) -> dict[str,
         way = case_of(own_call(pattern, inputs, BLOCKED))
         cases[f"blocks of {length}"] = on(uniform(machine, length), way)
     return cases
-
-
-TITLES = {
-    "key": "a key that a single query reads",
-    "gathered": "a key and its value copied to their place",
-    "moved": "a query moved to another order and back",
-    "call": "one call that is computed in blocks",
-    "run": "each of its kernels",
-    "flex": "flex: a score",
-}
 
 
 def results_markdown(results: dict[str, Any]) -> str:
@@ -406,16 +410,6 @@ def check_table(rows: list[Row]) -> str:
 def _choice(row: Row) -> str:
     over = f"{row['over_fastest']:.2f}"
     return over if row["over_fastest"] <= 1.05 else f"{over} ({row['fastest']})"
-
-
-COUNTS = {"repeats": (10, "rounds; each runs every case once")}
-DTYPES = (torch.float32, torch.bfloat16)
-CHECKED_HEADS = 8
-LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-# the part by which the median round may exceed the fastest
-MAX_DISAGREEMENT = 0.1
-# fewer agree by chance
-LEAST_ROUNDS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -36,6 +36,17 @@ SIDE_PATCHES = 3
 SEED = 0
 DENSE = "dense"
 DECODE_STEPS = 16
+OVERHEAD_LENGTHS = (128, 256, 512)
+# of both auto takes SDPA at these lengths: with a mask for the band, which is as wide as the text but for a quarter
+OVERHEAD_PATTERNS: dict[str, Callable[[int], Pattern]] = {
+    "causal": lambda _: Causal(),
+    "wide band": lambda tokens: Band(3 * tokens // 4, 3 * tokens // 4),
+}
+# a step of decoding with the layers of a cache, by how many first tokens they hold besides the last ones
+STEPS = {"step, PatternCache": 4, "step, SpanCache": 0}
+OVERHEAD_ROWS = (*OVERHEAD_PATTERNS, *STEPS)
+# pairs of calls per round of the other measurements: what is measured is short
+PAIRS = 10
 
 
 def scattered(tokens: int) -> tuple[int, ...]:
@@ -213,19 +224,6 @@ def build_step(name: str, tokens: int, backend: str, shape: dict[str, object]) -
     call = dense_call(inputs) if backend == DENSE else own_call(pattern_of(name, tokens), inputs, backend)
     target = torch.ones_like(inputs[0])
     return lambda: torch.autograd.grad(call.forward(*inputs), inputs, target)
-
-
-OVERHEAD_LENGTHS = (128, 256, 512)
-# of both auto takes SDPA at these lengths: with a mask for the band, which is as wide as the text but for a quarter
-OVERHEAD_PATTERNS: dict[str, Callable[[int], Pattern]] = {
-    "causal": lambda _: Causal(),
-    "wide band": lambda tokens: Band(3 * tokens // 4, 3 * tokens // 4),
-}
-# a step of decoding with the layers of a cache, by how many first tokens they hold besides the last ones
-STEPS = {"step, PatternCache": 4, "step, SpanCache": 0}
-OVERHEAD_ROWS = (*OVERHEAD_PATTERNS, *STEPS)
-# pairs of calls per round of the other measurements: what is measured is short
-PAIRS = 10
 
 
 def measure_overhead(shape: Shape, repeats: int) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ are in milliseconds, memory is in MiB, lengths are in tokens:
 
 import argparse
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -64,6 +63,36 @@ VOCAB_SIZE = 1024
 WINDOW_TOKENS = 512
 # largest difference of last hidden states, which are normed, that rounding explains
 TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
+# ours -> transformers' encoders that each is compared with, where both were measured
+OPPONENTS = {
+    "longformer": ("longformer", "bert"),
+    "led": ("led",),
+    "big_bird": ("big_bird", "bert"),
+    "bert": ("bert",),
+    SELF_ONLY: ("longformer", "big_bird", "bert"),
+}
+LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
+MEASURES = ("forward", "training")
+COUNTS = {
+    "layers": (12, "layers of the models, at most"),
+    "hidden_size": (768, "width of the models"),
+    "num_heads": (12, "attention heads"),
+    "intermediate_size": (3072, "width of the MLP"),
+    "batch_size": (1, "examples per step"),
+    "layer_tokens": (2048, "long inputs are timed with fewer layers: layers x tokens at most N, at least one layer"),
+    "memory_layers": (2, "layers of the models whose peak memory is measured"),
+    "repeats": (10, "timed rounds per length, as far as there is time; a round runs every encoder once"),
+}
+# device -> dtype, and the longest input of transformers' sparse encoders and of the ours that are only their twins
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"dtype": "float32", "peer_limit": 4096},
+    "cuda": {"dtype": "bfloat16", "peer_limit": 16384},
+}
+# what is measured at every length: ours of the papers, the bound, and transformers' dense one
+UNLIMITED = (("longformer", OURS), ("big_bird", OURS), (SELF_ONLY, OURS), ("bert", THEIRS))
+TITLES = {"training": "training step", "forward": "forward"}
+COLORS = {"longformer": "#4477aa", "led": "#44bb99", "big_bird": "#ee8866", "bert": "#333333", SELF_ONLY: "#bbbbbb"}
+LINES = {OURS: "-", THEIRS: "--"}
 
 
 @dataclass(frozen=True)
@@ -265,16 +294,6 @@ def read(encoder: Encoder) -> Tensor:
     return encoder.run()
 
 
-# ours -> transformers' encoders that each is compared with, where both were measured
-OPPONENTS = {
-    "longformer": ("longformer", "bert"),
-    "led": ("led",),
-    "big_bird": ("big_bird", "bert"),
-    "bert": ("bert",),
-    SELF_ONLY: ("longformer", "big_bird", "bert"),
-}
-
-
 def add_ratios(rows: list[Row]) -> None:
     """Write `speed_against`, {architecture of transformers: {measure: quartiles}}, into the rows of ours.
 
@@ -290,27 +309,6 @@ def add_ratios(rows: list[Row]) -> None:
 def _speeds(own: Row, other: Row) -> dict[str, dict[str, float]]:
     measures = [name for name in ("forward", "training") if "samples" in own[name] and "samples" in other[name]]
     return {name: times_faster(own[name]["samples"], other[name]["samples"]) for name in measures}
-
-
-LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-MEASURES = ("forward", "training")
-COUNTS = {
-    "layers": (12, "layers of the models, at most"),
-    "hidden_size": (768, "width of the models"),
-    "num_heads": (12, "attention heads"),
-    "intermediate_size": (3072, "width of the MLP"),
-    "batch_size": (1, "examples per step"),
-    "layer_tokens": (2048, "long inputs are timed with fewer layers: layers x tokens at most N, at least one layer"),
-    "memory_layers": (2, "layers of the models whose peak memory is measured"),
-    "repeats": (10, "timed rounds per length, as far as there is time; a round runs every encoder once"),
-}
-# device -> dtype, and the longest input of transformers' sparse encoders and of the ours that are only their twins
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"dtype": "float32", "peer_limit": 4096},
-    "cuda": {"dtype": "bfloat16", "peer_limit": 16384},
-}
-# what is measured at every length: ours of the papers, the bound, and transformers' dense one
-UNLIMITED = (("longformer", OURS), ("big_bird", OURS), (SELF_ONLY, OURS), ("bert", THEIRS))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -496,14 +494,6 @@ def measure_memory(settings: dict[str, Any], device: torch.device) -> dict[tuple
     return peaks
 
 
-TITLES = {"training": "training step", "forward": "forward"}
-COLORS = {"longformer": "#4477aa", "led": "#44bb99", "big_bird": "#ee8866", "bert": "#333333", SELF_ONLY: "#bbbbbb"}
-LINES = {OURS: "-", THEIRS: "--"}
-MARKERS = {"longformer": "o", "led": "s", "big_bird": "^", "bert": "D", SELF_ONLY: "v"}
-# what the picture calls them
-NAMES = {"longformer": "Longformer", "led": "LED", "big_bird": "BigBird", "bert": "BERT", SELF_ONLY: "self only"}
-
-
 def results_markdown(results: dict[str, Any]) -> str:
     """Return the tables, what could not be measured and why, and what the figures mean."""
     settings = results["settings"]
@@ -616,8 +606,6 @@ def _legend(settings: dict[str, Any]) -> str:
         "the encoder; big_bird: blocks of 64, 3 random, full attention on up to 704 tokens, as transformers; bert: "
         "SDPA; self_only, with no attention at all: BERT made ours, each token reading only itself; no attention "
         "around the same linear maps can be faster by more than the few percent that this one still takes. "
-        "The bound of an encoder whose tokens read k keys of width d each, with its own arithmetic at the speed of the "
-        "linear maps, is the time of self_only x (1 + 2·k·d / (4d² + 2·d·d_ff)): x 1.11 for 512 keys and base width. "
         f"Sparse encoders of transformers, and our led and bert, up to {settings['peer_limit']:,} tokens."
     )
 
@@ -630,7 +618,7 @@ def results_figure(results: dict[str, Any]) -> Any:
         Panel(title.capitalize(), "milliseconds per layer", _lines(rows, _per_layer(measure)))
         for measure, title in TITLES.items()
     ]
-    panels.append(Panel(memory_title, "MiB beyond the weights", _at_one_length(_lines(rows, _mebibytes))))
+    panels.append(Panel(memory_title, "MiB beyond the weights", _lines(rows, _mebibytes)))
     heading = f"Encoders: {_caption(settings)}\n{machine_line(results['machine'])}"
     return draw_panels(heading, panels, "tokens", settings["lengths"])
 
@@ -640,16 +628,9 @@ def _lines(rows: list[Row], value: Callable[[Row], float | None]) -> list[Line]:
     for name, by, its_rows in by_encoder(rows):
         values = {row["tokens"]: value(row) for row in its_rows}
         points = [(tokens, found) for tokens, found in values.items() if found is not None]
-        style = {"color": COLORS[name], "linestyle": LINES[by], "marker": MARKERS[name]}
-        lines.append(Line(f"{NAMES[name]}, {by}", points, style))
+        style = {"color": COLORS[name], "linestyle": LINES[by], "marker": "o"}
+        lines.append(Line(f"{name}, {by}", points, style))
     return lines
-
-
-def _at_one_length(lines: list[Line]) -> list[Line]:
-    """Return the points at the length that most lines have, the longest of these."""
-    counts = Counter(tokens for line in lines for tokens, _ in line.points)
-    length = max(counts, key=lambda tokens: (counts[tokens], tokens), default=None)
-    return [replace(line, points=[point for point in line.points if point[0] == length]) for line in lines]
 
 
 def _per_layer(measure: str) -> Callable[[Row], float | None]:

@@ -38,6 +38,34 @@ from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 
+CPU = torch.device("cpu")
+FORWARD_KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
+BACKWARD_KERNEL = f"{FORWARD_KERNEL}_backward"
+COMPILED_KERNEL = "## Call CompiledFxGraph"
+KERNELS = {FORWARD_KERNEL: "kernel, forward", BACKWARD_KERNEL: "kernel, backward", COMPILED_KERNEL: "kernel, forward"}
+# what the operators of torch beside the kernels are there for; all others, and what no operator has, is dispatch
+PURPOSES = {
+    "gathers and copies": ("index_select", "index", "copy_", "clone", "index_copy_", "arange", "mul", "add"),
+    "joins by log-sum-exp": ("lerp_", "logaddexp", "sigmoid", "sub", "nan_to_num", "nan_to_num_"),
+    "sums of gradients": ("add_", "sum", "index_add_"),
+    "filling outputs": ("fill_", "zero_"),
+    "masks": ("masked_fill", "masked_fill_", "bitwise_not", "eq", "all", "expand"),
+}
+DISPATCH = "Python, views, allocation"
+# dense attention is timed up to so many tokens; beyond, its time per pair is taken from there
+DENSE_TOKENS = 4096
+LAYOUTS = (("bigbird", 131072), ("band", 131072))
+# figures of which each two neighbouring calls are compared
+COMPARED = ("time", "growth")
+GRANULARITY = "block granularity"
+MEANINGS = {
+    GRANULARITY: "scores computed that the pattern does not allow",
+    "kernel speed": "the kernel is slower per score on these blocks than on the rows of dense attention",
+    "kernel in place": "the kernel is slower within the call than alone (cold data, or masks evaluated in the kernel)",
+    "kernel share": "time outside the kernel",
+}
+TITLES = {"forward": "forward", "forward_backward": "forward + backward"}
+
 
 @dataclass(frozen=True)
 class ProfileCase:
@@ -72,13 +100,6 @@ def as_case(call: Call, measure: str) -> Case:
     if measure == "forward":
         return call.forward_case()
     return call.forward_backward_case(torch.ones_like(call.inputs[0]))
-
-
-CPU = torch.device("cpu")
-FORWARD_KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
-BACKWARD_KERNEL = f"{FORWARD_KERNEL}_backward"
-COMPILED_KERNEL = "## Call CompiledFxGraph"
-KERNELS = {FORWARD_KERNEL: "kernel, forward", BACKWARD_KERNEL: "kernel, backward", COMPILED_KERNEL: "kernel, forward"}
 
 
 def kernels_of(case: ProfileCase, shape: Shape, layout: Layout, inputs: list[Tensor], backend: str) -> list[Row]:
@@ -147,19 +168,7 @@ def aligned_kernel(case: ProfileCase, shape: Shape, layout: Layout) -> Row:
     return {"direction": "forward", "queries": queries, "keys": keys, "calls": 1, "pairs": pairs, "seconds": seconds}
 
 
-# what the operators of torch beside the kernels are there for; all others, and what no operator has, is dispatch
-PURPOSES = {
-    "gathers and copies": ("index_select", "index", "copy_", "clone", "index_copy_", "arange", "mul", "add"),
-    "joins by log-sum-exp": ("lerp_", "logaddexp", "sigmoid", "sub", "nan_to_num", "nan_to_num_"),
-    "sums of gradients": ("add_", "sum", "index_add_"),
-    "filling outputs": ("fill_", "zero_"),
-    "masks": ("masked_fill", "masked_fill_", "bitwise_not", "eq", "all", "expand"),
-}
 PURPOSE_OF = {f"aten::{name}": purpose for purpose, names in PURPOSES.items() for name in names}
-DISPATCH = "Python, views, allocation"
-# dense attention is timed up to so many tokens; beyond, its time per pair is taken from there
-DENSE_TOKENS = 4096
-LAYOUTS = (("bigbird", 131072), ("band", 131072))
 
 
 def profile_calls(shape: Shape, repeats: int, max_seconds: float) -> dict[str, Any]:
@@ -319,18 +328,6 @@ def profile_layout(name: str, tokens: int, shape: Shape) -> Row:
         rounds.append({step: 1000 * time_once(Case(partial(_ignoring_state, run)), CPU) for step, run in steps.items()})
     least = {step: min(one[step] for one in rounds) for step in steps}
     return {"pattern": name, "tokens": tokens, "milliseconds": least}
-
-
-# figures of which each two neighbouring calls are compared
-COMPARED = ("time", "growth")
-GRANULARITY = "block granularity"
-MEANINGS = {
-    GRANULARITY: "scores computed that the pattern does not allow",
-    "kernel speed": "the kernel is slower per score on these blocks than on the rows of dense attention",
-    "kernel in place": "the kernel is slower within the call than alone (cold data, or masks evaluated in the kernel)",
-    "kernel share": "time outside the kernel",
-}
-TITLES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 
 def profile_markdown(results: dict[str, Any]) -> str:

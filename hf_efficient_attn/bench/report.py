@@ -25,6 +25,22 @@ MEBIBYTE = 2**20
 NONE = "–"
 
 Row = dict[str, Any]
+# in this order, of what the author of a benchmark gives no colour
+PALETTE = ("#4477aa", "#ee8866", "#44bb99", "#aa3377", "#bbaa44", "#66ccee", "#228833", "#ee6677", "#882255", "#999999")
+WIDTH_INCHES = 11.0
+TITLE_LETTERS = 30
+HEIGHT_INCHES = 3.6
+LEGEND_INCHES = 0.9
+MOST_COLUMNS = 3
+# of the first line's markers and the last one's, in points: where both are equal, one shows within the other
+MARKER_SIZES = (9.0, 3.5)
+# what is labelled in each decade of an axis of at most so many decades
+LABELLED = (
+    (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
+    (1.0, (1, 1.5, 2, 3, 4, 5, 7)),
+    (3.5, (1, 2, 5)),
+    (math.inf, (1,)),
+)
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -214,24 +230,6 @@ def crossover(dense: list[tuple[int, float]], points: list[tuple[int, float]]) -
     return before * (tokens / before) ** part, time_before * (time / time_before) ** part
 
 
-# in this order, of what the author of a benchmark gives no colour
-PALETTE = ("#4477aa", "#ee8866", "#44bb99", "#aa3377", "#bbaa44", "#66ccee", "#228833", "#ee6677", "#882255", "#999999")
-WIDTH_INCHES = 11.0
-TITLE_LETTERS = 30
-HEIGHT_INCHES = 3.6
-LEGEND_INCHES = 0.9
-MOST_COLUMNS = 3
-# of the first line's markers and the last one's, in points: where both are equal, one shows within the other
-MARKER_SIZES = (9.0, 3.5)
-# what is labelled in each decade of an axis of at most so many decades
-LABELLED = (
-    (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
-    (1.0, (1, 1.5, 2, 3, 4, 5, 7)),
-    (3.5, (1, 2, 5)),
-    (math.inf, (1,)),
-)
-
-
 @dataclass(frozen=True)
 class Line:
     """One line: its points (length, value), and how it is drawn, as matplotlib's `plot` takes it."""
@@ -254,7 +252,7 @@ class Panel:
 
 
 def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Sequence[int]) -> Any:
-    """Return the figure, its legend that of the first panel."""
+    """Return the figure, its legend that of all panels of lines."""
     num_rows = -(-len(panels) // MOST_COLUMNS)
     num_columns = -(-len(panels) // num_rows)
     figure = new_figure(WIDTH_INCHES, HEIGHT_INCHES * num_rows + LEGEND_INCHES)
@@ -270,7 +268,12 @@ def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Seque
         place.spines[["top", "right"]].set_visible(False)
     # long enough to tell dashes from a line
     style = {"loc": "outside lower center", "ncols": 4, "fontsize": 9, "handlelength": 4, "numpoints": 2}
-    figure.legend(*axes[0].get_legend_handles_labels(), **style)
+    handles: dict[str, Any] = {}
+    for place in axes:
+        for handle, label in zip(*place.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        figure.legend(handles.values(), handles.keys(), **style)
     figure.suptitle(heading, fontsize=10)
     return figure
 

@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 # rounds that are made however long they take
 LEAST_ROUNDS = 2
+PREPARE, RUN = "prepare", "run"
 
 
 def nothing() -> None:
@@ -164,9 +165,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until `device` has finished all work given to it. A CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-PREPARE, RUN = "prepare", "run"
 
 
 @contextmanager

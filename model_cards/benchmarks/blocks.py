@@ -46,6 +46,10 @@ GPT2_FIELDS: dict[str, Any] = {
     "eos_token_id": None,
 }
 SEED = 0
+FOOTNOTE = """\
+Tied parameters count once. The paper counts differently from model to model: its figures for GPT with 18 layers hold
+everything, those for BERT and for depth 72 the weight matrices only: norms, gains, biases and position tables are left
+out. For depth 72 the figure is the sum of the matrices of the shapes it gives."""
 
 
 @dataclass(frozen=True)
@@ -347,11 +351,6 @@ CONTEST = Contest(
     "tokens. Peak: of a training step, above the weights. Matrices: 2-D parameters without position tables.",
     max_seconds=600,
 )
-
-FOOTNOTE = """\
-Tied parameters count once. The paper counts differently from model to model: its figures for GPT with 18 layers hold
-everything, those for BERT and for depth 72 the weight matrices only: norms, gains, biases and position tables are left
-out. For depth 72 the figure is the sum of the matrices of the shapes it gives."""
 
 
 @dataclass(frozen=True)

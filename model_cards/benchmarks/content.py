@@ -48,6 +48,10 @@ MLP_FACTOR = 4
 SEED = 0
 # of nearby_tokens: queries that share the tokens which are not their last ones, and which part of all these are
 SHARING_QUERIES, SHARED_PART = 64, 4
+CHUNKS = (
+    "{hashes} round(s) of hashing, chunks of {hash_chunk_tokens} tokens that attend to themselves and the one before, "
+    "new rotations at every training step"
+)
 
 
 @dataclass(frozen=True)
@@ -331,10 +335,6 @@ def tables(results: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-CHUNKS = (
-    "{hashes} round(s) of hashing, chunks of {hash_chunk_tokens} tokens that attend to themselves and the one before, "
-    "new rotations at every training step"
-)
 CONTEST = Contest(
     __file__,
     title="Keys chosen by content: one causal layer of {heads} heads of {head_dim}, {dtype}, batch {batch_size}",
