@@ -56,6 +56,8 @@ RECOMPILE_LIMIT = 512
 MEASURES = {"forward": "forward", "training": "training step"}
 
 Settings = dict[str, Any]
+# a value of the group, and a length; None where there is none
+Combination = tuple[Any, int | None]
 
 
 def add_counts(parser: argparse.ArgumentParser, counts: Mapping[str, tuple[int, str]]) -> None:
@@ -292,7 +294,7 @@ class Contest:
         device = resolve_device(args.device)
         settings = self.settings_of(args, device)
         self.check(settings)
-        for group, length in self.heats(settings):
+        for group, length in self.combinations(settings):
             self.shape_of(group, length, settings, device)
         make_folder(args)
         results = self.measure(settings, device)
@@ -315,14 +317,14 @@ class Contest:
         wanted = getattr(args, f"{self.kind}s") or list(self.contestants)
         return {**settings, f"{self.kind}s": [name for name in self.contestants if name in wanted]}
 
-    def heats(self, settings: Settings) -> Iterator[tuple[Any, int | None]]:
+    def combinations(self, settings: Settings) -> Iterator[Combination]:
         """Yield (value of the group, length) of what is measured in rounds of its own; None where there is none."""
         for group in settings[self.group] if self.group else [None]:
             for length in settings[self.lists[0]] if self.lengths else [None]:
                 yield group, length
 
     def shape_of(self, group: Any, length: int | None, settings: Settings, device: torch.device) -> Any:
-        """Return the shape of the contestants in one heat."""
+        """Return the shape of the contestants of one group and length."""
         known = {**settings, "device": device.type}
         known |= {self.group: group} if self.group else {}
         known |= {self.length: length} if self.lengths else {}
@@ -335,13 +337,13 @@ class Contest:
 
     def measure(self, settings: Settings, device: torch.device) -> dict[str, Any]:
         """Return all results, in JSON types."""
-        heats = list(self.heats(settings))
+        combinations = list(self.combinations(settings))
         # first, while this process is small
-        peaks = self.measure_memory(heats, settings, device)
+        peaks = self.measure_memory(combinations, settings, device)
         rows: list[Row] = []
-        for group, length in logging.tqdm(heats, desc=self.name, unit="length", leave=False):
+        for group, length in logging.tqdm(combinations, desc=self.name, unit="length", leave=False):
             shape = self.shape_of(group, length, settings, device)
-            found = self.measure_heat(self.names_of(length, settings), shape, settings)
+            found = self.measure_together(self.names_of(length, settings), shape, settings)
             for name in settings[f"{self.kind}s"]:
                 row: Row = {self.group: group} if self.group else {}
                 row |= {self.length: length} if self.lengths else {}
@@ -352,14 +354,14 @@ class Contest:
         return results
 
     def measure_memory(
-        self, heats: list[tuple[Any, int | None]], settings: Settings, device: torch.device
+        self, combinations: list[Combination], settings: Settings, device: torch.device
     ) -> dict[tuple[Any, int | None, str], int]:
         """Return the peak bytes of a training step by group, length and contestant; on a CPU each has a process."""
         if self.lengths:
-            heats = [heat for heat in heats if heat[1] in settings[self.lists[1]]]
+            combinations = [each for each in combinations if each[1] in settings[self.lists[1]]]
         elif settings["no_memory"]:
-            heats = []
-        wanted = [(*heat, name) for heat in heats for name in self.names_of(heat[1], settings)]
+            combinations = []
+        wanted = [(*each, name) for each in combinations for name in self.names_of(each[1], settings)]
         peaks = {}
         for group, length, name in logging.tqdm(wanted, desc="memory", unit=self.kind, leave=False):
             shape = asdict(self.shape_of(group, length, settings, device))
@@ -367,7 +369,7 @@ class Contest:
             peaks[group, length, name] = peak_memory(training_of_script, arguments, device)
         return peaks
 
-    def measure_heat(self, names: list[str], shape: Any, settings: Settings) -> dict[str, dict[str, Any]]:
+    def measure_together(self, names: list[str], shape: Any, settings: Settings) -> dict[str, dict[str, Any]]:
         """Return {contestant: its facts and measures}, all timed in the same rounds."""
         built = {name: self.build(name, shape) for name in names}
         cases = {(name, measure): case for name, each in built.items() for measure, case in each.cases.items()}
@@ -448,7 +450,8 @@ class Contest:
                 factor, place = growth(points), crossover(curve(self.of(str(dense), rows), measure), points)
                 cells.append(NONE if factor is None else f"{factor:.2f}×")
                 cells.append(NONE if place is None or name == dense else f"{place[0]:,.0f}")
-            lines.append(cells)
+            if set(cells[1:]) - {NONE}:
+                lines.append(cells)
         titles = (cell for title in timed.values() for cell in (f"{title}: growth", f"beats {dense} from"))
         return markdown_table([self.kind, *titles], lines)
 
