@@ -308,8 +308,8 @@ def waiting_threads() -> str:
     is_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > idle + 0.5
     if is_busy and torch.get_num_threads() > 1 and not any(known.values()):
         text += (
-            " Other programs work on this machine: threads spin while they wait for one that is off its core, and calls "
-            "take several times as long. Set OMP_WAIT_POLICY=PASSIVE, or measure while the machine is idle."
+            " Other programs work on this machine: threads spin while they wait for one that is off its core, and "
+            "calls take several times as long. Set OMP_WAIT_POLICY=PASSIVE, or measure while the machine is idle."
         )
     return text
 
