@@ -29,8 +29,8 @@ from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.bench.harness.report import describe_machine, markdown_table, resolve_device
-from hf_efficient_attn.bench.harness.timing import Case, time_interleaved
+from hf_efficient_attn.bench.report import describe_machine, markdown_table, resolve_device
+from hf_efficient_attn.bench.timing import Case, time_interleaved
 from hf_efficient_attn.patterns import Band, GlobalTokens
 from hf_efficient_attn.training import script_inputs
 

@@ -18,18 +18,9 @@ from hf_efficient_attn.requirements import VERSION
 COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
     ("analyze", "spans"): "hf_efficient_attn.analysis.spans",
-    ("bench", "attention"): "hf_efficient_attn.bench.attention.command",
-    ("bench", "blocks"): "hf_efficient_attn.bench.blocks.command",
-    ("bench", "calibrate"): "hf_efficient_attn.bench.calibrate.command",
-    ("bench", "content"): "hf_efficient_attn.bench.content.command",
-    ("bench", "etc"): "hf_efficient_attn.bench.etc.command",
-    ("bench", "images"): "hf_efficient_attn.bench.images.command",
-    ("bench", "mechanisms"): "hf_efficient_attn.bench.mechanisms.command",
-    ("bench", "models"): "hf_efficient_attn.bench.models.command",
-    ("bench", "sequence"): "hf_efficient_attn.bench.sequence.command",
-    ("bench", "spans"): "hf_efficient_attn.bench.spans.command",
-    ("bench", "star"): "hf_efficient_attn.bench.star.command",
-    ("bench", "trees"): "hf_efficient_attn.bench.trees.command",
+    ("bench", "attention"): "hf_efficient_attn.bench.attention",
+    ("bench", "calibrate"): "hf_efficient_attn.bench.calibrate",
+    ("bench", "models"): "hf_efficient_attn.bench.models",
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",
@@ -50,9 +41,9 @@ Lengths, spans and distances are in tokens, entropies in nats, costs in multiply
     "bench": """Measure time and memory: {subjects}
 
     hf-efficient-attn bench attention --quick
-    hf-efficient-attn bench blocks --quick --json
+    hf-efficient-attn bench models --peers longformer --lengths 512 --json
 
-Lengths are in tokens, times in milliseconds, speeds in tokens a second, memory in MiB; JSON names its units.""",
+Lengths are in tokens, times in milliseconds, memory in MiB; JSON names its units.""",
 }
 
 

@@ -22,7 +22,6 @@ from hf_efficient_attn.attention.sharded.key_exchange import texts_of
 from hf_efficient_attn.attention.sharded.layer import attend_shard, exchange_of
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
-from hf_efficient_attn.bench.sequence.links import Link
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.terms import Distance, Slope, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -41,6 +40,11 @@ from hf_efficient_attn.patterns import (
     Strided,
     bigbird,
 )
+
+# its class that counts what is sent
+sys.path.append(str(Path(__file__).parents[1] / "model_cards" / "benchmarks"))
+
+from sequence import Link  # noqa: E402
 
 BATCH, DIM = 2, 4
 

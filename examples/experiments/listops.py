@@ -16,6 +16,7 @@ texts, larger models and authors' own implementations.
 """
 
 import json
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -36,7 +37,10 @@ from comparison.token_batches import TokenBatches, pad_batch, token_batches
 from transformers import AutoModelForSequenceClassification, set_seed
 from transformers.hf_argparser import HfArg
 
-from hf_efficient_attn.bench.mechanisms import cases
+# every mechanism, as its benchmark builds them
+sys.path.append(str(Path(__file__).parents[2] / "model_cards" / "benchmarks"))
+
+import mechanisms as cases  # noqa: E402
 
 ENCODERS = [name for name, mechanism in cases.ALL.items() if False in mechanism.directions]
 # in per cent: Tay et al., "Long Range Arena" (arXiv:2011.04006), table 1; nystrom: Xiong et al. (arXiv:2102.03902)

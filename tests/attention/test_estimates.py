@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.bench.attention.cases import pattern_of
+from hf_efficient_attn.bench.cases import pattern_of
 
 RESULTS = Path(__file__).parents[2] / "model_cards" / "results"
 

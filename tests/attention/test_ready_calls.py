@@ -14,7 +14,7 @@ from hf_efficient_attn.attention.ready_calls import _ready
 from hf_efficient_attn.attention.select import BACKENDS, use_backend
 from hf_efficient_attn.backends.machines import current
 from hf_efficient_attn.backends.machines.known import EPYC
-from hf_efficient_attn.bench.calibrate.measure import uniform
+from hf_efficient_attn.bench.calibrate import uniform
 from hf_efficient_attn.patterns import (
     Band,
     BlockTopK,

@@ -14,7 +14,7 @@ from hf_efficient_attn.backends.machines import current
 from hf_efficient_attn.backends.machines.known import EPYC, GPU, KNOWN, TILELESS_XEON, XEON
 from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.machines.processor import Processor, processor_of
-from hf_efficient_attn.bench.calibrate.measure import uniform
+from hf_efficient_attn.bench.calibrate import uniform
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 

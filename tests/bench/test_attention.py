@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch._inductor.exc import InductorError
 
-from hf_efficient_attn.bench.attention.cases import PRESETS, Shape, decode_pattern_of, own_call, pattern_of
-from hf_efficient_attn.bench.attention.measure import OWN_FAILURES, attempt
-from hf_efficient_attn.bench.attention.overhead import steps
-from hf_efficient_attn.bench.attention.peers import PEERS, Problem, build_peer
-from hf_efficient_attn.bench.attention.summary import add_ratios
-from hf_efficient_attn.bench.harness.curves import crossover
-from hf_efficient_attn.bench.harness.timing import Case as TimingCase
+from hf_efficient_attn.bench import attention as bench_attention
+from hf_efficient_attn.bench.attention import OWN_FAILURES, attempt, waiting_threads
+from hf_efficient_attn.bench.attention_report import add_ratios
+from hf_efficient_attn.bench.cases import PRESETS, Shape, decode_pattern_of, own_call, pattern_of, steps
+from hf_efficient_attn.bench.peers import PEERS, Problem, build_peer
+from hf_efficient_attn.bench.report import crossover
+from hf_efficient_attn.bench.timing import Case as TimingCase
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.patterns import bigbird
 
@@ -119,8 +119,11 @@ def test_tables_and_picture(output: Path) -> None:
     assert (output / "attention.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-@pytest.mark.usefixtures("measured_in_forks")
-def test_memory_and_absent_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_and_absent_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # in a process of its own, which takes seconds to start: test_contest.py
+    monkeypatch.setattr(bench_attention, "peak_memory", lambda build, arguments, device: build(**arguments)() and 1)
     options = ["--patterns", "band", "--lengths", 32, 64, "--backends", "auto", "--peers", "natten"]
     bench(*options, "--memory-from", 64, "--dense-limit", 32, "--output", tmp_path)
     printed = capsys.readouterr().out
@@ -195,6 +198,22 @@ def test_decoding_is_causal(name: str) -> None:
     pattern = decode_pattern_of(name, 1024).resolve(1024)
     assert pattern.num_keys_of(500, 1024) > 0
     assert all(stop <= 501 for _, stop in pattern.key_intervals(500, 500, 1024)) or pattern.is_causal
+
+
+@pytest.mark.parametrize(
+    ("load", "threads", "policy"), [(2.0, 2, None), (2.0, 2, "PASSIVE"), (0.0, 2, None), (2.0, 1, None)]
+)
+def test_a_busy_machine_is_said(load: float, threads: int, policy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if policy is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    text = waiting_threads()
+    assert text.startswith(f"OMP_WAIT_POLICY {'is not set' if policy is None else 'is PASSIVE'}, GOMP_SPINCOUNT is not")
+    assert ("Other programs work" in text) == (load > 0 and threads > 1 and policy is None)
 
 
 def test_crossover() -> None:

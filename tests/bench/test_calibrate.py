@@ -5,19 +5,17 @@ from pathlib import Path
 
 import pytest
 
-import hf_efficient_attn.bench.calibrate.command as command
-import hf_efficient_attn.bench.calibrate.measure as measure
-import hf_efficient_attn.bench.harness.timing as timing
 from hf_efficient_attn.backends.machines import current
 from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.bench import calibrate, timing
 from hf_efficient_attn.cli import main
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch, machine_anew: None) -> None:
-    monkeypatch.setattr(measure, "TOKENS", 512)
-    monkeypatch.setattr(measure, "LENGTHS", (32, 192))
-    monkeypatch.setattr(command, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(calibrate, "TOKENS", 512)
+    monkeypatch.setattr(calibrate, "BLOCK_LENGTHS", (32, 192))
+    monkeypatch.setattr(calibrate, "LEAST_ROUNDS", 1)
 
 
 def test_costs_are_kept_and_used(
@@ -44,7 +42,7 @@ def test_few_rounds_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(current.VARIABLE, str(tmp_path / "machines.json"))
-    monkeypatch.setattr(command, "LEAST_ROUNDS", 2)
+    monkeypatch.setattr(calibrate, "LEAST_ROUNDS", 2)
     main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
     assert "1 rounds (--repeats) say too little: it takes 2." in capsys.readouterr().out
     assert not (tmp_path / "machines.json").exists()
@@ -54,7 +52,7 @@ def test_few_rounds_are_not_kept(
 def test_bfloat16_is_computed_as_takes_less_time(
     most: float, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(measure, "MOST_IF_WIDENED", most)
+    monkeypatch.setattr(calibrate, "MOST_IF_WIDENED", most)
     options = ["--show-only", "--repeats", "1", "--device", "cpu", "--output", str(tmp_path)]
     main(["bench", "calibrate", *options])
     said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())

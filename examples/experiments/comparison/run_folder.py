@@ -15,7 +15,7 @@ from transformers.hf_argparser import HfArgumentParser
 from transformers.utils import logging
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.bench.harness.report import describe_machine, machine_line, markdown_table
+from hf_efficient_attn.bench.report import describe_machine, machine_line, markdown_table
 
 CARD = """---
 library_name: transformers

@@ -1,0 +1,568 @@
+"""The contest that all benchmarks are: contestants take turns at every length, and a report says how they compare.
+
+What the commands of `hf-efficient-attn bench` have in common are functions here. `Contest` is a whole benchmark: the
+scripts in model_cards/benchmarks name what they compare, and it does the rest.
+"""
+
+import argparse
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.report import (
+    DEVICES,
+    MEBIBYTE,
+    NONE,
+    PALETTE,
+    Line,
+    Panel,
+    Row,
+    check_at_least_one,
+    clock_line,
+    crossover,
+    curve,
+    describe_machine,
+    draw_panels,
+    growth,
+    machine_line,
+    markdown_table,
+    publish,
+    resolve_device,
+)
+from hf_efficient_attn.bench.timing import (
+    LEAST_ROUNDS,
+    Case,
+    clock_of,
+    counts_processor_time,
+    time_once,
+    time_within,
+    times_faster,
+)
+from hf_efficient_attn.errors import EfficientAttentionError, InputError
+
+DTYPES = ("float32", "bfloat16", "float16")
+# models that share their code: torch.compile counts one compilation of it per model, mode and length
+RECOMPILE_LIMIT = 512
+# what any contest measures -> what tables call it
+MEASURES = {"forward": "forward", "training": "training step"}
+
+Settings = dict[str, Any]
+# a value of the group, and a length; None where there is none
+Combination = tuple[Any, int | None]
+
+
+def add_counts(parser: argparse.ArgumentParser, counts: Mapping[str, tuple[int, str]]) -> None:
+    """Add an option for each of `counts`, {name: (default, what it counts)}."""
+    for name, (default, text) in counts.items():
+        parser.add_argument(flag(name), type=int, default=default, metavar="N", help=f"{text} (default {default})")
+
+
+def flag(name: str) -> str:
+    """Return the option that sets `name`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def leave_open(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Let options that are not given be None until `fill_options` gives them their defaults."""
+    parser.set_defaults(usual={name: parser.get_default(name) for name in names}, **dict.fromkeys(names))
+
+
+def fill_options(args: argparse.Namespace, quick: Mapping[str, object]) -> None:
+    """Give the options that were left open and not given their defaults; with `--quick` those in `quick` differ."""
+    for name, usual in args.usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, quick.get(name, usual) if args.quick else usual)
+
+
+def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) -> None:
+    """Raise InputError for options that were left open, but given beside an option under which they do nothing."""
+    given = [flag(name) for name in names if getattr(args, name) is not None]
+    if given:
+        raise InputError(f"{option} makes no use of {', '.join(given)}. Leave out one or the other.")
+
+
+def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Add where results go, `--output`, and `--json`."""
+    parser.add_argument("--output", type=Path, default=Path(folder), help="folder of the results (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
+
+
+def make_folder(args: argparse.Namespace) -> None:
+    """Make the folder of the results: one that cannot be written is refused before anything is measured.
+
+    Raises:
+        OSError: it is a file, or not the user's to make.
+    """
+    args.output.mkdir(parents=True, exist_ok=True)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`."""
+    text = "where to measure; auto, the default, takes CUDA if there is a device"
+    parser.add_argument("--device", choices=DEVICES, default="auto", help=text)
+
+
+def add_dtype(parser: argparse.ArgumentParser, of_what: str) -> None:
+    """Add `--dtype`; see `dtype_of`."""
+    parser.add_argument("--dtype", choices=DTYPES, help=f"dtype of {of_what} (default float32, on CUDA bfloat16)")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Add `--threads`; see `set_threads`."""
+    text = "threads of torch on a CPU (default: as torch chooses)"
+    parser.add_argument("--threads", type=int, metavar="N", help=text)
+
+
+def add_max_seconds(parser: argparse.ArgumentParser, default: float, unit: str = "length") -> None:
+    """Add `--max-seconds`, for each of what is timed in rounds of its own."""
+    text = f"seconds of timed rounds per {unit}, two at least (default {default:g})"
+    parser.add_argument("--max-seconds", type=float, default=default, metavar="S", help=text)
+
+
+def add_attention_dropout(parser: argparse.ArgumentParser) -> None:
+    """Add `--attention-dropout`, for the benchmarks of whole models; see `check_attention_dropout`."""
+    parser.add_argument(
+        "--attention-dropout", type=float, default=0.0, metavar="P", help="attention dropout of all models (default 0)"
+    )
+
+
+def check_counts(args: argparse.Namespace, counts: Iterable[str], *lists: str) -> None:
+    """Raise InputError if a count, or a number of the lists with these names, is below 1."""
+    smallest = {name: min(getattr(args, name)) for name in lists if getattr(args, name)}
+    check_at_least_one(**{name: getattr(args, name) for name in counts}, **smallest)
+
+
+def check_attention_dropout(args: argparse.Namespace) -> None:
+    """Raise InputError if the dropout is out of range."""
+    if not 0.0 <= args.attention_dropout < 1.0:
+        raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
+
+
+def set_threads(args: argparse.Namespace) -> None:
+    """Set the threads of torch, where some are given.
+
+    Raises:
+        InputError: fewer than one thread.
+    """
+    if args.threads is not None:
+        check_at_least_one(threads=args.threads)
+        torch.set_num_threads(args.threads)
+
+
+def dtype_of(args: argparse.Namespace, device: torch.device) -> str:
+    """Return the dtype that was chosen, or the default of the device."""
+    return args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A contestant that was built.
+
+    Attributes:
+        cases: what is timed, by measure.
+        facts: what is known of it without a clock, in JSON types: it stands in its row.
+        units: {measure: how many steps or tokens a case handles, by which its time is divided}; 1 where it is not.
+    """
+
+    cases: dict[str, Case]
+    facts: dict[str, Any] = field(default_factory=dict)
+    units: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A benchmark as a script: what is compared, in which shapes, and how the report is worded.
+
+    Its results are {"machine", "settings", "results"}, where results have a row per length and contestant: a measure of
+    a row is {"milliseconds": quartiles, "speed_against": {other: quartiles}}, or empty where it was not measured.
+
+    Attributes:
+        script: `__file__` of the script, which keeps the contest as `CONTEST`: its stem names the results, and memory
+            is measured in processes that run it.
+        title: what the report and the picture are about; a settings' field in braces is filled in.
+        kind: what a contestant is called: settings name all by its plural, a row its own by it.
+        contestants: {name: what it is}, in the order of tables; settings' fields in braces are filled in.
+        shape: a dataclass of JSON types: its fields are the counts and options, what `length` and `group` name,
+            `dtype` and `device`.
+        build: returns a new contestant, by name, in a shape.
+        lengths: lengths that are measured; of these, the first two with `--quick`.
+        memory_lengths: where peak memory is measured.
+        counts: {option: (default, what it counts)}, each at least 1.
+        options: further options, {flag: arguments of argparse's `add_argument`}; their values are settings.
+        group: an option whose values are measured one after the other, each in rounds of its own.
+        limits: {contestant: count that says up to which length it is measured}.
+        against: contestants with which the others are compared; growth is compared with that of the first.
+        measures: what tables call the measures.
+        check: raises InputError for settings that cannot be measured.
+        finish: changes the results, with samples, before they are written.
+        tables: returns the tables by their headings; None: those of `sections`.
+        panels: returns the panels of the picture; None: time by measure, and memory.
+        about: sentences at the end of the report; settings' fields in braces are filled in.
+        length, axis: name of a row's length, and its unit.
+        beyond: what lies in memory before a step.
+    """
+
+    script: str
+    title: str
+    kind: str
+    contestants: Mapping[str, str]
+    shape: type
+    build: Callable[[str, Any], Built]
+    lengths: tuple[int, ...]
+    counts: Mapping[str, tuple[int, str]]
+    memory_lengths: tuple[int, ...] = ()
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    group: str | None = None
+    limits: Mapping[str, str] = field(default_factory=dict)
+    against: tuple[str, ...] = ()
+    measures: Mapping[str, str] = field(default_factory=lambda: MEASURES)
+    check: Callable[[Settings], None] = lambda settings: None
+    finish: Callable[[dict[str, Any]], None] = lambda results: None
+    tables: Callable[[dict[str, Any]], dict[str, str]] | None = None
+    panels: Callable[[dict[str, Any]], list[Panel]] | None = None
+    about: str = ""
+    length: str = "tokens"
+    axis: str = "tokens"
+    beyond: str = "the weights"
+    max_seconds: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """What the files of the results are called."""
+        return Path(self.script).stem
+
+    @property
+    def lists(self) -> tuple[str, str]:
+        """Settings with the lengths, and with those at which memory is measured."""
+        plural = "lengths" if self.length == "tokens" else f"{self.length}s"
+        return plural, f"memory_{plural}"
+
+    def run(self, description: str | None, words: Sequence[str] | None = None) -> None:
+        """Read the command line, measure, print the tables, and write JSON, Markdown and a picture."""
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_arguments(parser)
+        run_main(parser, self.main, words)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of the benchmark."""
+        lengths, memory_lengths = self.lists
+        if self.lengths:
+            text = f"lengths in {self.axis} (default {min(self.lengths)} to {max(self.lengths)})"
+            parser.add_argument(flag(lengths), nargs="+", type=int, default=list(self.lengths), metavar="N", help=text)
+            text = f"at which of them peak memory is measured (default {' '.join(map(str, self.memory_lengths))})"
+            parser.add_argument(
+                flag(memory_lengths), nargs="*", type=int, default=list(self.memory_lengths), metavar="N", help=text
+            )
+        else:
+            parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
+        text = "what is compared (default all)"
+        parser.add_argument(f"--{self.kind}s", nargs="+", choices=self.contestants, help=text)
+        for name, how in self.options.items():
+            parser.add_argument(name, **how)
+        counts = {**self.counts, "repeats": (10, "timed rounds, as far as there is time; a round runs each once")}
+        add_counts(parser, counts)
+        if self.group != "dtype":
+            add_dtype(parser, f"all {self.kind}s")
+        add_device(parser)
+        add_threads(parser)
+        add_max_seconds(parser, self.max_seconds)
+        parser.add_argument("--quick", action="store_true", help="unless said otherwise, little of it, in two rounds")
+        add_results(parser, f"outputs/bench_{self.name}")
+        leave_open(parser, "repeats", *([lengths, memory_lengths] if self.lengths else ["no_memory"]), *self.quick)
+
+    def main(self, args: argparse.Namespace) -> None:
+        """Measure, print the tables, and write JSON, Markdown and a picture into `args.output`.
+
+        Raises:
+            EfficientAttentionError: a count below 1, what cannot be measured, or CUDA without a device.
+        """
+        lengths, memory_lengths = self.lists
+        quick = {lengths: list(self.lengths[:2]), memory_lengths: [], "no_memory": True, "repeats": 2}
+        fill_options(args, {**quick, **self.quick})
+        check_counts(args, [*self.counts, "repeats"], *(self.lists if self.lengths else ()))
+        set_threads(args)
+        device = resolve_device(args.device)
+        settings = self.settings_of(args, device)
+        self.check(settings)
+        for group, length in self.combinations(settings):
+            self.shape_of(group, length, settings, device)
+        make_folder(args)
+        results = self.measure(settings, device)
+        publish(args, self.name, results, self.markdown(results), self.figure)
+
+    def settings_of(self, args: argparse.Namespace, device: torch.device) -> Settings:
+        """Return the options that the results depend on."""
+        settings = {name: getattr(args, name) for name in (*self.counts, "repeats", "max_seconds")}
+        if self.group != "dtype":
+            settings["dtype"] = dtype_of(args, device)
+        settings["processor_time"] = counts_processor_time(device)
+        for name, how in self.options.items():
+            key = how.get("dest", name.removeprefix("--").replace("-", "_"))
+            value = getattr(args, key)
+            settings[key] = list(dict.fromkeys(value)) if isinstance(value, list) else value
+        if self.lengths:
+            settings |= {name: sorted(set(getattr(args, name))) for name in self.lists}
+        else:
+            settings["no_memory"] = args.no_memory
+        wanted = getattr(args, f"{self.kind}s") or list(self.contestants)
+        return {**settings, f"{self.kind}s": [name for name in self.contestants if name in wanted]}
+
+    def combinations(self, settings: Settings) -> Iterator[Combination]:
+        """Yield (value of the group, length) of what is measured in rounds of its own; None where there is none."""
+        for group in settings[self.group] if self.group else [None]:
+            for length in settings[self.lists[0]] if self.lengths else [None]:
+                yield group, length
+
+    def shape_of(self, group: Any, length: int | None, settings: Settings, device: torch.device) -> Any:
+        """Return the shape of the contestants of one group and length."""
+        known = {**settings, "device": device.type}
+        known |= {self.group: group} if self.group else {}
+        known |= {self.length: length} if self.lengths else {}
+        return self.shape(**{each.name: known[each.name] for each in fields(self.shape) if each.name in known})
+
+    def names_of(self, length: int | None, settings: Settings) -> list[str]:
+        """Return the contestants that are measured at a length."""
+        limits = {name: settings[limit] for name, limit in self.limits.items()}
+        return [name for name in settings[f"{self.kind}s"] if length is None or length <= limits.get(name, length)]
+
+    def measure(self, settings: Settings, device: torch.device) -> dict[str, Any]:
+        """Return all results, in JSON types."""
+        combinations = list(self.combinations(settings))
+        # first, while this process is small
+        peaks = self.measure_memory(combinations, settings, device)
+        rows: list[Row] = []
+        for group, length in logging.tqdm(combinations, desc=self.name, unit="length", leave=False):
+            shape = self.shape_of(group, length, settings, device)
+            found = self.measure_together(self.names_of(length, settings), shape, settings)
+            for name in settings[f"{self.kind}s"]:
+                row: Row = {self.group: group} if self.group else {}
+                row |= {self.length: length} if self.lengths else {}
+                row |= {self.kind: name, **found.get(name, dict.fromkeys(self.measures, {}))}
+                rows.append({**row, "peak_memory_bytes": peaks.get((group, length, name))})
+        results = {"machine": describe_machine(device), "settings": settings, "results": rows}
+        self.finish(results)
+        return results
+
+    def measure_memory(
+        self, combinations: list[Combination], settings: Settings, device: torch.device
+    ) -> dict[tuple[Any, int | None, str], int]:
+        """Return the peak bytes of a training step by group, length and contestant; on a CPU each has a process."""
+        if self.lengths:
+            combinations = [each for each in combinations if each[1] in settings[self.lists[1]]]
+        elif settings["no_memory"]:
+            combinations = []
+        wanted = [(*each, name) for each in combinations for name in self.names_of(each[1], settings)]
+        peaks = {}
+        for group, length, name in logging.tqdm(wanted, desc="memory", unit=self.kind, leave=False):
+            shape = asdict(self.shape_of(group, length, settings, device))
+            arguments = {"script": str(Path(self.script).resolve()), "name": name, "shape": shape}
+            peaks[group, length, name] = peak_memory(training_of_script, arguments, device)
+        return peaks
+
+    def measure_together(self, names: list[str], shape: Any, settings: Settings) -> dict[str, dict[str, Any]]:
+        """Return {contestant: its facts and measures}, all timed in the same rounds."""
+        built = {name: self.build(name, shape) for name in names}
+        cases = {(name, measure): case for name, each in built.items() for measure, case in each.cases.items()}
+        if not cases:
+            return {}
+        device = torch.device(shape.device)
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT):
+            # the first calls make layouts, caches and optimizer states
+            for case in cases.values():
+                time_once(case, device)
+            timings = time_within(
+                cases, settings["repeats"], settings["max_seconds"], self.name, device, clock_of(device)
+            )
+        found: dict[str, dict[str, Any]] = {name: dict(each.facts) for name, each in built.items()}
+        for (name, measure), timing in timings.items():
+            found[name][measure] = timing.record(built[name].units.get(measure, 1))
+        for name, row in found.items():
+            for measure in built[name].cases:
+                others = [other for other in self.against if other != name and measure in found.get(other, {})]
+                own = row[measure]["samples"]
+                speeds = {other: times_faster(own, found[other][measure]["samples"]) for other in others}
+                row[measure] |= {"speed_against": speeds} if self.against else {}
+        return found
+
+    def markdown(self, results: dict[str, Any]) -> str:
+        """Return the report."""
+        parts = [f"# {self.heading(results['settings'])}", machine_line(results["machine"])]
+        for heading, table in self.sections(results).items():
+            parts += [f"## {heading}", table]
+        return "\n\n".join([*parts, self.legend(results["settings"])])
+
+    def heading(self, settings: Settings) -> str:
+        """Return what is compared, and in which shape."""
+        return self.title.format(**settings)
+
+    def sections(self, results: dict[str, Any]) -> dict[str, str]:
+        """Return the tables by their headings."""
+        if self.tables is not None:
+            return self.tables(results)
+        settings, rows = results["settings"], results["results"]
+        timed = {name: title for name, title in self.measures.items() if any(row.get(name) for row in rows)}
+        found = {}
+        for measure, title in timed.items():
+            for other in self.against:
+                found[f"Speed against {other}, {title}"] = self.table(rows, settings, partial(_speed, measure, other))
+        for measure, title in timed.items():
+            found[f"Milliseconds, {title}"] = self.table(rows, settings, partial(_time, measure))
+        found["Growth, and from where on dense attention is slower"] = self._summary(rows, settings, timed)
+        bytes_known = {"peak_memory_bytes": f"Peak MiB of a training step beyond {self.beyond}"}
+        bytes_known["cache_bytes"] = "MiB of the cache behind the text"
+        for name, title in bytes_known.items():
+            found[title] = self.table(rows, settings, partial(_mebibytes, name))
+        # a table without lines ends with its header
+        return {title: table for title, table in found.items() if table.count("\n") > 1}
+
+    def of(self, name: str, rows: list[Row]) -> list[Row]:
+        """Return the rows of a contestant."""
+        return [row for row in rows if row[self.kind] == name]
+
+    def table(self, rows: list[Row], settings: Settings, cell: Callable[[Row], str]) -> str:
+        """Return a table with a line per contestant, and group, and a column per length; empty lines are left out."""
+        lines = []
+        for group in settings[self.group] if self.group else [None]:
+            for name in settings[f"{self.kind}s"]:
+                own = self.of(name, [row for row in rows if group is None or row.get(str(self.group)) == group])
+                cells = [cell(row) for row in own]
+                if set(cells) - {NONE}:
+                    lines.append([name if group is None else f"{name}, {group}", *cells])
+        return markdown_table([self.kind, *(f"{length:,}" for length in settings[self.lists[0]])], lines)
+
+    def _summary(self, rows: list[Row], settings: Settings, timed: Mapping[str, str]) -> str:
+        dense = self.against[0] if self.against else None
+        lines = []
+        for name in settings[f"{self.kind}s"]:
+            cells = [name]
+            for measure in timed:
+                points = curve(self.of(name, rows), measure)
+                factor, place = growth(points), crossover(curve(self.of(str(dense), rows), measure), points)
+                cells.append(NONE if factor is None else f"{factor:.2f}×")
+                cells.append(NONE if place is None or name == dense else f"{place[0]:,.0f}")
+            if set(cells[1:]) - {NONE}:
+                lines.append(cells)
+        titles = (cell for title in timed.values() for cell in (f"{title}: growth", f"beats {dense} from"))
+        return markdown_table([self.kind, *titles], lines)
+
+    def legend(self, settings: Settings) -> str:
+        """Return what was measured, and how."""
+        known = {
+            name: text
+            for name, text in self.contestants.items()
+            if name in settings.get(f"{self.kind}s", self.contestants)
+        }
+        about = "; ".join(f"{name}: {text.format(**settings)}" for name, text in known.items())
+        limits: dict[int, list[str]] = {}
+        for name, limit in self.limits.items():
+            if name in known and limit in settings:
+                limits.setdefault(settings[limit], []).append(name)
+        up_to = " ".join(f"Up to {most:,} {self.axis}: {', '.join(names)}." for most, names in limits.items())
+        fitting = f", as many as fit into {settings['max_seconds']:g} seconds" if "max_seconds" in settings else ""
+        rounds = (
+            f"Up to {settings['repeats']} rounds{fitting}, at least {LEAST_ROUNDS}, after one that does not count; "
+            "medians, of ratios within a round."
+        )
+        growing = "Growth: factor of time per doubling of the length, over the two longest." if self.lengths else ""
+        parts = [f"{about}.", self.about.format(**settings), rounds, growing, clock_line(settings).strip(), up_to]
+        return " ".join(part for part in parts if part)
+
+    def figure(self, results: dict[str, Any]) -> Any:
+        """Return the picture: time by measure, and peak memory, against the length."""
+        settings, rows = results["settings"], results["results"]
+        panels = self.panels(results) if self.panels is not None else self._time_and_memory(rows, settings)
+        heading = f"{self.heading(settings)}\n{machine_line(results['machine'])}"
+        lengths = settings[self.lists[0]] if self.lengths else [1]
+        return draw_panels(heading, panels, self.axis, lengths)
+
+    def _time_and_memory(self, rows: list[Row], settings: Settings) -> list[Panel]:
+        panels = []
+        for measure, title in self.measures.items():
+            points = {name: curve(self.of(name, rows), measure) for name in self.contestants}
+            panels.append(Panel(title.capitalize(), "milliseconds", self.lines(settings, points)))
+        titles = {"peak_memory_bytes": "Peak memory of a training step", "cache_bytes": "Cache behind the text"}
+        for key, title in titles.items():
+            known = [row for row in rows if row.get(key) is not None]
+            points = {
+                name: [(row[self.length], row[key] / MEBIBYTE) for row in self.of(name, known)]
+                for name in self.contestants
+            }
+            panels.append(Panel(title, "MiB", self.lines(settings, points)))
+        return [panel for panel in panels if any(line.points for line in panel.lines)]
+
+    def lines(self, settings: Settings, points: Mapping[str, list[tuple[int, float]]]) -> list[Line]:
+        """Return a line per contestant, alike in all panels: what the others are compared with is black."""
+        places = {name: index for index, name in enumerate(self.contestants)}
+        lines = []
+        for name in (each for each in settings[f"{self.kind}s"] if each in points):
+            color = "black" if name in self.against[:1] else PALETTE[places[name] % len(PALETTE)]
+            marker = "os^vD"[places[name] // len(PALETTE)]
+            lines.append(Line(name, points[name], {"color": color, "marker": marker}))
+        return lines
+
+
+def run_main(
+    parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None], words: Sequence[str] | None = None
+) -> None:
+    """Run the main function of a script; what a user can mend ends it with one line and exit code 2.
+
+    words: those of the command line; None: of the process.
+    """
+    args = parser.parse_args(words)
+    try:
+        main(args)
+    except (EfficientAttentionError, OSError, ImportError) as error:
+        parser.exit(2, f"{parser.prog}: error: {' '.join(str(error).split())}\n")
+
+
+def training_of_script(script: str, name: str, shape: dict[str, Any]) -> Callable[[], object]:
+    """Return the training step of a contestant of a script's contest; all arguments are of JSON types."""
+    sys.path.append(str(Path(script).parent))
+    contest = runpy.run_path(script)["CONTEST"]
+    case = contest.build(name, contest.shape(**shape)).cases["training"]
+    return lambda: case.run(case.prepare())
+
+
+def drawn_states(batch_size: int, tokens: int, width: int, dtype: str, device: str) -> Tensor:
+    """Return random states [batch_size, tokens, width], always the same."""
+    states = torch.randn(batch_size, tokens, width, generator=torch.Generator().manual_seed(0))
+    return states.to(device, getattr(torch, dtype))
+
+
+def forward_case(module: nn.Module, states: Tensor) -> Case:
+    """Return the case of computing the output without a graph, in evaluation mode."""
+
+    @torch.no_grad()
+    def run(_: object) -> object:
+        return module(states)
+
+    return Case(run, module.eval)
+
+
+def training_case(module: nn.Module, step: Callable[[], object]) -> Case:
+    """Return the case of a step in training mode."""
+    return Case(lambda _: step(), module.train)
+
+
+def _speed(measure: str, other: str, row: Row) -> str:
+    speed = row.get(measure, {}).get("speed_against", {}).get(other)
+    return NONE if speed is None else f"{speed['median']:.2f}"
+
+
+def _time(measure: str, row: Row) -> str:
+    return f"{row[measure]['milliseconds']['median']:,.1f}" if row.get(measure) else NONE
+
+
+def _mebibytes(name: str, row: Row) -> str:
+    size = row.get(name)
+    return NONE if size is None else f"{size / MEBIBYTE:,.{2 if size < MEBIBYTE else 0}f}"
