@@ -228,7 +228,6 @@ BAD_INPUTS = {
     "no file": ("spans", ["--train_file", "nowhere"], "--train_file nowhere: no such file"),
     "little text": ("spans", ["--train_file", "small"], "5% are for validation and as many for the test"),
     "odd window": ("document_lengths", ["--attention_window", "7"], "must be even"),
-    "no head": ("long_mlm", ["--source_steps", "0"], "it must learn one"),
 }
 
 
