@@ -92,8 +92,8 @@ def ways_text(rows: list[dict[str, Any]], tokens: int, is_causal: bool) -> str:
         f"counted.{kept}\n"
         f"All take padding on either side. Computes:\n{kinds}\n"
         "performer and average are mechanism='linear' of a compressed_transformer, with feature_map='positive_random' "
-        "and 'constant';\nsas_p_linear and sas_p_prior are a simplified_transformer with mechanism='linear' and "
-        "'prior'.\nWhat they cost in time, which has another order, and in memory: hf-efficient-attn bench mechanisms"
+        "and 'constant'.\nWhat they cost in time, which has another order, and in memory: "
+        "hf-efficient-attn bench mechanisms"
     )
 
 
@@ -171,8 +171,6 @@ FACTS: dict[str, Facts] = {
     "dense": Facts("full", _dense_scores, _all_keys),
     # a cache holds the sum of the values so far, too
     "sas_p": Facts("other", _dense_scores, lambda shape: _all_keys(shape) + _head_dim(shape)),
-    # which weighs that mean as it weighs keys, by scores
-    "sas_p_prior": Facts("other", lambda shape: 2 * _dense_scores(shape), _all_keys),
     "prior": Facts("other", _dense_scores, _all_keys),
     "talking_heads": Facts("other", _mixed_scores, _all_keys),
     "collaborative_heads": Facts("other", _shared_key_scores, _all_keys),
@@ -191,9 +189,6 @@ FACTS: dict[str, Facts] = {
         "other",
         lambda shape: _dense_scores(shape) / _tokens_of_key(shape),
         lambda shape: _all_keys(shape) / _tokens_of_key(shape),
-    ),
-    "sas_p_linear": Facts(
-        "other", _sum_scores("sas_p_linear"), lambda shape: _sums("sas_p_linear")(shape) + _head_dim(shape)
     ),
     "linear": Facts("other", _sum_scores("linear"), _sums("linear")),
     # beside the sums, the largest exponent of their keys

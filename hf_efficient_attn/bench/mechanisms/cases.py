@@ -116,12 +116,6 @@ MECHANISMS: dict[str, Mechanism] = {
     "sas_p": Mechanism(
         "all tokens, in a block without values, projection and skips", SimplifiedTransformerConfig, limit=DENSE_LIMIT
     ),
-    "sas_p_prior": Mechanism(
-        "all tokens, with a learned prior by distance, in such a block",
-        SimplifiedTransformerConfig,
-        lambda shape: {"mechanism": "prior"},
-        limit=DENSE_LIMIT,
-    ),
     "prior": _compressed("all tokens, with a learned prior by distance", "prior", limit=DENSE_LIMIT),
     "talking_heads": _compressed(
         "all tokens, by heads that mix scores and weights", "talking_heads", limit=SCORES_LIMIT
@@ -179,11 +173,6 @@ MECHANISMS: dict[str, Mechanism] = {
         "{keys} / 4 landmarks", "nystrom", lambda shape: {"num_landmarks": shape.block_tokens()}, directions=(False,)
     ),
     "memory_compressed": _compressed("one key for every three tokens", "memory_compressed"),
-    "sas_p_linear": Mechanism(
-        "sums of elu(k) + 1, in a block without values, projection and skips",
-        SimplifiedTransformerConfig,
-        lambda shape: {"mechanism": "linear"},
-    ),
     "linear": _compressed("sums of elu(k) + 1", "linear"),
     "performer": _compressed(
         "sums of positive random features", "linear", lambda shape: {"feature_map": "positive_random"}
