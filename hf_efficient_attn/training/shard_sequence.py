@@ -16,14 +16,13 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
 from hf_efficient_attn.models.indexed.index_training import own_loss
-from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, sharing_modules, shifts_labels
+from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, shifts_labels
 from hf_efficient_attn.training.sharded_inputs import IGNORED_LABEL, ShardedBatch, cut_batch, model_mask
 from hf_efficient_attn.training.sharded_positions import (
     add_largest_position,
     drop_largest_position,
     varying_rotations,
 )
-from hf_efficient_attn.training.sharded_sources import cut_source
 
 T = TypeVar("T", bound=PreTrainedModel)
 
@@ -31,8 +30,8 @@ T = TypeVar("T", bound=PreTrainedModel)
 HOOKS = "_sequence_hooks"
 # that in which it keeps the batch of a forward pass
 BATCH = "_sharded_batch"
-# outputs that are of no single token, or of the global input of ETC, which all processes have
-NOT_CUT = ("loss", "auxiliary_loss", "global_hidden_state", "global_mask", "global_documents")
+# outputs that are of no single token
+NOT_CUT = ("loss", "auxiliary_loss")
 
 
 def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
@@ -57,16 +56,13 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
         class SequenceTrainer(hea.SharedTextsMixin, Trainer):
             pass
 
-    Of an encoder-decoder (`sparse_seq2seq`) they share the source. Every process computes the whole target, whose
-    tokens read the keys where they are: for long documents with short targets.
-
-    Outputs (logits, hidden states) are those of the process's tokens, or of the whole target. With labels, every
+    Outputs (logits, hidden states) are those of the process's tokens. With labels, every
     process returns the loss of the whole texts, and its gradients are such that their mean over the processes is the
     gradient of that loss: wrap the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
 
     Args:
-        model: a causal or masked language model, a token classifier, our sparse encoder-decoder with a language model's
-            head, or the model below these heads, of one of our families or of transformers with
+        model: a causal or masked language model, a token classifier, or the model below these heads, of the families
+            sparse_transformer, adaptive_span and simplified_transformer, or of transformers with
             attn_implementation="efficient"; wrap it (PEFT) afterwards.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
             whole texts again.
@@ -91,7 +87,7 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
     for module in model.modules():
         module.__dict__.pop(SHARDS, None)
     if shards is not None:
-        for module in sharing_modules(model):
+        for module in model.modules():
             module.__dict__[SHARDS] = shards
     if shards is not None:
         before = model.register_forward_pre_hook(cut_inputs, with_kwargs=True)
@@ -133,10 +129,9 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     model_class: Any = type(model)
     given = {**dict(zip(forward_arguments(model_class), args, strict=False)), **kwargs}
     shards: Any = shards_of(model)
-    is_pair = model.config.is_encoder_decoder
-    batch = cut_source(model, given, shards) if is_pair else cut_batch(model, given, shards, shifts_labels(model))
+    batch = cut_batch(model, given, shards, shifts_labels(model))
     inputs = dict(batch.inputs)
-    if not is_pair and isinstance(model, FamilyPreTrainedModel):
+    if isinstance(model, FamilyPreTrainedModel):
         inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
     set_whole_text(model.config, batch.table)
     model.__dict__[BATCH] = batch
@@ -148,8 +143,7 @@ def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
     set_whole_text(None, None)
     batch: Any = model.__dict__.pop(BATCH, None)
     shards: Any = shards_of(model)
-    if batch is None or outputs is None or model.config.is_encoder_decoder:
-        # the target, and its loss, are whole
+    if batch is None or outputs is None:
         return outputs
     refuse_outputs(model, outputs, batch)
     return outputs if batch.labels is None else with_loss(model, outputs, batch, shards)

@@ -1,6 +1,5 @@
 """A batch of whole texts, cut into what one of the processes that share them computes."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,24 +34,10 @@ OF_TEXT = (
 )
 # what tells where packed documents begin
 OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
-# a second input of few tokens, which every process has, how the text belongs to it, and the contexts of the text
-OF_GLOBALS = (
-    "global_input_ids",
-    "global_mask",
-    "long_to_global",
-    "global_token_type_ids",
-    "global_contexts",
-    "global_reads_all",
-    "long_contexts",
-)
-# what encoder-decoders compute whole in every process
-OF_TARGET = ("labels", "decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "num_items_in_batch")
 # what changes nothing, and is passed on
 HARMLESS = ("return_dict", "output_hidden_states", "output_attentions")
-# all that is said about texts, but for the targets that encoder-decoders make of them
-OF_TEXTS = (*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS, *OF_GLOBALS)
-# what all processes must have got alike
-SHARED = tuple(dict.fromkeys((*OF_TEXTS, *OF_TARGET)))
+# all that is said about texts, which all processes must have got alike
+OF_TEXTS = (*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS)
 IGNORED_LABEL = -100
 
 
@@ -86,7 +71,7 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
         InputError: texts that differ between the processes, or are shorter than there are processes.
         UnsupportedBackendError: an argument that cannot be cut.
     """
-    tokens = checked_tokens(given, shards, OF_TEXTS)
+    tokens = checked_tokens(given, shards)
     batch_size, num_tokens = tokens.shape[:2]
     own, mask = shards.own(num_tokens), given.get("attention_mask")
     positions = said_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
@@ -97,7 +82,7 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
     positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
     inputs = own_inputs(given, own)
-    inputs |= {name: given[name] for name in (*HARMLESS, *OF_GLOBALS) if given.get(name) is not None}
+    inputs |= {name: given[name] for name in HARMLESS if given.get(name) is not None}
     marked = marked_tokens(model, given, mask)
     inputs |= {} if marked is None else {"global_attention_mask": marked}
     model_class: Any = type(model)
@@ -110,10 +95,8 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     return ShardedBatch(inputs, table, None if labels is None else labels[:, own], count, labels)
 
 
-def checked_tokens(given: dict[str, Any], shards: SequenceShards, known: Iterable[str]) -> Tensor:
+def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
     """Return the tokens of a batch, [B, N] or [B, N, hidden_size], after checking the arguments of the model.
-
-    known: those that are cut or passed on.
 
     Raises:
         InputError: none, batches that differ between the processes, a mask of another length.
@@ -123,8 +106,8 @@ def checked_tokens(given: dict[str, Any], shards: SequenceShards, known: Iterabl
     if tokens is None:
         raise InputError("There are no tokens: pass input_ids or inputs_embeds of the whole texts.")
     # first of all: what one process alone refuses, the others would wait for
-    refuse_other_batch(shards, {name: given.get(name) for name in SHARED}, tokens.device)
-    refuse_arguments(given, {*known, *HARMLESS, "use_cache"})
+    refuse_other_batch(shards, {name: given.get(name) for name in OF_TEXTS}, tokens.device)
+    refuse_arguments(given, {*OF_TEXTS, *HARMLESS, "use_cache"})
     mask = given.get("attention_mask")
     check_mask(mask, tokens.shape[0], tokens.shape[1], 0)
     if mask is not None and mask.ndim != 2:
@@ -142,8 +125,7 @@ def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Ten
     marked, config = given.get("global_attention_mask"), model.config
     if marked is not None or not hasattr(config, "global_tokens"):
         return marked
-    # that of an encoder-decoder is known to its encoder
-    task, ids = getattr(model.base_model, "encoder", model.base_model).task, given.get("input_ids")
+    task, ids = model.base_model.task, given.get("input_ids")
     if ids is None or looked_at(config, task, ids) is None:
         return None
     return choose_by_rule(resolved_rule(config, task), ids.shape[1], ids, mask, config.sep_token_id).mask

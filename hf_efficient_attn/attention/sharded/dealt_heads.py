@@ -53,12 +53,6 @@ class DealtHeads:
         own, num_numbers = self.own_channels(width), self.heads[-1][1] * width
         return SumOfProcesses.apply(pad(states, (own.start, num_numbers - own.stop)), self.shards.group)  # type: ignore[no-any-return]
 
-    def largest(self, value: Tensor) -> Tensor:
-        """Return the largest of a number of each process, 0-dim."""
-        index = torch.arange(self.shards.size, device=value.device)
-        own = torch.where(index == self.shards.rank, value, 0)
-        return SumOfProcesses.apply(own, self.shards.group).amax()  # type: ignore[no-any-return]
-
     def own_tokens(self, states: Tensor) -> Tensor:
         """Return all heads of this process's tokens, given the whole text of its heads: the inverse."""
         batch_size, num_heads, _, width = states.shape

@@ -99,6 +99,7 @@ class SimplifiedTransformerConfig(
     # layers call the attention interface of transformers, whose guard checks inputs and sees who follows a pattern
     checks_inputs = False
     follows_patterns = False
+    can_shard_sequence = True
     # scores of a head in a layer, for n tokens
     attention_cost = "n² / 2 if causal, otherwise n²; the pairs of a span or attention_pattern"
 

@@ -121,11 +121,13 @@ def append_and_sum(
         key, value: of the new tokens, [B, H, T, D]; `values` the same values as [B, T, H·D].
         centering: None: no sum is needed, and it is 0.0.
     """
-    past_sum, layer = 0.0, cache.layers[layer_idx]
+    if centering is None:
+        return *append_to_cache(cache, key, value, layer_idx), 0.0
+    layer, past_sum = cache.layers[layer_idx], 0.0
     keeps_sum = hasattr(layer, "advance")
-    if centering is not None and centering.matrix is None:
+    if centering.matrix is None:
         past_sum = layer.advance(centering, values) if keeps_sum else None
-    elif centering is not None and keeps_sum:
+    elif keeps_sum:
         layer.forget_sum()
     key, value = append_to_cache(cache, key, value, layer_idx)
     if past_sum is None:
