@@ -134,18 +134,23 @@ from hf_efficient_attn.models.star_transformer import (
     StarTransformerForTokenClassification,
     StarTransformerModel,
 )
-from hf_efficient_attn.training.aligned_sentences import AlignedSentencesCollator
-from hf_efficient_attn.training.auxiliary_loss_callback import AuxiliaryLossCallback
+from hf_efficient_attn.training.callbacks import (
+    AuxiliaryLossCallback,
+    FullAttentionPhase,
+    LayerLossCallback,
+    RedrawFeaturesCallback,
+)
+from hf_efficient_attn.training.collators import (
+    AlignedSentencesCollator,
+    SegmentCollator,
+    SentenceMaskingCollator,
+    TextSegments,
+)
 from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
-from hf_efficient_attn.training.full_attention_phase import FullAttentionPhase
-from hf_efficient_attn.training.layer_loss_callback import LayerLossCallback
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
-from hf_efficient_attn.training.redraw_features import RedrawFeaturesCallback
-from hf_efficient_attn.training.sentence_masking import SentenceMaskingCollator
 from hf_efficient_attn.training.shard_sequence import shard_sequence
 from hf_efficient_attn.training.shared_texts import SharedTextsMixin
 from hf_efficient_attn.training.span_callback import SpanCallback
-from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
 
 __version__ = requirements.VERSION
 
