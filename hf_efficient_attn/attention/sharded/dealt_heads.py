@@ -15,6 +15,9 @@ from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 
+# why the heads of a layer with an indexer are not dealt out
+INDEXED = "for all of which an indexer (hea.index) chooses the same keys"
+
 
 @dataclass(frozen=True)
 class DealtHeads:
