@@ -134,22 +134,23 @@ from hf_efficient_attn.models.star_transformer import (
     StarTransformerForTokenClassification,
     StarTransformerModel,
 )
-from hf_efficient_attn.training.aligned_sentences import AlignedSentencesCollator
-from hf_efficient_attn.training.auxiliary_loss_callback import AuxiliaryLossCallback
-from hf_efficient_attn.training.clipped_adagrad import ClippedAdagrad
+from hf_efficient_attn.training.callbacks import (
+    AuxiliaryLossCallback,
+    FullAttentionPhase,
+    LayerLossCallback,
+    RedrawFeaturesCallback,
+)
+from hf_efficient_attn.training.collators import (
+    AlignedSentencesCollator,
+    SegmentCollator,
+    SentenceMaskingCollator,
+    TextSegments,
+)
 from hf_efficient_attn.training.complete_checkpoints import last_complete_checkpoint
-from hf_efficient_attn.training.full_attention_phase import FullAttentionPhase
-from hf_efficient_attn.training.layer_loss_callback import LayerLossCallback
-from hf_efficient_attn.training.noam_schedule import noam_optimizer
-from hf_efficient_attn.training.non_finite_loss import StopOnNonFiniteLoss
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
-from hf_efficient_attn.training.redraw_features import RedrawFeaturesCallback
-from hf_efficient_attn.training.sentence_masking import SentenceMaskingCollator
 from hf_efficient_attn.training.shard_sequence import shard_sequence
 from hf_efficient_attn.training.shared_texts import SharedTextsMixin
 from hf_efficient_attn.training.span_callback import SpanCallback
-from hf_efficient_attn.training.text_segments import SegmentCollator, TextSegments
-from hf_efficient_attn.training.training_memory import training_memory
 
 __version__ = requirements.VERSION
 
@@ -185,7 +186,6 @@ __all__ = [
     "ChosenBlocks",
     "ChosenTokens",
     "ChunkedOrder",
-    "ClippedAdagrad",
     "CompressedTransformerConfig",
     "CompressedTransformerForCausalLM",
     "CompressedTransformerForMaskedLM",
@@ -263,7 +263,6 @@ __all__ = [
     "StarTransformerForSequenceClassification",
     "StarTransformerForTokenClassification",
     "StarTransformerModel",
-    "StopOnNonFiniteLoss",
     "Term",
     "TextSegments",
     "UnsupportedBackendError",
@@ -278,13 +277,11 @@ __all__ = [
     "index_stage",
     "join_attention",
     "last_complete_checkpoint",
-    "noam_optimizer",
     "optimizer_groups",
     "patterns",
     "set_span_limit",
     "shard_sequence",
     "sparsify",
     "structured_inputs",
-    "training_memory",
     "use_backend",
 ]

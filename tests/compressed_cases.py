@@ -101,60 +101,6 @@ COMPRESSED = Family(
     ),
     decoder="compressed-linear-mixed",
     trained="compressed-linformer-layerwise",
-    # every mechanism, as processes share it
-    instead={
-        "halo": (
-            compressed(
-                "all",
-                mechanism=["linformer", "linear", "nystrom", "memory_compressed", "prior"],
-                attention_pattern=[None, None, None, None, Band(5, 5)],
-                num_hidden_layers=5,
-                projection_sharing="none",
-                projection_bias=True,
-                num_landmarks=4,
-                inverse_scale="batch",
-                feature_map="positive_random",
-            ),
-            compressed(
-                "first",
-                mechanism=["linformer", "memory_compressed"],
-                projection_first=True,
-                projection_sharing="layerwise",
-                compression_by_head=False,
-                compression_null_key=True,
-            ),
-            compressed(
-                "decoder",
-                mechanism=["linear", "memory_compressed", "pattern"],
-                attention_pattern=[None, None, BlockLocal(4)],
-                num_hidden_layers=3,
-                is_causal=True,
-                chunk_tokens=4,
-            ),
-            compressed(
-                "mixing",
-                mechanism=["talking_heads", "residual_scores", "residual_scores"],
-                attention_pattern=[Band(6, 0), None, Band(9, 0)],
-                num_hidden_layers=3,
-                is_causal=True,
-                num_key_value_heads=2,
-            ),
-            compressed(
-                "passing",
-                mechanism=["pattern", "reused_weights", "residual_scores", "residual_scores", "reused_weights"],
-                attention_pattern=[Band(6, 0), None, Band(4, 0), Band(9, 0), None],
-                num_hidden_layers=5,
-                is_causal=True,
-                num_key_value_heads=2,
-            ),
-            compressed(
-                "sharing",
-                mechanism=["collaborative_heads", "reused_weights"],
-                attention_pattern=[Band(5, 5), None],
-                shared_key_width=12,
-            ),
-        )
-    },
-    refuses={"prefix": "Prefix tuning cannot give it keys"},
+    refuses={"halo": "compressed_transformer read whole sequences", "prefix": "Prefix tuning cannot give it keys"},
     accepts={"prefix": ("compressed-prior-causal", "compressed-talking-causal", "compressed-residual-causal")},
 )

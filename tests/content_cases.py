@@ -44,11 +44,11 @@ REFORMER = Family(
     trained="reformer-masked",
     instead={
         "TP": ("reformer-causal", "reformer-masked"),
-        "halo": ("reformer-causal", "reformer-masked"),
         # whose local layers would be refused before
         "ONNX": (reformer("lsh", attn_layers=["lsh"], num_hidden_layers=1),),
     },
     refuses={
+        "halo": "efficient_reformer read whole sequences",
         "prefix": "Prefix tuning cannot put keys",
         **UNWRITTEN,
     },
@@ -74,14 +74,10 @@ ROUTING = Family(
     instead={
         "TP": ("routing-causal", "routing-masked"),
         # so many heads that three processes can deal them out
-        "halo": (
-            routing("halves", num_routing_heads=3, attention_pattern=Band(3, 0), max_relative_distance=5),
-            routing("rope-halves", num_routing_heads=3, position_embedding_type="rope", head_map=True),
-            routing("masked-halves", num_routing_heads=3, is_causal=False, max_relative_distance=3),
-        ),
         "ONNX": ("routing-masked",),
     },
     refuses={
+        "halo": "routing_transformer read whole sequences",
         "prefix": "Prefix tuning cannot give that",
         **UNWRITTEN,
     },

@@ -53,6 +53,5 @@ ETC = Family(
             attention_pattern=PerHead([Band(2, 2), Dilated(4, 4, 2)]),
         ),
     ),
-    instead={"halo": ("etc-base", "etc-shared", "etc-bigbird", "etc-no_labels")},
-    refuses={"prefix": "Prefix tuning cannot give it keys"},
+    refuses={"halo": "etc_transformer read whole sequences", "prefix": "Prefix tuning cannot give it keys"},
 )

@@ -132,11 +132,5 @@ SEQ2SEQ = Family(
             norm_type="rmsnorm",
         ),
     ),
-    instead={
-        "halo": (
-            "seq2seq-led",
-            seq2seq("led-chosen", "led", attention_window=4, global_tokens={"token_ids": [7, 9]}),
-            "seq2seq-both-sparse",
-        )
-    },
+    refuses={"halo": "sparse_seq2seq read whole sequences"},
 )

@@ -10,7 +10,7 @@ import hf_efficient_attn
 
 ROOT = Path(__file__).parent.parent
 CARDS = sorted((ROOT / "model_cards").glob("*.md"))
-WITHOUT_CODE = ("benchmarks", "troubleshooting")
+WITHOUT_CODE = ("benchmarks", "scaling", "troubleshooting")
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *CARDS], ids=lambda page: page.stem)

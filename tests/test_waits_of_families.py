@@ -31,10 +31,7 @@ DYNAMIC = dict.fromkeys(("span-dynamic", "span-modern-dynamic", "simplified-sas_
 # a new token is read with the blocks that were drawn so far
 IN_DECODING = {**DYNAMIC, "sparse-bigbird-causal": 1}
 # whose mechanisms read each packed document as a row of its own, of tokens whose places are a copy
-OF_TEXTS = (
-    "compressed",
-    *(f"simplified-{name}" for name in ("sas_p-linear", "sas-masked-linear", "sas_p-mixed", "sas-masked-mixed")),
-)
+OF_TEXTS = ("compressed",)
 # by how they tell documents apart: all others do as one of these
 PACKED = ("sparse-longformer", "span-modern", "reformer-causal", "star-paper", "bp-causal", "compressed-linear-causal")
 # their layers choose keys, which one of the backends does not compute

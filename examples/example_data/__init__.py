@@ -9,7 +9,6 @@ from example_data.code_search import code_search_pairs
 from example_data.debian_packages import package_summaries
 from example_data.foldoc import dictionary_questions
 from example_data.libreoffice_help import translations
-from example_data.man_pages import man_pages
 from example_data.python_library import python_sources
 from example_data.python_manual import python_documentation
 from example_data.python_names import name_kinds
@@ -20,7 +19,6 @@ __all__ = [
     "code_search_pairs",
     "dictionary_questions",
     "mails",
-    "man_pages",
     "name_kinds",
     "new_tokenizer",
     "package_summaries",

@@ -14,13 +14,13 @@ from hf_efficient_attn.attention.explained_call import explained, requested_call
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
+from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, indexed_exchange, layer_exchange
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of, why_whole
 from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
-from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.messages import shown
@@ -37,11 +37,6 @@ SELF = Band(0, 0)
 PARTLY_CAUSAL = (
     "A part of the pattern is causal and the whole is not, so that the cost is over dense attention: in a causal model "
     "later keys are left out, as explain(pattern.causal()) says, or --causal on the command line."
-)
-
-WHOLE_TARGETS = (
-    "Processes that share the source have the whole target: of each of its tokens they add up what the heads read of "
-    "the source, head_dim + 2 numbers for a head forward and head_dim backward."
 )
 
 
@@ -140,7 +135,7 @@ def explain(
     shards = shards_of(what) if isinstance(what, nn.Module) else None
     ranks = _ranks(shards, sequence_ranks)
     missing = _missing_positions(request.followed.pattern, num_keys)
-    request = replace(request, notes=(*request.notes, *missing, *_whole_targets(request, ranks)))
+    request = replace(request, notes=(*request.notes, *missing))
     said = explained(call, request, backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)
     return replace(said, exchange=_exchange(call, request, ranks, AUTO if shards is None else shards.mode))
@@ -164,38 +159,31 @@ def _ranks(shards: SequenceShards | None, asked: int | None) -> int | None:
     return None if asked == 1 else asked
 
 
-def _is_of_target(asked: LayerRequest) -> bool:
-    """Return whether a layer reads the target of an encoder-decoder."""
-    return asked.part == DECODER and bool(getattr(asked.config, "is_encoder_decoder", False))
-
-
-def _whole_targets(asked: LayerRequest, ranks: int | None) -> tuple[str, ...]:
-    """Return a note on what processes that share the source do with the target, if this layer reads it."""
-    return (WHOLE_TARGETS,) if ranks is not None and _is_of_target(asked) else ()
-
-
 def _exchange(call: AttentionCall, asked: LayerRequest, ranks: int | None, mode: str) -> LayerExchange | None:
-    """Return what so many processes send that share the text; None: one has all of it, or all have it whole."""
-    if ranks is None or _is_of_target(asked):
+    """Return what so many processes send that share the text; None: one has all of it.
+
+    Raises:
+        UnsupportedBackendError: a model that reads whole sequences.
+    """
+    if ranks is None:
         return None
+    reason = None if asked.config is None else why_whole(asked.config)
+    if reason is not None:
+        raise UnsupportedBackendError(f"sequence_ranks={ranks}, but this model cannot share them: {reason}")
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
     if asked.index_dim is not None:
         # the mean is of what the indexer has chosen, too
         return indexed_exchange(call, asked.index_dim, ranks, mode, 1 if asked.of_mean is None else 2)
     with_terms = replace(call, terms=(*call.terms, *terms_of(asked.bias_labels)))
-    found = layer_exchange(with_terms, asked.has_bias and not asked.bias_labels, ranks, mode, asked.dealt)
+    found = layer_exchange(with_terms, asked.has_bias and not asked.bias_labels, ranks, mode)
     if asked.besides is not None:
         found = found + layer_exchange(call, False, ranks, mode, asked.besides)
     if asked.of_mean is not None:
         # with a pattern or a term it is attention, too
         is_plain = asked.followed.is_own and not asked.fixed_labels
         found = found + layer_exchange(call, False, ranks, mode, asked.of_mean if is_plain else None)
-    if asked.beside is None:
-        return found
-    lengths, inputs = (call.layout.num_queries, call.layout.num_keys), call.inputs
-    beside = requested_call(asked.beside, *lengths, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
-    return found + layer_exchange(beside, asked.beside.has_bias, ranks, mode, asked.beside.dealt)
+    return found
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:

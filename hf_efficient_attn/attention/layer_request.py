@@ -38,11 +38,10 @@ class LayerRequest:
         index_dim: the width of the keys of its indexer; None: it has none at work.
         heads: what these heads are called, where others of the layer do something else.
         beside: what these others ask for.
-        dealt: what a token of a head takes where processes share a text, and the layer deals out its heads whatever
-            they read; None: they exchange what its pattern needs.
-        of_mean: as `dealt`, for the mean of what a token may read, if the layer subtracts that; with a pattern or
-            terms it takes as much as attention does. None: it does not.
-        besides: as `dealt`, for what it computes beside its attention; None: nothing.
+        of_mean: what a token of a head takes, where processes share a text and deal out the heads, for the mean of
+            what it may read, if the layer subtracts that; with a pattern or terms that takes as much as attention
+            does. None: it does not.
+        besides: as `of_mean`, for what it computes beside its attention; None: nothing.
     """
 
     followed: LayerPattern
@@ -68,7 +67,6 @@ class LayerRequest:
     index_dim: int | None = None
     heads: str = ""
     beside: "LayerRequest | None" = None
-    dealt: HeadNumbers | None = None
     of_mean: HeadNumbers | None = None
     besides: HeadNumbers | None = None
 

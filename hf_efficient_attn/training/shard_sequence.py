@@ -1,29 +1,39 @@
-"""`shard_sequence`: let the processes of a mesh share every text that a model reads."""
+"""`shard_sequence`: let the processes of a mesh share every text that a model reads.
 
+A hook before the model checks that all processes got the same batch, and cuts out the tokens of this one; a hook after
+it returns the loss of the whole texts.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
+from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.sharded.layer import refuse_compiled
 from hf_efficient_attn.attention.sharded.sequence_shards import MODES, SHARDS, SequenceShards, shards_of
 from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.attention.sharded.whole_text import set_whole_text
+from hf_efficient_attn.attention.table_form import with_kind
+from hf_efficient_attn.attention.token_table import write_table
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
-from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
+from hf_efficient_attn.models.global_tokens.rules import choose_by_rule
 from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
 from hf_efficient_attn.models.indexed.index_training import own_loss
-from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, sharing_modules, shifts_labels
-from hf_efficient_attn.training.sharded_inputs import IGNORED_LABEL, ShardedBatch, cut_batch, model_mask
-from hf_efficient_attn.training.sharded_positions import (
-    add_largest_position,
-    drop_largest_position,
-    varying_rotations,
-)
-from hf_efficient_attn.training.sharded_sources import cut_source
+from hf_efficient_attn.models.inputs.masks import check_mask, find_documents
+from hf_efficient_attn.models.parts.positions import Positions, positions_among_real
+from hf_efficient_attn.models.sparse.inputs import looked_at, resolved_rule
+from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, shifts_labels
 
 T = TypeVar("T", bound=PreTrainedModel)
 
@@ -31,8 +41,55 @@ T = TypeVar("T", bound=PreTrainedModel)
 HOOKS = "_sequence_hooks"
 # that in which it keeps the batch of a forward pass
 BATCH = "_sharded_batch"
-# outputs that are of no single token, or of the global input of ETC, which all processes have
-NOT_CUT = ("loss", "auxiliary_loss", "global_hidden_state", "global_mask", "global_documents")
+# outputs that are of no single token
+NOT_CUT = ("loss", "auxiliary_loss")
+# what has an entry for each token, and is cut
+PER_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids")
+# what says something about the whole text
+OF_TEXT = (
+    "attention_mask",
+    "position_ids",
+    "labels",
+    "shift_labels",
+    "num_items_in_batch",
+    "global_attention_mask",
+)
+# what tells where packed documents begin
+OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+# what changes nothing, and is passed on
+HARMLESS = ("return_dict", "output_hidden_states", "output_attentions")
+# all that is said about texts, which all processes must have got alike
+OF_TEXTS = (*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS)
+IGNORED_LABEL = -100
+# how RoBERTa and kin call what counts from the number of their padding token on: in a module, or beside its class
+COUNT_IDS, COUNT_EMBEDS = "create_position_ids_from_input_ids", "create_position_ids_from_inputs_embeds"
+# model types of transformers that count the tokens that are not padding
+COUNT_REAL_TOKENS = {"opt"}
+# rope types whose frequencies are the same for texts of every length
+FIXED_ROPE = {"default", "linear", "llama3", "proportional", "yarn"}
+# the attribute in which a module with other frequencies keeps the largest position of the whole texts, a tensor
+LARGEST = "_largest_position"
+# of Knuth's generator of random numbers
+MULTIPLIER = 6364136223846793005
+
+
+@dataclass(frozen=True)
+class ShardedBatch:
+    """What one process computes of a batch.
+
+    Attributes:
+        inputs: the arguments of the model, of this process's tokens.
+        table: the token table of the whole texts, without a kind.
+        labels: of this process's tokens, already shifted for a causal model, [B, n]; None: there are none.
+        num_labels: how many labels count in the whole texts, or the number that the caller gave.
+        whole_labels: of the whole texts.
+    """
+
+    inputs: dict[str, Any]
+    table: Tensor
+    labels: Tensor | None
+    num_labels: Any
+    whole_labels: Tensor | None
 
 
 def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
@@ -57,16 +114,13 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
         class SequenceTrainer(hea.SharedTextsMixin, Trainer):
             pass
 
-    Of an encoder-decoder (`sparse_seq2seq`) they share the source. Every process computes the whole target, whose
-    tokens read the keys where they are: for long documents with short targets.
-
-    Outputs (logits, hidden states) are those of the process's tokens, or of the whole target. With labels, every
+    Outputs (logits, hidden states) are those of the process's tokens. With labels, every
     process returns the loss of the whole texts, and its gradients are such that their mean over the processes is the
     gradient of that loss: wrap the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
 
     Args:
-        model: a causal or masked language model, a token classifier, our sparse encoder-decoder with a language model's
-            head, or the model below these heads, of one of our families or of transformers with
+        model: a causal or masked language model, a token classifier, or the model below these heads, of the families
+            sparse_transformer, adaptive_span and simplified_transformer, or of transformers with
             attn_implementation="efficient"; wrap it (PEFT) afterwards.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
             whole texts again.
@@ -91,7 +145,7 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
     for module in model.modules():
         module.__dict__.pop(SHARDS, None)
     if shards is not None:
-        for module in sharing_modules(model):
+        for module in model.modules():
             module.__dict__[SHARDS] = shards
     if shards is not None:
         before = model.register_forward_pre_hook(cut_inputs, with_kwargs=True)
@@ -133,10 +187,9 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     model_class: Any = type(model)
     given = {**dict(zip(forward_arguments(model_class), args, strict=False)), **kwargs}
     shards: Any = shards_of(model)
-    is_pair = model.config.is_encoder_decoder
-    batch = cut_source(model, given, shards) if is_pair else cut_batch(model, given, shards, shifts_labels(model))
+    batch = cut_batch(model, given, shards, shifts_labels(model))
     inputs = dict(batch.inputs)
-    if not is_pair and isinstance(model, FamilyPreTrainedModel):
+    if isinstance(model, FamilyPreTrainedModel):
         inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
     set_whole_text(model.config, batch.table)
     model.__dict__[BATCH] = batch
@@ -148,8 +201,7 @@ def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
     set_whole_text(None, None)
     batch: Any = model.__dict__.pop(BATCH, None)
     shards: Any = shards_of(model)
-    if batch is None or outputs is None or model.config.is_encoder_decoder:
-        # the target, and its loss, are whole
+    if batch is None or outputs is None:
         return outputs
     refuse_outputs(model, outputs, batch)
     return outputs if batch.labels is None else with_loss(model, outputs, batch, shards)
@@ -179,3 +231,239 @@ def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceSha
     loss = add_auxiliary_loss(loss, outputs.get("auxiliary_loss"), batch.whole_labels, batch.num_labels)
     # the loss comes first, also for those who index the outputs
     return type(outputs)(**{"loss": loss, **outputs})
+
+
+def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_causal: bool) -> ShardedBatch:
+    """Return what this process computes of a batch.
+
+    Args:
+        given: the arguments of the model by name, the same in every process.
+        is_causal: whether a label belongs to the token before it.
+
+    Raises:
+        InputError: texts that differ between the processes, or are shorter than there are processes.
+        UnsupportedBackendError: an argument that cannot be cut.
+    """
+    tokens = checked_tokens(given, shards)
+    batch_size, num_tokens = tokens.shape[:2]
+    own, mask = shards.own(num_tokens), given.get("attention_mask")
+    positions = said_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
+    documents = find_documents(model.config, positions, mask, batch_size, 0)
+    if documents is not None and not (said_by_number(given) or isinstance(model, FamilyPreTrainedModel)):
+        refuse_restarts(model, is_causal, mask is not None)
+    key_mask = torch.ones(batch_size, num_tokens, dtype=torch.bool, device=tokens.device)
+    token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
+    positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
+    inputs = own_inputs(given, own)
+    inputs |= {name: given[name] for name in HARMLESS if given.get(name) is not None}
+    marked = marked_tokens(model, given, mask)
+    inputs |= {} if marked is None else {"global_attention_mask": marked}
+    model_class: Any = type(model)
+    inputs |= {"use_cache": False} if "use_cache" in forward_arguments(model_class) else {}
+    check_positions(model, positions)
+    set_largest_position(model, positions)
+    inputs["position_ids"] = positions[:, own]
+    labels, count = labels_of(given, is_causal)
+    table: Any = write_table(token_mask, None, num_tokens)
+    return ShardedBatch(inputs, table, None if labels is None else labels[:, own], count, labels)
+
+
+def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
+    """Return the tokens of a batch, [B, N] or [B, N, hidden_size], after checking the arguments of the model.
+
+    Raises:
+        InputError: none, batches that differ between the processes, a mask of another length.
+        UnsupportedBackendError: an argument that cannot be cut.
+    """
+    tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
+    if tokens is None:
+        raise InputError("There are no tokens: pass input_ids or inputs_embeds of the whole texts.")
+    # first of all: what one process alone refuses, the others would wait for
+    refuse_other_batch(shards, {name: given.get(name) for name in OF_TEXTS}, tokens.device)
+    refuse_arguments(given, {*OF_TEXTS, *HARMLESS, "use_cache"})
+    mask = given.get("attention_mask")
+    check_mask(mask, tokens.shape[0], tokens.shape[1], 0)
+    if mask is not None and mask.ndim != 2:
+        raise UnsupportedBackendError("A mask that is a matrix cannot be cut over processes. Pass [batch, tokens].")
+    return tokens
+
+
+def own_inputs(given: dict[str, Any], own: slice) -> dict[str, Any]:
+    """Return the arguments that have an entry for each token, of this process's tokens."""
+    return {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
+
+
+def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Tensor | None:
+    """Return the global tokens of whole texts, where a call or a rule that looks at tokens chooses them; else None."""
+    marked, config = given.get("global_attention_mask"), model.config
+    if marked is not None or not hasattr(config, "global_tokens"):
+        return marked
+    task, ids = model.base_model.task, given.get("input_ids")
+    if ids is None or looked_at(config, task, ids) is None:
+        return None
+    return choose_by_rule(resolved_rule(config, task), ids.shape[1], ids, mask, config.sep_token_id).mask
+
+
+def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
+    """Raise InputError where position_ids that restart begin no document in one process, in a model of transformers.
+
+    In causal models they do, unless there is a mask.
+    """
+    if is_causal and not has_mask:
+        return
+    where = " beside an attention_mask" if is_causal else ""
+    way = "Leave the mask out, or pass" if is_causal else "Pass"
+    raise InputError(
+        f"position_ids restart within a text, but in {type(model).__name__}{where} that begins no document. {way} "
+        "seq_idx with them, the number of each token's document."
+    )
+
+
+def said_by_number(given: dict[str, Any]) -> bool:
+    """Return whether a call says by more than its positions where documents begin."""
+    return any(given.get(name) is not None for name in OF_DOCUMENTS)
+
+
+def refuse_arguments(given: dict[str, Any], known: set[str]) -> None:
+    """Raise UnsupportedBackendError for arguments that a process cannot use with a part of the text."""
+    is_idle = {"logits_to_keep": 0, "output_attentions": False, "output_router_logits": False}
+    for name, value in given.items():
+        if value is None or (name in is_idle and isinstance(value, int) and value == is_idle[name]):
+            continue
+        if name in CACHE_NAMES:
+            raise UnsupportedBackendError(
+                "A model on shards of a text (shard_sequence) cannot be called with a cache: keys of earlier "
+                "calls, or those that prefix tuning learns, belong to no process. Call it without a cache, and adapt "
+                "it by LoRA or prompt tuning, or call shard_sequence(model, None)."
+            )
+        if name not in known or name == "output_attentions" or (name == "return_dict" and not value):
+            raise UnsupportedBackendError(
+                f"A model on shards of a text (shard_sequence) cannot be called with {name}: nothing says how it is "
+                "to be cut. Leave it out, or call shard_sequence(model, None). Text is generated by whole models."
+            )
+
+
+def labels_of(given: dict[str, Any], is_causal: bool) -> tuple[Tensor | None, Any]:
+    """Return the labels of all tokens, shifted for a causal model, and by how many the sum of losses is divided."""
+    labels = given.get("shift_labels")
+    if labels is None and given.get("labels") is not None:
+        labels = given["labels"]
+        if is_causal:
+            labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+    if labels is None:
+        return None, None
+    count = given.get("num_items_in_batch")
+    return labels, labels.ne(IGNORED_LABEL).sum() if count is None else count
+
+
+def model_mask(batch: ShardedBatch, is_causal: bool) -> Tensor:
+    """Return the mask with which our families are called: the token table of the whole texts."""
+    return with_kind(batch.table, is_causal)
+
+
+def counted_positions(model: Any, input_ids: Tensor | None, mask: Tensor | None, tokens: Tensor) -> Tensor:
+    """Return the positions that the model would count in the whole texts, [B or 1, N]."""
+    index = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    if getattr(model, "counts_real_tokens", False):
+        return index if mask is None else positions_among_real(mask).to(tokens.device)
+    if model.config.model_type in COUNT_REAL_TOKENS and mask is not None:
+        # padding, which nothing reads, gets -1, as the model says
+        return (mask.long().cumsum(-1) * mask.long() - 1).to(tokens.device)
+    for module in model.modules():
+        if hasattr(module, COUNT_EMBEDS) and hasattr(module, "position_embeddings"):
+            if input_ids is None:
+                return index + module.padding_idx + 1
+            count = getattr(module, COUNT_IDS, None) or getattr(sys.modules[type(module).__module__], COUNT_IDS)
+            return count(input_ids, module.padding_idx)
+    return index
+
+
+def check_positions(model: nn.Module, positions: Tensor) -> None:
+    """Raise InputError in all processes where one holds a position beyond the end of a learned table of ours."""
+    for module in model.modules():
+        if isinstance(module, Positions):
+            module.check_table(positions)
+
+
+def varying_rotations(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose rotary frequencies depend on the largest position of a call, of any layer type."""
+    found = []
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds} - {None}
+        if kinds - FIXED_ROPE:
+            found.append(module)
+    return found
+
+
+def set_largest_position(model: nn.Module, positions: Tensor) -> None:
+    """Tell the modules with such frequencies the largest of the positions of the whole texts."""
+    for module in varying_rotations(model):
+        module.__dict__[LARGEST] = positions.max()
+
+
+def add_largest_position(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with a token more, at the largest position; a hook before a module with such frequencies.
+
+    Raises:
+        UnsupportedBackendError: a module that is called otherwise than those of transformers.
+    """
+    given = {**dict(zip(("x", "position_ids"), args, strict=False)), **kwargs}
+    positions = given.get("position_ids")
+    if not torch.is_tensor(positions) or positions.ndim < 2:
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has frequencies that depend on the length of the text, and is called without "
+            "position_ids, so that a process cannot know them for the whole text. Use rope_type='default'."
+        )
+    last = module.__dict__[LARGEST].to(positions).expand(*positions.shape[:-1], 1)
+    given["position_ids"] = torch.cat([positions, last], -1)
+    rest = args[2:]
+    return (given.pop("x"), given.pop("position_ids"), *rest), given
+
+
+def drop_largest_position(module: nn.Module, args: Any, out: Any) -> Any:
+    """Return what such a module computed for the tokens of this process; a hook after it."""
+    return out[..., :-1, :] if torch.is_tensor(out) else tuple(each[..., :-1, :] for each in out)
+
+
+def refuse_other_batch(shards: SequenceShards, given: Mapping[str, Any], device: torch.device) -> None:
+    """Raise InputError unless all processes got the same arguments, in one exchange of a number for each of them.
+
+    Args:
+        given: by name, the same names in every process; None: it is not given.
+        device: on which the processes exchange.
+    """
+    own = torch.stack([digest(value).to(device) for value in given.values()])
+    everywhere = [torch.empty_like(own) for _ in range(shards.size)]
+    distributed.all_gather(everywhere, own, group=shards.group)
+    differs = torch.stack(everywhere).ne(everywhere[0])
+    if not bool(differs.any()):
+        return
+    rank = int(differs.any(1).nonzero()[0])
+    names = [name for name, is_other in zip(given, differs[rank].tolist(), strict=True) if is_other]
+    raise InputError(
+        f"The processes of the mesh share every text, but process {rank} got another batch than process 0 (other "
+        f"{', '.join(names)}). Give all of them the same one; with Trainer, SharedTextsMixin does."
+    )
+
+
+def digest(value: Any) -> Tensor:
+    """Return a number of 64 bits that depends on the shape and on every entry in its place; of what has none it is 0.
+
+    >>> rows = torch.arange(6).view(2, 3)
+    >>> digests = {int(digest(each)) for each in (rows, rows.flip(0), rows.flip(1), rows.view(3, 2), rows.double())}
+    >>> len(digests), int(digest(None))
+    (5, 0)
+    """
+    if not isinstance(value, Tensor | int | float):
+        # None, and what is refused once this is alike
+        return torch.zeros((), dtype=torch.int64)
+    entries = torch.as_tensor(value).detach()
+    bits = entries.double().view(torch.int64) if entries.is_floating_point() else entries.long()
+    shape = torch.tensor([entries.ndim + 1, *entries.shape], device=entries.device)
+    numbers = torch.cat([shape, bits.flatten()])
+    # sums and products of integers wrap around; without the shift the weights would only grow by steps
+    weights = torch.arange(1, len(numbers) + 1, device=entries.device) * MULTIPLIER
+    return (numbers * (weights ^ (weights >> 29))).sum()

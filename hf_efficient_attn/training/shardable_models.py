@@ -8,20 +8,17 @@ from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.layer_patterns import NAME
+from hf_efficient_attn.attention.sharded.sequence_shards import why_whole
 from hf_efficient_attn.attention.trial import trial_requests
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
-from hf_efficient_attn.models.encoder_decoder.cross_attention import CrossAttention
-from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoder
 from hf_efficient_attn.models.heads.auxiliary_loss import CAUSAL_LM
 from hf_efficient_attn.models.indexed.added_loss import PLAIN_CLASS
 
 # the losses that are sums over tokens
 LOSSES = (None, CAUSAL_LM, "ForMaskedLM", "ForTokenClassification")
-# those of encoder-decoders, which compute whole targets
-PAIR_LOSSES = (None, "ForConditionalGeneration")
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 # fields of modules of transformers with which tokens are embedded, or scaled, by what or how many others are
 WHOLE_TEXT_FIELDS = {
@@ -65,25 +62,16 @@ def calls_loss_function(model_class: Any) -> bool:
     return code is not None and "loss_function" in code.co_names
 
 
-def sharing_modules(model: Any) -> list[nn.Module]:
-    """Return the modules whose texts processes share: not those of a decoder, which has whole targets in all of them,
-    but for what reads the source.
-    """
-    decoder = model.base_model.decoder if model.config.is_encoder_decoder else None
-    whole = set() if decoder is None else {each for each in decoder.modules() if not isinstance(each, CrossAttention)}
-    return [each for each in model.modules() if each not in whole]
-
-
 def first_reason(model: Any) -> str | None:
     """Return why a model cannot compute a part of a text, as the end of a sentence; None: it can."""
     config = model.config
-    is_own_pair = isinstance(model, FamilyPreTrainedModel) and isinstance(model.base_model, EncoderDecoder)
-    if (config.is_encoder_decoder and not is_own_pair) or config.get_text_config() is not config:
-        return "it joins several models. Shard a model of text alone."
-    if model.loss_type not in (PAIR_LOSSES if is_own_pair else LOSSES):
+    reason = why_whole(config)
+    if reason is not None:
+        return reason
+    if model.loss_type not in LOSSES:
         return f"the loss of {shown(model.loss_type)} needs the whole text. Use a language model or a token classifier."
     model_class: Any = type(model)
-    is_unnamed = model.loss_type is None and not is_own_pair and not calls_loss_function(model_class)
+    is_unnamed = model.loss_type is None and not calls_loss_function(model_class)
     if is_unnamed and "labels" in forward_arguments(model_class):
         return (
             "nothing says whether its loss is of single tokens (loss_type is None). Use a language model or a token "
@@ -148,4 +136,4 @@ def reason_of_family(model: Any) -> str | None:
         return "full_attention_up_to depends on the length of the whole text. Set it to None."
     if field("random_blocks_in_eval") == "transformers":
         return "random_blocks_in_eval='transformers' reads the first block instead of random ones. Leave it out."
-    return field("whole_text_reason")
+    return None

@@ -7,7 +7,7 @@ from torch import Tensor, distributed
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.training.auxiliary_loss_callback import refuse_label_smoothing
+from hf_efficient_attn.training.callbacks import refuse_label_smoothing
 
 # the ways to choose examples for training that are the same in all processes
 ORDERS = ("random", "sequential")

@@ -1,9 +1,9 @@
-"""Train each block by Trainer: in one go, by resuming halfway, and with a loss that is NaN on the last process alone.
+"""Train each block by Trainer: in one go, and by resuming halfway.
 
     python ddp_script.py FOLDER              one process, batches of 4
     torchrun --nproc_per_node 2 ddp_script.py FOLDER    two processes, batches of 2 each: the same global batches
 
-Writes FOLDER/{block}-{state}.pt for state in `start`, `whole`, `resumed` and `stopped`, and FOLDER/report.json.
+Writes FOLDER/{block}-{state}.pt for state in `start`, `whole` and `resumed`, and FOLDER/report.json.
 """
 
 import json
@@ -19,7 +19,7 @@ from training.tiny_models import two_blocks
 import hf_efficient_attn as hea
 
 BLOCKS = ("sas", "pre_ln")
-STEPS, BAD_STEP, GLOBAL_BATCH = 6, 4, 4
+STEPS, GLOBAL_BATCH = 6, 4
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -71,29 +71,6 @@ def train(block: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def stop(block: str, folder: Path) -> dict[str, Any]:
-    """Train with a NaN on the last process at BAD_STEP; return where each process stopped, and the checkpoints."""
-    trainer = build_trainer(block, folder / f"{block}-stopped", seed=0)
-    callback = hea.StopOnNonFiniteLoss()
-    trainer.add_callback(callback)
-    forwards = iter(range(1, 1000))
-
-    def spoil(module: torch.nn.Module, inputs: Any, outputs: Any) -> Any:
-        if next(forwards) == BAD_STEP and RANK == WORLD - 1:
-            outputs["loss"] = outputs["loss"] * float("nan")
-        return outputs
-
-    trainer.model.register_forward_hook(spoil)
-    trainer.train()
-    save(trainer, folder / f"{block}-stopped.pt")
-    own = [trainer.state.global_step, callback.reason]
-    everywhere = [own] * WORLD
-    if WORLD > 1:
-        torch.distributed.all_gather_object(everywhere, own)
-    checkpoints = sorted(path.name for path in (folder / f"{block}-stopped").glob("checkpoint-*"))
-    return {"stopped": everywhere, "checkpoints": checkpoints}
-
-
 def save(trainer: transformers.Trainer, path: Path) -> None:
     """Save the weights of the first process."""
     if trainer.is_world_process_zero():
@@ -102,7 +79,7 @@ def save(trainer: transformers.Trainer, path: Path) -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    report = {block: {**train(block, folder), **stop(block, folder)} for block in BLOCKS}
+    report = {block: train(block, folder) for block in BLOCKS}
     if RANK == 0:
         (folder / "report.json").write_text(json.dumps(report))
     if torch.distributed.is_initialized():

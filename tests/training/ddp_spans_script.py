@@ -28,7 +28,7 @@ def train(folder: Path, kind: str, texts: str) -> None:
     model = build_model(span=kind, **START)
     tokens = torch.cat([text(TOKENS, seed="AB".index(name)) for name in texts])
     segments = hea.TextSegments(tokens, ROWS * len(texts), SEGMENT)
-    optimizer = hea.ClippedAdagrad(hea.optimizer_groups(model, 0.0))
+    optimizer = torch.optim.Adagrad(hea.optimizer_groups(model, 0.0), lr=0.07)
     trainer = build_trainer(
         folder,
         model,

@@ -140,7 +140,7 @@ def test_spans_are_a_group_of_their_own(span: str, names: set[str]) -> None:
     assert sorted(everywhere) == sorted(id(parameter) for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.Adagrad, hea.ClippedAdagrad])
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.Adagrad])
 def test_rate_of_the_spans_alone(optimizer_class: type[torch.optim.Optimizer]) -> None:
     """A first step moves each share by its own rate, else by the common one, whatever the size of the gradient."""
     for span_lr, rate in ((0.25, 0.25), (None, 0.01)):

@@ -13,7 +13,7 @@ import torch
 import transformers
 from capabilities import family_of
 from families import OURS
-from sharded_models_script import MIXING, PARTS, batch, load, results
+from sharded_models_script import PARTS, batch, load, results
 from torchrun import run_together
 
 import hf_efficient_attn as hea
@@ -114,9 +114,7 @@ SIX_HEADS = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_at
 for family in (family for family in OURS if "halo" not in family.refuses):
     for case in family.column("halo"):
         CASES[case.name] = partial(case.model, **SIX_HEADS)
-        # of pairs of texts nothing is packed
-        packed = "_packed" * (not family.is_encoder_decoder)
-        CASES[f"{case.name}{'_heads' * (case.name not in MIXING)}{packed}"] = CASES[case.name]
+        CASES[f"{case.name}_heads_packed"] = CASES[case.name]
 
 
 def build(name: str) -> Any:
@@ -149,8 +147,6 @@ def check_alike(name: str, alone: dict[str, Any], together: dict[str, Any]) -> N
     """Check what processes compute of a case, but for the logits of padding."""
     inputs = batch(name, SIZES["vocab_size"])
     is_token = inputs.get("attention_mask", torch.ones(1, 1)).bool()[..., None]
-    if "seq2seq" in name:
-        is_token = torch.ones(1, 1, 1, dtype=torch.bool)
     for quantity, expected in alone.items():
         found = together[quantity]
         if quantity == "logits":
@@ -172,26 +168,9 @@ def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> 
     assert re.match("InputError: The sequence reaches position 66, but the learned position table has", said)
 
 
-def test_an_encoder_that_shares_its_source_is_not_called_alone(folder: Path) -> None:
-    said = torch.load(folder / "seq2seq-led.pt")["said"]
-    assert re.match("UnsupportedBackendError: The encoder of a model on shards of a text .* is not called alone", said)
-
-
-@pytest.mark.parametrize("name", MIXING)
-def test_heads_that_are_mixed_are_not_dealt_out(folder: Path, name: str) -> None:
-    said = torch.load(folder / f"{name}.pt")["said"]
-    assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of TalkingHeadsAttention", said)
-
-
 def test_heads_that_read_what_one_indexer_chooses_are_not_dealt_out(folder: Path) -> None:
     said = torch.load(folder / "sparse-indexed.pt")["said"]
     assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of SparseAttention, for all of", said)
-
-
-@pytest.mark.parametrize("mode", ["halo", "heads"])
-@pytest.mark.parametrize("name", MIXING)
-def test_heads_that_are_mixed_by_the_engine_share_keys_or_are_dealt_out(folder: Path, name: str, mode: str) -> None:
-    check_alike(name, torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")[mode])
 
 
 @pytest.mark.parametrize(

@@ -186,21 +186,6 @@ def test_calls_that_are_refused(alone: Any) -> None:
         torch.compile(copy.deepcopy(model), backend="eager")(ids)
 
 
-def test_an_encoder_decoder_needs_a_target(alone: Any) -> None:
-    """By default it is the shifted source, which no process has."""
-    sizes = {**SIZES, "encoder_layers": 1, "decoder_layers": 1}
-    del sizes["num_hidden_layers"]
-    model = hea.shard_sequence(hea.SparseSeq2SeqModel(hea.SparseSeq2SeqConfig(**sizes)), alone)
-    ids = torch.arange(8)[None]
-    assert model(ids, decoder_input_ids=ids[:, :3]).last_hidden_state.shape == (1, 3, 16)
-    with pytest.raises(hea.InputError, match="There is no target: by default it is the shifted source"):
-        model(ids)
-    with pytest.raises(hea.UnsupportedBackendError, match="cannot be called with position_ids"):
-        model(ids, decoder_input_ids=ids, position_ids=ids)
-    with pytest.raises(hea.UnsupportedBackendError, match="the loss of .ForSequenceClassification. needs the whole"):
-        hea.shard_sequence(hea.SparseSeq2SeqForSequenceClassification(model.config), alone)
-
-
 def test_outputs_of_the_whole_text_are_refused(alone: Any) -> None:
     config = transformers.CLIPTextConfig(**SIZES, eos_token_id=7)
     model = transformers.CLIPTextModel._from_config(config, attn_implementation="efficient")

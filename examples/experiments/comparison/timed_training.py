@@ -20,7 +20,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 import hf_efficient_attn as hea
 from comparison.token_batches import TokenBatches
-from comparison.training import StepClock, training_arguments
+from comparison.training import FiniteTrainer, StepClock, training_arguments
 
 WARMUP = 0.1
 
@@ -59,7 +59,7 @@ class TimeBudget(StepClock):
         self._bar.close()
 
 
-class TimedTrainer(Trainer):
+class TimedTrainer(FiniteTrainer):
     """`Trainer` on `TokenBatches`, with a rate that follows the clock.
 
     now: the clock; that of the processor is fair on a busy machine, with one thread.
@@ -86,15 +86,14 @@ class TimedTrainer(Trainer):
             logging_strategy="no",
             include_num_input_tokens_seen="non_padding",
         )
-        self.budget, self._finite = TimeBudget(seconds, max_steps, title, now), hea.StopOnNonFiniteLoss()
+        self.budget = TimeBudget(seconds, max_steps, title, now)
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
         optimizer = optimizer_class(hea.optimizer_groups(model, training.weight_decay), **options)
         scheduler = LambdaLR(optimizer, lambda steps: warm_up_then_fall(self.budget.share(steps)))
         super().__init__(model=model, args=training, train_dataset=batches, optimizers=(optimizer, scheduler))
         for callback in (ProgressCallback, PrinterCallback):
             self.remove_callback(callback)
-        for callback in (self.budget, self._finite):
-            self.add_callback(callback)
+        self.add_callback(self.budget)
 
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.train_dataset, batch_size=None)
@@ -114,7 +113,7 @@ class TimedTrainer(Trainer):
             "train_tokens": tokens,
             "train_examples": self.train_dataset.examples_served,
             "train_tokens_per_second": tokens / seconds,
-            "stopped": self._finite.reason,
+            "stopped": self.stopped,
             "losses": self.budget.losses,
         }
 

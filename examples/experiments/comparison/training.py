@@ -9,8 +9,6 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
-import hf_efficient_attn as hea
-
 
 class StepClock(TrainerCallback):
     """Counts the seconds spent in training steps: no evaluation, no saving, no start-up.
@@ -61,17 +59,29 @@ class ReadableProgress(ProgressCallback):
             )
 
 
-class ClockedTrainer(Trainer):
+class FiniteTrainer(Trainer):
+    """`Trainer` that stops at the first loss that is not finite; the weights stay those of the step before.
+
+    stopped: why training stopped early; None: it did not.
+    """
+
+    stopped: str | None = None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            self.model.zero_grad()
+            self.control.should_training_stop = True
+            self.stopped = f"The loss is {loss.item()} at step {self.state.global_step + 1}: try a lower learning rate."
+        return loss
+
+
+class ClockedTrainer(FiniteTrainer):
     """`Trainer` with a clock, which stops where a loss is no finite number."""
 
     def __init__(self, *args: Any, callbacks: Sequence[TrainerCallback] = (), **kwargs: Any) -> None:
-        self.clock, self._finite = StepClock(), hea.StopOnNonFiniteLoss()
-        super().__init__(*args, callbacks=[*callbacks, self.clock, self._finite], **kwargs)
-
-    @property
-    def stopped(self) -> str | None:
-        """Why training stopped early; None: it did not."""
-        return self._finite.reason
+        self.clock = StepClock()
+        super().__init__(*args, callbacks=[*callbacks, self.clock], **kwargs)
 
     @property
     def losses(self) -> list[tuple[int, float]]:

@@ -15,6 +15,9 @@ from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 
+# why the heads of a layer with an indexer are not dealt out
+INDEXED = "for all of which an indexer (hea.index) chooses the same keys"
+
 
 @dataclass(frozen=True)
 class DealtHeads:
@@ -52,12 +55,6 @@ class DealtHeads:
         """
         own, num_numbers = self.own_channels(width), self.heads[-1][1] * width
         return SumOfProcesses.apply(pad(states, (own.start, num_numbers - own.stop)), self.shards.group)  # type: ignore[no-any-return]
-
-    def largest(self, value: Tensor) -> Tensor:
-        """Return the largest of a number of each process, 0-dim."""
-        index = torch.arange(self.shards.size, device=value.device)
-        own = torch.where(index == self.shards.rank, value, 0)
-        return SumOfProcesses.apply(own, self.shards.group).amax()  # type: ignore[no-any-return]
 
     def own_tokens(self, states: Tensor) -> Tensor:
         """Return all heads of this process's tokens, given the whole text of its heads: the inverse."""

@@ -3,10 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_efficient_attn.attention.sharded.dealt_heads import refuse_few_heads, refuse_heads
+from hf_efficient_attn.attention.sharded.dealt_heads import INDEXED, refuse_few_heads, refuse_heads
 from hf_efficient_attn.attention.sharded.key_exchange import Text
 from hf_efficient_attn.attention.sharded.layer import exchange_of, refuse_on_shards
-from hf_efficient_attn.attention.sharded.mechanisms import INDEXED
 from hf_efficient_attn.attention.sharded.sequence_shards import HALO, HEADS, shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadNumbers, HeadSizes, dealt_bytes, gather_traffic
 from hf_efficient_attn.errors import InputError

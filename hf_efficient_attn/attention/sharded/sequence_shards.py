@@ -74,3 +74,16 @@ def shards_of(module: nn.Module) -> SequenceShards | None:
     """Return the processes that share the texts of a module; None: it has whole texts."""
     # code that torch can trace
     return getattr(module, SHARDS, None)
+
+
+def why_whole(config: Any) -> str | None:
+    """Return why `shard_sequence` takes no model with this config, as the end of a sentence; None: it may take it."""
+    if not getattr(config, "can_shard_sequence", True):
+        return (
+            f"models of the family {config.model_type} read whole sequences. Of the families, shard_sequence takes "
+            "sparse_transformer, adaptive_span and simplified_transformer, and of transformers decoders and encoders "
+            'with attn_implementation="efficient".'
+        )
+    if config.is_encoder_decoder or config.get_text_config() is not config:
+        return "it joins several models. Shard a model of text alone."
+    return None

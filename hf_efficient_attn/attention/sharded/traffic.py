@@ -29,12 +29,10 @@ class HeadNumbers:
     Attributes:
         there: numbers of states that a process gets of its heads, and whose gradients it sends back.
         back: numbers of what they have read.
-        told: bytes of what has no gradient, such as the cluster of the token.
     """
 
     there: int
     back: int
-    told: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def dealt_bytes(
     for (first, stop), (head, end) in zip(bounds, dealt, strict=True):
         leaving = (stop - first) * (num_heads - (end - head))
         coming = (num_tokens - (stop - first)) * (end - head)
-        forward.append(leaving * (numbers.there * width + numbers.told) + coming * numbers.back * width)
+        forward.append((leaving * numbers.there + coming * numbers.back) * width)
         backward.append(coming * numbers.there * width + leaving * numbers.back * width)
     return tuple(forward), tuple(backward)
 

@@ -65,6 +65,7 @@ class AdaptiveSpanConfig(
 
     model_type = "adaptive_span"
     papers = ("1905.07799",)
+    can_shard_sequence = True
     # scores of a head in a layer, for n tokens
     attention_cost = "n · (span + span_ramp) of the head, at most n · span_limit"
 

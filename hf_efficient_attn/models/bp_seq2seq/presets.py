@@ -1,8 +1,8 @@
 """The authors' networks for translation, as fields of `BPSeq2SeqConfig`; keywords change or add fields.
 
 Sizes, k, clip distances and dropouts are those of their configuration files. Vocabularies are the data's, and are no
-part of the presets. `training.noam_optimizer` has their schedule: a factor of 1 and 8,000 steps of warm-up for `iwslt`,
-a factor of 2 for `wmt14`.
+part of the presets. Their schedule is that of the original Transformer: a factor of 1 and 8,000 steps of warm-up for
+`iwslt`, a factor of 2 for `wmt14`.
 """
 
 from typing import Any, TypeVar

@@ -23,7 +23,6 @@ from torch.nn.functional import pad
 from transformers import initialization as init
 
 from hf_efficient_attn.attention.dense_matrix import dense_attention
-from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.mechanisms.texts import Texts, whole_rows
 from hf_efficient_attn.models.parts.blocks import drop_rate
@@ -44,13 +43,6 @@ class LengthMap(NamedTuple):
     bias: Tensor | None
     stride: int
     is_linear: bool
-
-    def of_heads(self, heads: slice) -> "LengthMap":
-        """Return the map of some heads."""
-        weight, bias = self.weight, self.bias
-        is_by_head = weight is not None and weight.ndim == (3 if self.is_linear else 4)
-        weight = weight[heads] if is_by_head else weight
-        return self._replace(weight=weight, bias=bias[heads] if bias is not None and bias.ndim == 2 else bias)
 
 
 class LengthMaps(nn.Module):
@@ -122,15 +114,12 @@ class LinformerAttention(MechanismAttention):
         states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
-        dealt: DealtHeads | None = None,
         shared_maps: tuple[LengthMap, LengthMap] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         query, *rest = states
         check_length(query.shape[1], self.config.max_position_embeddings)
         keys, values = shared_maps if self.length_maps is None else self.length_maps()
-        if dealt is not None:
-            keys, values = keys.of_heads(dealt.own), values.of_heads(dealt.own)
         rest = [zeroed(each, real) for each in rest]
         if not keys.is_linear and not need_weights:
             rest, real = with_spare_stride(rest, real, keys.stride)
@@ -138,7 +127,7 @@ class LinformerAttention(MechanismAttention):
         is_one = self.config.projection_first and self.has_one_map
         value = key if is_one else compress(rest[-1], values, real, self.head_dim)
         if self.config.projection_first:
-            key, value = self._mapped(self.k_proj, key, dealt), self._mapped(self.v_proj, value, dealt)
+            key, value = self.k_proj(key), self.v_proj(value)
         query, key, value = (self.heads(each) for each in (query, key, value))
         filled = None if keys.is_linear else filled_slots(real, keys.stride)
         allowed = None if filled is None else filled[:, None, None]
@@ -146,12 +135,6 @@ class LinformerAttention(MechanismAttention):
             query, key, value, allowed, None, self.scaling, drop_rate(self.dropout), need_weights
         )
         return out.transpose(1, 2).flatten(2), weights
-
-    def _mapped(self, projection: nn.Module, compressed: Tensor, dealt: DealtHeads | None) -> Tensor:
-        """Return what is projected behind the text, [R, k, h · D] → the same, as a map of all heads has it."""
-        if dealt is None:
-            return projection(compressed)
-        return projection(dealt.all_heads(compressed, self.head_dim))[..., dealt.own_channels(self.head_dim)]
 
     def costs(self, num_keys: int) -> str:
         scores = num_keys * self.num_slots

@@ -28,7 +28,6 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.mechanisms.texts import Texts, in_front
@@ -87,7 +86,6 @@ class MemoryCompressedAttention(MechanismAttention):
         states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
-        dealt: DealtHeads | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -97,12 +95,11 @@ class MemoryCompressedAttention(MechanismAttention):
         query, key, value = (self.heads(each) for each in (query, *rest))
         start = None
         if cache is None:
-            key, value = self._made(key, self.key_conv, dealt), self._made(value, self.value_conv, dealt)
+            key, value = self._made(key, self.key_conv), self._made(value, self.value_conv)
         else:
             key, value, start = self._cached(cache, key, value, real)
         if self.null_key is not None:
-            own = slice(None) if dealt is None else dealt.own_channels(self.head_dim)
-            key, value = _behind(self.null_key[own], key), _behind(self.null_value[own], value)
+            key, value = _behind(self.null_key, key), _behind(self.null_value, value)
         if not self.is_causal or start is not None or need_weights or torch.compiler.is_exporting():
             allowed = self._allowed(query, key.shape[2], real, start)
             options = (self.scaling, drop_rate(self.dropout), need_weights)
@@ -122,16 +119,10 @@ class MemoryCompressedAttention(MechanismAttention):
         )
         return out.transpose(1, 2).flatten(2), None
 
-    def _made(self, states: Tensor, conv: nn.Module, dealt: DealtHeads | None = None) -> Tensor:
+    def _made(self, states: Tensor, conv: nn.Module) -> Tensor:
         """Return the slots of tokens, the last filled up with zeros: [R, h, L, D] → [R, h, ⌈L / f⌉, D]."""
         strides = whole_strides(states.transpose(1, 2).flatten(2), self.stride).mT
-        if dealt is None:
-            return self.heads(conv(strides).mT)
-        if self.config.compression_by_head and type(conv) is StrideConvolution:
-            return self.heads(conv(strides, dealt.own).mT)
-        # it mixes heads, or is wrapped in an adapter
-        whole = dealt.all_heads(strides.mT, self.head_dim).mT
-        return self.heads(conv(whole).mT[..., dealt.own_channels(self.head_dim)])
+        return self.heads(conv(strides).mT)
 
     def _cached(
         self, cache: Cache, key: Tensor, value: Tensor, real: Tensor | None

@@ -24,7 +24,6 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_paged
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -156,9 +155,8 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         arguments = self.arguments(call)
         if self.config.projection_padding == "ignore":
             tokens = arguments["token_mask"]
-            real = call.own_real_tokens(tokens, shards_of(self))
             is_packed = call.documents is not None or tokens.segment_ids is not None
-            hidden_states = without_padding(hidden_states, real, is_packed)
+            hidden_states = without_padding(hidden_states, call.real_tokens, is_packed)
         kwargs = {**kwargs, **where, **arguments}
         for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states = layer(hidden_states, **kwargs)
@@ -185,7 +183,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
     def arguments(self, call: PreparedCall) -> dict[str, Any]:
         """Return the masks and texts of a call, and what layers share, as keyword arguments of all layers."""
         masks = call.masks(self.config)
-        texts = find_texts(call, masks, self.config.is_causal, shards_of(self) is not None)
+        texts = find_texts(call, masks, self.config.is_causal)
         shared = None if self.shared_maps is None else self.shared_maps()
         return {
             **masks,

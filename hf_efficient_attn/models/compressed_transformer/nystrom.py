@@ -24,7 +24,6 @@ from transformers import initialization as init
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.notices import warn_of_weights
-from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.models.mechanisms.feature_maps import wide
 
@@ -48,7 +47,6 @@ class NystromAttention(MechanismAttention):
         states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
-        dealt: DealtHeads | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = (self.heads(zeroed(each, real)) for each in states)
@@ -60,26 +58,23 @@ class NystromAttention(MechanismAttention):
             if not is_tracing(key) and key.shape[2] <= self.num_landmarks:
                 read, gathered = all_read(query, key, real), None
             else:
-                read, gathered = self._by_landmarks(query, key, real, dealt)
+                read, gathered = self._by_landmarks(query, key, real)
             weights = None
             if need_weights:
                 warn_of_weights()
                 weights = read if gathered is None else read @ gathered
             out = self.dropout(read) @ (values if gathered is None else gathered @ values)
         out = out.to(dtype)
-        own = slice(None) if dealt is None else dealt.own
-        out = out if self.conv is None else out + self.conv(value, own)
+        out = out if self.conv is None else out + self.conv(value)
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(dtype)
 
-    def _by_landmarks(
-        self, query: Tensor, key: Tensor, real: Tensor | None, dealt: DealtHeads | None
-    ) -> tuple[Tensor, Tensor]:
+    def _by_landmarks(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return F, [R, H, L, m], and A⁺ B, [R, H, m, L]; of short texts the weights of full attention, and 1."""
         means, is_landmark, is_short = segments(query, real, self.num_landmarks)
         queries, keys = means @ query, means @ key
         # F, without the landmarks that a short text does not have
         read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
-        inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale, dealt)
+        inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale)
         gathered = queries @ key.mT
         if real is not None:
             gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
@@ -116,9 +111,8 @@ class HeadConvolution(nn.Module):
         """Start as the other matrices of the model."""
         init.normal_(self.weight, std=self.std)
 
-    def forward(self, states: Tensor, heads: slice) -> Tensor:
-        weight = self.weight[heads]
-        return nn.functional.conv2d(states, weight, padding=(self.size // 2, 0), groups=len(weight))
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.conv2d(states, self.weight, padding=(self.size // 2, 0), groups=len(self.weight))
 
 
 def all_read(query: Tensor, key: Tensor, real: Tensor | None) -> Tensor:
@@ -155,17 +149,13 @@ def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[T
     return means.unsqueeze(1), is_landmark, (counts <= num_landmarks).squeeze(1)
 
 
-def inverted(matrix: Tensor, scale: str, dealt: DealtHeads | None = None) -> Tensor:
+def inverted(matrix: Tensor, scale: str) -> Tensor:
     """Return the pseudo-inverse of softmax matrices [R, H, m, m] as six steps of the iteration find it.
 
-    Args:
-        scale: by what its start is divided: the largest sum of a column of each matrix ("head"), or of all ("batch").
-        dealt: of which heads they are; None: all.
+    scale: by what its start is divided: the largest sum of a column of each matrix ("head"), or of all ("batch").
     """
     largest = matrix.sum(-2, keepdim=True)
     largest = largest.amax(-1, keepdim=True) if scale == "head" else largest.amax()
-    if dealt is not None and scale != "head":
-        largest = dealt.largest(largest)
     inverse = matrix.mT / largest
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     for _ in range(STEPS):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text
 from hf_efficient_attn.models.mechanisms.prior import HasPrior
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 
@@ -25,8 +24,7 @@ class PriorAttention(HasPrior, SparseAttention):
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        num_keys = keys_of_text(followed.shards, key, options["tokens"])
-        term = self.prior_term(num_keys, query.dtype, query.device)
+        term = self.prior_term(key.shape[2], query.dtype, query.device)
         return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:

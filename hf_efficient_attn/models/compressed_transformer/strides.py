@@ -13,16 +13,12 @@ class StrideConvolution(nn.Conv1d):
     Computed as a product of matrices, which torch compiles and exports for any length, and its convolutions not.
     """
 
-    def forward(self, states: Tensor, groups: slice = slice(None)) -> Tensor:
-        """Return the slots of texts.
-
-        Args:
-            groups: of kernels, those that are used; the states are theirs.
-        """
-        made = convolved(states.mT, self.weight.unflatten(0, (self.groups, -1))[groups])
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the slots of texts."""
+        made = convolved(states.mT, self.weight.unflatten(0, (self.groups, -1)))
         # adapters build convolutions of this class without one
         if self.bias is not None:
-            made = made + self.bias.unflatten(0, (self.groups, -1))[groups].flatten().to(made.dtype)
+            made = made + self.bias.to(made.dtype)
         return made.mT
 
 

@@ -33,12 +33,10 @@ from hf_efficient_attn.attention.layer_attention import added_scores, pairs_of, 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.sharded.mechanisms import whole_keys
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 
@@ -62,12 +60,9 @@ class TalkingHeadsAttention(SparseAttention):
         self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         # lengths of an exported graph are not known
-        is_known, num_keys = not torch.compiler.is_exporting(), keys_of_text(followed.shards, key, options["tokens"])
-        if self._is_dense(followed, num_keys if is_known else FEW_KEYS + 1):
+        is_known = not torch.compiler.is_exporting()
+        if self._is_dense(followed, key.shape[2] if is_known else FEW_KEYS + 1):
             kept = {name: each for name, each in options.items() if name != "backend"}
-            if followed.shards is not None:
-                key, value, first = whole_keys(self, key, value, num_keys, options["need_weights"])
-                followed, kept["query_offset"] = replace(followed, shards=None), first
             return talk(query, key, value, self.score_map, self.weight_map, followed, **kept)
         query, shared = with_shared_keys(query, self.score_map, key.shape[1]), (one_head(key), one_head(value))
         out, weights = super()._attend(query, *shared, followed, options)

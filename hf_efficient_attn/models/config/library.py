@@ -35,6 +35,8 @@ class LibraryConfig:
     default_implementation = NAME
     # whether layers ask the engine themselves, not through the attention interface of transformers
     follows_patterns = True
+    # whether `shard_sequence` takes models of the family
+    can_shard_sequence = False
     # whether backbones check by themselves what `before_forward` checks for other models on "efficient"
     checks_inputs = True
     lora_modules = ["q_proj", "v_proj"]

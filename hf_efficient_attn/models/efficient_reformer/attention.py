@@ -12,9 +12,6 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer, readable_keys
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
@@ -111,8 +108,7 @@ class LocalAttention(ReformerAttention):
         if cache is not None:
             key, value = append_to_cache(cache, key, value, self.layer_idx)
         options = self.options(token_mask, query_offset, attention_mask, kwargs)
-        followed = replace(self.followed(), shards=shards_of(self))
-        out, weights = attend_layer(query, key, value, followed, scale=self.head_dim**-0.5, **options)
+        out, weights = attend_layer(query, key, value, self.followed(), scale=self.head_dim**-0.5, **options)
         return self.o_proj(out.flatten(2)), weights
 
     def pattern(self) -> Pattern:
@@ -173,20 +169,12 @@ class LSHAttention(ReformerAttention):
         if cache is not None:
             read, value = append_to_cache(cache, query, value, self.layer_idx)
         options = self.options(token_mask, query_offset, attention_mask, kwargs)
-        dealt = deal_layer(self, self.config.num_attention_heads, token_mask, options["need_weights"])
-        if dealt is not None:
-            query = read = dealt.whole_texts(query)
-            value = dealt.whole_texts(value)
         kept = {} if kept is None else kept
         if "buckets" not in kept:
-            rotations = self.rotations(hash_step, read.device)
-            rotations = rotations if dealt is None else rotations[dealt.own]
-            kept["buckets"] = hash_vectors(read, rotations, self.factors)
-        if dealt is None:
-            tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], token_mask, attention_mask))
+            kept["buckets"] = hash_vectors(read, self.rotations(hash_step, read.device), self.factors)
+        tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], token_mask, attention_mask))
         chosen = self.chosen(kept["buckets"], token_mask, attention_mask, query.shape[0])
         out, weights = attend_layer(query, read, value, self.followed(), scale=1.0, chosen=chosen, **options)
-        out = out if dealt is None else dealt.own_rows(out)
         return self.o_proj(out.flatten(2)), weights
 
     def rotations(self, hash_step: Tensor | None, device: torch.device) -> Tensor:
@@ -247,10 +235,8 @@ class LSHAttention(ReformerAttention):
         # in each round a token meets itself, which it reads only if it may read nothing else
         most = max(1, config.num_hashes * (config.lsh_attn_chunk_length * chunks - 1))
         chosen = self.chosen(buckets, NO_MASK, None, 1)
-        # queries are keys, too
-        dealt = HeadNumbers(2 * self.head_dim, self.head_dim)
         asked = super().layer_request(num_keys, task, (*notes, note))
-        return replace(asked, chosen=chosen, most_keys=most, dealt=dealt)
+        return replace(asked, chosen=chosen, most_keys=most)
 
 
 def build_attention(config: Any, layer_idx: int) -> ReformerAttention:

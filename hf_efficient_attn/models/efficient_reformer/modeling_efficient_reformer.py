@@ -34,8 +34,6 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.sums import summed
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -215,11 +213,9 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         )
 
     def _hash_step(self, device: torch.device) -> Tensor:
-        """Return a number to hash by that is drawn anew for every batch, the same in processes that share a text."""
+        """Return a number to hash by that is drawn anew for every batch."""
         # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
-        step = torch.randint(MAX_STEP, (), device=device)
-        shards = shards_of(self)
-        return step if shards is None else summed(step * (shards.rank == 0), shards.group)
+        return torch.randint(MAX_STEP, (), device=device)
 
     def _reversible_stack(self, cache: Cache | None) -> ReversibleStack | None:
         """Return what computes activations again in the backward pass; None: they are kept, or none are needed."""

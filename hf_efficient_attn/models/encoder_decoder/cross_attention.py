@@ -9,9 +9,6 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.own_segments import attend_own_segments
-from hf_efficient_attn.attention.sharded.layer import refuse_on_shards
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.shared_source import read_source
 from hf_efficient_attn.layout.host_copies import lasting
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
@@ -46,8 +43,6 @@ class CrossAttention(nn.Module):
         """Return the output and, with `output_attentions`, the weights [B, H, T, S], else None.
 
         source: which source tokens may be read, and the segments of these and of the target, if there are any.
-
-        Where processes share a source, S is the number of the tokens that this one holds.
         """
         query = self._split(self.q_proj(hidden_states))
         # the cache may hold another precision
@@ -55,11 +50,8 @@ class CrossAttention(nn.Module):
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         if need_weights:
             warn_of_weights()
-        shards, scale, dropout = shards_of(self), self.head_dim**-0.5, drop_rate(self.dropout)
-        if shards is not None:
-            refuse_on_shards(False, False, need_weights)
-            out, weights = read_source(query, key, value, open_pairs(source), scale, dropout, shards), None
-        elif source.segment_ids is None or need_weights:
+        scale, dropout = self.head_dim**-0.5, drop_rate(self.dropout)
+        if source.segment_ids is None or need_weights:
             pairs = open_pairs(source)
             out, weights = dense_attention(query, key, value, pairs, None, scale, dropout, need_weights)
         else:

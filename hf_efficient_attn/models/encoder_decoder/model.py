@@ -15,8 +15,6 @@ from transformers.utils import can_return_tuple
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.refusals import refuse_paged
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
-from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.models.encoder_decoder.inputs import (
     check_positions,
     check_sides,
@@ -92,33 +90,15 @@ class EncoderDecoder:
         of_target = {name: kwargs.pop(name, None) for name in getattr(self, "decoder_inputs", ())}
         masks = (attention_mask, decoder_attention_mask, *of_source.values(), *of_target.values())
         bring_inputs(self.asked_tokens(input_ids), *masks)
-        shards = shards_of(self)
-        num_tokens, own_mask = own_source(source, attention_mask, shards)
-        check_sides(attention_mask, decoder_attention_mask, num_tokens, target.shape[1], cache)
+        check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], cache)
         kwargs["return_dict"] = True
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **of_source, **kwargs)
         else:
             encoder_outputs = checked_outputs(encoder_outputs, attention_mask)
-        read = (encoder_outputs.last_hidden_state, own_mask, cache, decoder_inputs_embeds, use_cache)
-        with same_random_numbers(self, target.device):
-            outputs = self.decoder(decoder_input_ids, decoder_attention_mask, *read, **of_target, **kwargs)
+        read = (encoder_outputs.last_hidden_state, attention_mask, cache, decoder_inputs_embeds, use_cache)
+        outputs = self.decoder(decoder_input_ids, decoder_attention_mask, *read, **of_target, **kwargs)
         return joined_outputs(encoder_outputs, outputs)
-
-
-def own_source(
-    source: Tensor, attention_mask: Tensor | None, shards: SequenceShards | None
-) -> tuple[int, Tensor | None]:
-    """Return how many tokens a source has, and the mask of those that this process holds.
-
-    Args:
-        source: [B, S] or [B, S, hidden_size]; where processes share it, of this process's tokens.
-        attention_mask: of all of them.
-    """
-    if shards is None or attention_mask is None:
-        return source.shape[1], attention_mask
-    num_tokens = attention_mask.shape[1]
-    return num_tokens, attention_mask[:, shards.own(num_tokens)]
 
 
 def checked_outputs(encoder_outputs: Any, attention_mask: Tensor | None) -> BaseModelOutput:

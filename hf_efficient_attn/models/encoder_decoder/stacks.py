@@ -10,38 +10,10 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
-from hf_efficient_attn.attention.table_form import with_kind
-from hf_efficient_attn.attention.token_table import write_table
-from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.encoder_decoder.cross_attention import with_cross_attention
 from hf_efficient_attn.models.encoder_decoder.inputs import check_positions, check_source_mask
-from hf_efficient_attn.models.parts.positions import positions_among_real
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
-
-
-def shared_mask(attention_mask: Any, shards: SequenceShards) -> tuple[Any, Tensor]:
-    """Return the mask of a source that processes share as layers take it, and the positions of this one's tokens.
-
-    attention_mask: 1 = a token, [B, S] of the whole source.
-    """
-    num_tokens = attention_mask.shape[1]
-    table: Any = write_table(TokenMask(attention_mask != 0), None, num_tokens)
-    return with_kind(table, False), positions_among_real(attention_mask)[:, shards.own(num_tokens)]
-
-
-def refuse_alone(attention_mask: Any, own_tokens: int, shards: SequenceShards) -> None:
-    """Raise UnsupportedBackendError for an encoder of shared sources that is not called by its model.
-
-    attention_mask: of the whole source, where the model has cut it; `own_tokens` are those of this process.
-    """
-    if attention_mask is None or len(range(attention_mask.shape[1])[shards.own(attention_mask.shape[1])]) != own_tokens:
-        raise UnsupportedBackendError(
-            "The encoder of a model on shards of a text (shard_sequence) is not called alone, for nothing would cut "
-            "its source. Call the whole model, or take its shards away: hea.shard_sequence(model, None)."
-        )
 
 
 def record_layers(layer_class: type[nn.Module], count: str) -> OutputRecorder:
@@ -101,21 +73,14 @@ class Stack:
     ) -> PreparedCall:
         """Return the inputs of an encoder, checked and completed.
 
-        Args:
-            attention_mask: of the whole source, of which processes that share it embed a part.
-            options: the call's other arguments.
+        options: the call's other arguments.
         """
         check_inputs(self.config, input_ids, inputs_embeds)
         compare_processes(self)
         check_positions(options)
         embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        shards, position_ids = shards_of(self), None
-        if shards is None:
-            check_source_mask(attention_mask, embedded.shape[1])
-        else:
-            refuse_alone(attention_mask, embedded.shape[1], shards)
-            attention_mask, position_ids = shared_mask(attention_mask, shards)
-        return prepare_call(self.config, embedded, attention_mask, position_ids, None, options)
+        check_source_mask(attention_mask, embedded.shape[1])
+        return prepare_call(self.config, embedded, attention_mask, None, None, options)
 
     def target_call(
         self,

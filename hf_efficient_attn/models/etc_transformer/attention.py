@@ -28,8 +28,6 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
-from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import Distance, Term
@@ -40,11 +38,9 @@ from hf_efficient_attn.patterns.bands import Band
 
 from .dense_piece import Labelled, attend_pairs
 from .labels import LINKED, NOT_LINKED, labels_by_distance
-from .shared_text import deal_out, take_back
 from .structure import Structure
 
 KeysAndValues = tuple[Tensor, Tensor]
-ALL = slice(None)
 
 
 class RelativeTable(nn.Module):
@@ -62,13 +58,10 @@ class RelativeTable(nn.Module):
         init.trunc_normal_(self.vectors, std=self.std, a=-2 * self.std, b=2 * self.std)
         init.zeros_(self.biases)
 
-    def forward(self, query: Tensor, labels: list[int] | slice, scale: float, heads: slice = ALL) -> Tensor:
-        """Return what these labels add to the scores of queries, [B, H, N, D] → [B, H, N, labels].
-
-        heads: those of the queries.
-        """
+    def forward(self, query: Tensor, labels: list[int] | slice, scale: float) -> Tensor:
+        """Return what these labels add to the scores of queries, [B, H, N, D] → [B, H, N, labels]."""
         chosen = labels if isinstance(labels, slice) else device_numbers(tuple(labels), query.device, torch.long)
-        vectors, biases = self.vectors[chosen][:, heads], self.biases[chosen][:, heads]
+        vectors, biases = self.vectors[chosen], self.biases[chosen]
         products = query @ vectors.permute(1, 2, 0).to(query.dtype)
         return (products + biases.T.unsqueeze(1).to(products.dtype)) * scale
 
@@ -137,18 +130,9 @@ class EtcAttention(nn.Module):
         among, to_long = (to_global, near) if self.global_side is None else (side.own(globals_), side.other(long))
         need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
         need_global = bool(kwargs.get("output_global_attentions", False)) or need_weights
-        query, global_query, heads = self.long_side.queries(long), side.queries(globals_), ALL
-        dealt = deal_layer(self, query.shape[1], token_mask, need_weights)
-        if dealt is not None:
-            states = (query, *near, *to_long[: self.num_other]), (global_query, *to_global, *among)
-            (query, *read), (global_query, *read_globals) = deal_out(dealt, *states)
-            # the last two of both are those that global tokens read
-            near, to_long, heads = (read[0], read[1]), (read[-2], read[-1]), dealt.own
-            to_global, among = (read_globals[0], read_globals[1]), (read_globals[2], read_globals[3])
-        out, weights = self.read_long(query, near, to_global, structure, token_mask, need_weights, heads)
-        global_out, global_weights = self.read_all(global_query, among, to_long, structure, need_global, heads)
-        if dealt is not None:
-            out, global_out = take_back(dealt, out.to(query.dtype), global_out)
+        query, global_query = self.long_side.queries(long), side.queries(globals_)
+        out, weights = self.read_long(query, near, to_global, structure, token_mask, need_weights)
+        global_out, global_weights = self.read_all(global_query, among, to_long, structure, need_global)
         global_map = self.o_proj if self.global_o_proj is None else self.global_o_proj
         out, global_out = (each.transpose(1, 2).flatten(2) for each in (out, global_out))
         return self.o_proj(out), weights, global_map(global_out), global_weights
@@ -161,17 +145,15 @@ class EtcAttention(nn.Module):
         structure: Structure,
         token_mask: TokenMask,
         need_weights: bool,
-        heads: slice = ALL,
     ) -> tuple[Tensor, Tensor | None]:
         """Return what long tokens read, of their band and of all global tokens, and the weights."""
-        followed, terms, rate = self.followed(), self.terms(query, heads), drop_rate(self.dropout)
+        followed, terms, rate = self.followed(), self.terms(query), drop_rate(self.dropout)
         options: dict[str, Any] = {"scale": self.scaling, "dropout": rate, "backend": backend_of(self.config)}
         masks = {"key_mask": token_mask.key_mask, "segment_ids": token_mask.segment_ids}
         lse_options = {"return_lse": True, "lse_gradient": True}
         where = {"layer": followed.layer, **masks, **options, **lse_options}
-        numbers = {} if heads == ALL else {"first_head": heads.start, "num_model_heads": self.num_heads}
-        part: Any = attention(query, *near, followed.pattern, terms=terms, **where, **numbers)
-        added = self.of_links(self.long_labels, query, structure.linked, heads)
+        part: Any = attention(query, *near, followed.pattern, terms=terms, **where)
+        added = self.of_links(self.long_labels, query, structure.linked)
         dense: dict[str, Any] = {"scale": self.scaling, "dropout": rate, "need_weights": need_weights}
         *other, other_weights = attend_pairs(query, *to_global, added, structure.long_to_global, **dense)
         out, lse = join_attention((part, (other[0], other[1])))
@@ -195,12 +177,11 @@ class EtcAttention(nn.Module):
         to_long: KeysAndValues,
         structure: Structure,
         need_weights: bool,
-        heads: slice = ALL,
     ) -> tuple[Tensor, Tensor | None]:
         """Return what global tokens read, of each other and of the long tokens, and the weights."""
-        added = self.of_links(self.global_labels, query, structure.linked.transpose(2, 3), heads)
+        added = self.of_links(self.global_labels, query, structure.linked.transpose(2, 3))
         if self.global_labels is not None and structure.labels is not None:
-            added = ((self.global_labels(query, ALL, self.scaling, heads), structure.labels), *added)
+            added = ((self.global_labels(query, slice(None), self.scaling), structure.labels), *added)
         key, value = (torch.cat(each, 2) for each in zip(among, to_long, strict=True))
         dense: dict[str, Any] = {
             "scale": self.scaling,
@@ -210,27 +191,20 @@ class EtcAttention(nn.Module):
         out, _, weights = attend_pairs(query, key, value, added, structure.from_global, **dense)
         return out.to(query.dtype), None if weights is None else weights.to(query.dtype)
 
-    def of_links(
-        self, table: RelativeTable | None, query: Tensor, linked: Tensor, heads: slice
-    ) -> tuple[Labelled, ...]:
+    def of_links(self, table: RelativeTable | None, query: Tensor, linked: Tensor) -> tuple[Labelled, ...]:
         """Return what is added to the scores of queries, by whether a global and a long token belong together."""
         if table is None:
             return ()
         first = 2 * self.config.max_relative_distance
         of_links = slice(first + NOT_LINKED, first + LINKED + 1)
-        return ((table(query, of_links, self.scaling, heads), linked),)
+        return ((table(query, of_links, self.scaling), linked),)
 
-    @property
-    def num_other(self) -> int:
-        """How many states of a long token global ones read that are not those which long ones read."""
-        return 0 if self.global_side is None else 2
-
-    def terms(self, query: Tensor, heads: slice) -> tuple[Term, ...]:
+    def terms(self, query: Tensor) -> tuple[Term, ...]:
         """Return the labels of distances as a learned part of the scores."""
         if self.long_labels is None:
             return ()
         reach = self.config.max_relative_distance
-        values = self.long_labels(query, labels_by_distance(reach), self.scaling, heads)
+        values = self.long_labels(query, labels_by_distance(reach), self.scaling)
         return (Term(values, Distance(-reach, reach)),)
 
     def followed(self) -> LayerPattern:
@@ -254,7 +228,6 @@ class EtcAttention(nn.Module):
             layer=self.layer_idx,
             labels=() if self.long_labels is None else (Distance(-reach, reach),),
             backend=backend_of(config),
-            dealt=HeadNumbers((3 + self.num_other) * config.head_dim, config.head_dim),
             notes=(
                 f"Besides, a head computes {besides:,} pairs with global tokens: {num_global:,} of them, one for every "
                 f"{config.chunk_tokens} tokens where a call gives no others.",

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 from hf_efficient_attn.models.parts.embeddings import check_types
 
@@ -72,9 +71,7 @@ class EtcLayer(GradientCheckpointingLayer):
         mlps = (self.mlp, self.mlp_norm)
         long = self.followed_by(long, out, norms[0], *mlps)
         mlps = mlps if self.global_mlp is None else (self.global_mlp, self.global_mlp_norm)
-        # which all processes compute that share the long input
-        with same_random_numbers(self, globals_.device):
-            return long, self.followed_by(globals_, global_out, norms[1], *mlps)
+        return long, self.followed_by(globals_, global_out, norms[1], *mlps)
 
     def followed_by(self, states: Tensor, read: Tensor, norm: nn.Module, mlp: nn.Module, mlp_norm: nn.Module) -> Tensor:
         """Return the states of one input, given what they have read, after the MLP."""

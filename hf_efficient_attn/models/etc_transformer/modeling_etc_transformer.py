@@ -30,8 +30,6 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -54,7 +52,6 @@ from .contrast import contrastive_loss, refuse_recording
 from .global_input import CLOSED, INPUTS, cut_at_contexts, find_globals
 from .heads import EtcAnswerHead, EtcTextHead
 from .layers import EtcEmbeddings, EtcLayer, with_all_gradients
-from .shared_text import whole_call
 from .structure import GlobalInput, build_structure
 
 
@@ -167,10 +164,9 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
         call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
         mask = call.masks(self.config)["token_mask"]
-        call, whole = whole_call(call, mask, shards_of(self))
         given = (global_mask, long_to_global, global_contexts, global_reads_all, types[1])
-        ids, globals_ = find_globals(self.config, whole, mask.key_mask, global_input_ids, *given)
-        mask = cut_at_contexts(mask, long_contexts, whole)
+        ids, globals_ = find_globals(self.config, call, mask.key_mask, global_input_ids, *given)
+        mask = cut_at_contexts(mask, long_contexts, call)
         long, states = self.encode(call, ids, globals_, types, mask, kwargs)
         loss = None
         if cpc_mask is not None:
@@ -216,8 +212,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         named = (self.config.long_token_type, self.embeddings.norm, "token_type_ids")
         long = self.embeddings(call.embedded, types[0], *named)
         embedded, norm = self.embed_tokens(global_ids).to(long.dtype), self.embeddings.global_norm
-        with same_random_numbers(self, long.device):
-            states = self.embeddings(embedded, types[1], 0, norm, "global_token_type_ids")
+        states = self.embeddings(embedded, types[1], 0, norm, "global_token_type_ids")
         structure = build_structure(self.config, globals_, mask.key_mask, call.documents)
         for layer in self.layers:
             long, states = layer(long, states, structure, token_mask=mask, **options)

@@ -35,11 +35,6 @@ def own_rotary(model: Any) -> Any:
                 f"{name} has {field}={shown(getattr(config, field))}; index needs layers that read all earlier tokens, "
                 f"as with {field}=None."
             )
-    if getattr(config, "has_mechanism", False):
-        raise UnsupportedBackendError(
-            f"{name} has mechanism={shown(config.mechanism)}; index chooses keys for plain softmax attention, as with "
-            "mechanism=None."
-        )
     kind = config.position_embedding_type
     if kind != "rope":
         raise UnsupportedBackendError(

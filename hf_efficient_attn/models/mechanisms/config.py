@@ -58,11 +58,6 @@ class PriorFields:
     prior_is_trained: bool = True
 
 
-@dataclass(init=False, repr=False, eq=False)
-class MechanismFields(FeatureFields, PriorFields):
-    """Mixin: both."""
-
-
 FEATURE_FIELDS = tuple(each.name for each in fields(FeatureFields))
 PRIOR_FIELDS = tuple(each.name for each in fields(PriorFields))
 

@@ -32,7 +32,6 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.notices import warn_of_weights
-from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.models.mechanisms.causal_sums import NOTHING, KeySum, causal_sums, key_sum, pair_weights
@@ -76,7 +75,6 @@ class LinearReading(TextReading):
         states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
-        dealt: DealtHeads | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:

@@ -7,11 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads
-from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.models.mechanisms.texts import TextGroup, Texts
 
 
@@ -38,9 +35,6 @@ class TextReading(nn.Module):
             states: what `project` takes, [B, T, X].
         """
         need_weights = bool(kwargs.pop("output_attentions", self.config.output_attentions))
-        dealt = deal_layer(self, self.num_heads, kwargs.get("token_mask", NO_MASK), need_weights)
-        if dealt is not None:
-            return self._attend_dealt(states, texts, dealt, **kwargs), None
         parts = [
             self.attend(part, group.real, need_weights=need_weights, **kwargs)
             for part, group in zip(texts.split(states), texts.groups, strict=True)
@@ -69,7 +63,6 @@ class TextReading(nn.Module):
         states: Sequence[Tensor],
         real: Tensor | None,
         need_weights: bool,
-        dealt: DealtHeads | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return what the tokens of texts read, [R, L, h · D], and the weights [R, h, L, S] if they are needed.
@@ -78,20 +71,8 @@ class TextReading(nn.Module):
             states: what `project` returns, [R, L, h · D] each.
             real: which places hold tokens, always the first ones of a text, bool [R, L]; None: all. The states of
                 others are any, finite or not, and so is what is returned for them.
-            dealt: of which heads they are; None: all.
         """
         raise NotImplementedError
-
-    def _attend_dealt(self, states: Tensor, texts: Texts, dealt: DealtHeads, **kwargs: Any) -> Tensor:
-        """Return what this process's tokens read, [B, n, H · D], where processes share the texts."""
-        whole = [
-            texts.split(dealt.whole_texts(self.heads(each)).transpose(1, 2).flatten(2)) for each in self.project(states)
-        ]
-        parts = [
-            self.read(each, group.real, False, dealt, **kwargs)[0]
-            for each, group in zip(zip(*whole, strict=True), texts.groups, strict=True)
-        ]
-        return dealt.own_tokens(self.heads(texts.join(parts))).transpose(1, 2).flatten(2)
 
     def heads(self, states: Tensor) -> Tensor:
         """Return [R, L, H · D] as [R, H, L, D]."""

@@ -87,12 +87,10 @@ def whole_rows() -> Texts:
     return Texts((TextGroup(),))
 
 
-def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool, is_shared: bool = False) -> Texts:
+def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool) -> Texts:
     """Return the texts of the new tokens of a call.
 
-    Args:
-        masks: the call's.
-        is_shared: whether processes share the texts, of which there are then the whole ones.
+    masks: the call's.
 
     Raises:
         InputError: a mask that is a matrix of other pairs than those of real tokens, in a causal model those up to
@@ -103,8 +101,6 @@ def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool, is_sh
     if matrix is not None:
         real = readable_keys(matrix, call.batch_size)
         check_open_pairs(matrix, real, CLOSED, is_causal)
-    if is_shared:
-        return texts_of(real, documents, call.batch_size, mask.shape[1], call.embedded.device)
     real, documents = (None if each is None else of_queries(each, call) for each in (real, documents))
     return texts_of(real, documents, call.batch_size, call.tokens, call.embedded.device)
 

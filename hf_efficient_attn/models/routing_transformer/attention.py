@@ -14,9 +14,6 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
-from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Distance, Label
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
@@ -150,18 +147,9 @@ class RoutingAttention(nn.Module):
             backend=DENSE.get(asked.backend, asked.backend),
             notes=(f"{self.num_routing} of {self.num_heads} heads route: a query reads {says}.",),
             chosen=key_groups(groups, is_balanced, self.member_distances is not None),
-            dealt=self._dealt(),
             # a token is a member of its own cluster, whether it reads itself or not
             most_keys=most if config.include_self or is_balanced or not self.is_causal else most - 1,
         )
-
-    def _dealt(self) -> HeadNumbers:
-        """Return what a token takes where processes share a text: its states, and what decides on its clusters."""
-        config, states = self.config, 2 if self.config.shares_qk else 3
-        likeness = config.num_clusters * torch.float32.itemsize * (states - 1)
-        cluster = 2 * torch.int64.itemsize
-        told = likeness if config.has_balanced_clusters else cluster
-        return HeadNumbers(states * self.head_dim, self.head_dim, told)
 
     def _asked(self, followed: LayerPattern, num_heads: int) -> LayerRequest:
         return LayerRequest(
@@ -261,24 +249,15 @@ class RoutingAttention(nn.Module):
         """Return what routing heads read; `places`: the documents of all keys, and the positions of the queries."""
         query, key, value = (each[:, : self.num_routing] for each in (query, key, value))
         documents, positions = places
-        dealt = deal_layer(self, self.num_routing, options["tokens"], options["need_weights"])
-        if dealt is not None:
-            query, value = dealt.whole_texts(query), dealt.whole_texts(value)
-            key = query if self.config.shares_qk else dealt.whole_texts(key)
-            of_keys = dealt.whole_texts(likeness[1])
-            likeness = (of_keys if likeness[0] is likeness[1] else dealt.whole_texts(likeness[0]), of_keys)
-            positions = torch.arange(documents.shape[1], device=documents.device)
         is_packed = options["tokens"].segment_ids is not None
         groups = self._groups(likeness, documents, positions, is_packed, query.dtype)
-        if dealt is None:
-            tell_membership(self.layer_idx, lambda: self._membership(likeness, groups, documents))
+        tell_membership(self.layer_idx, lambda: self._membership(likeness, groups, documents))
         scale = float(self.config.routing_scale)
         distances = self.member_distances
         terms = () if distances is None else (distances.term(query, scale, groups.shift),)
         chosen = key_groups(groups, self.config.has_balanced_clusters, distances is not None)
         followed = self._followed_by_routing()
-        read = attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
-        return read if dealt is None else (dealt.own_rows(read[0]), None)
+        return attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
 
     def _read_locally(
         self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
@@ -297,7 +276,7 @@ class RoutingAttention(nn.Module):
     def _followed_locally(self) -> LayerPattern:
         followed = layer_pattern(self, {"is_causal": self.is_causal})
         heads = {"first_head": self.num_routing, "num_model_heads": self.num_heads}
-        return replace(followed, shards=shards_of(self), **heads)
+        return replace(followed, **heads)
 
 
 def check_cached_width(cache: Cache, layer_idx: int, width: int) -> None:

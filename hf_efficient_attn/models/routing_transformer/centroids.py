@@ -128,7 +128,7 @@ def seen(states: Tensor, clusters: Tensor, is_real: Tensor, means: Tensor, num_r
         clusters: the nearest centroid of each, int [B, heads, T].
         is_real: which tokens are not padding, bool [B or 1, T].
         means: [heads, clusters, D].
-        num_real: how many tokens of the batch are no padding, 0-dim; of whole texts, where processes share them.
+        num_real: how many tokens of the batch are no padding, 0-dim.
     """
     num_heads, num_clusters, width = means.shape
     with autocast_off(states.device.type):

@@ -33,8 +33,6 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -141,7 +139,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
         hidden_states, where = self.positions(call.embedded, call)
         hidden_states, masks = self.dropout(hidden_states), call.masks(self.config)
-        places = token_places(call, masks, shards_of(self))
+        places = token_places(call, masks)
         kwargs = {**kwargs, **where, **masks, **places, "cache": call.cache}
         shown = {}
         for layer in islice(self.layers, self.config.num_hidden_layers):
@@ -168,8 +166,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
                 update_all([layer.centroids for layer in trained], list(trained.values()))
         distances = [seen.distance for seen in shown.values()]
         total: Tensor = torch.stack([distance.to(distances[0].device) for distance in distances]).sum()
-        shards, weight = shards_of(self), self.config.commitment_weight
-        total = total if shards is None else SumOfProcesses.apply(total, shards.group)
+        weight = self.config.commitment_weight
         return expect_use(weight * total, states, weight)
 
 

@@ -7,20 +7,15 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.layer_attention import readable_keys
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.prologue import PreparedCall
 
 
-def token_places(
-    call: PreparedCall, masks: Mapping[str, Any], shards: SequenceShards | None = None
-) -> dict[str, Tensor]:
+def token_places(call: PreparedCall, masks: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the document of each key and the positions of the queries, as keyword arguments of attention layers.
 
     They are `documents`, int [B or 1, K], -1 for padding, and `query_positions`, int [T].
-
-    shards: the processes that share each text, whose keys are then those of whole texts.
     """
     tokens, matrix, device = masks["token_mask"], masks["attention_mask"], call.embedded.device
     num_keys = call.num_keys
@@ -28,8 +23,5 @@ def token_places(
         tokens, num_keys = TokenMask(readable_keys(matrix, call.batch_size)), matrix.shape[3]
     first = masks["query_offset"]
     first = num_keys - call.tokens if first is None else first
-    if shards is not None:
-        num_keys = tokens.shape[1]
-        first = shard_bounds(num_keys, shards.size)[shards.rank][0]
     documents = token_locations(tokens, num_keys, device).documents
     return {"documents": documents, "query_positions": first + torch.arange(call.tokens, device=device)}

@@ -1,4 +1,4 @@
-"""Plain and shaped attention of simplified blocks: α·I + β·A − γ·C, whose A is softmax or linear attention."""
+"""Plain and shaped attention of simplified blocks: α·I + β·A − γ·C, whose A is softmax attention."""
 
 from typing import Any
 
@@ -16,14 +16,10 @@ from hf_efficient_attn.models.parts.blocks import InitializedLinear, drop_rate, 
 from hf_efficient_attn.models.parts.positions import rotate_both
 
 from .centering import Centering
-from .config_checks import LINEAR, PRIOR
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .engine_attention import BlockSoftmax
-from .linear_reading import BlockReading
 from .pattern_mean import mean_of_read, reads_selected
-from .prior_attention import BlockPrior
 from .projections import Gain, build_projection
-from .running_sum_cache import append_and_sum, merge_heads, sum_before
+from .running_sum_cache import append_and_sum, merge_heads
 from .spanned_attention import SpannedAttention
 
 
@@ -42,17 +38,14 @@ class SimplifiedTransformerAttention(nn.Module):
         self.is_causal = config.is_causal
         bias = config.attention_bias != "none"
         key_width = config.key_value_heads * self.head_dim
-        starts = (config.start_of_queries(layer_idx), config.start_of_keys(layer_idx))
-        self.q_proj = InitializedLinear(config.hidden_size, config.hidden_size, bias, starts[0])
-        self.k_proj = InitializedLinear(config.hidden_size, key_width, bias, starts[1])
+        query_std = config.query_init_std
+        if query_std is None:
+            query_std = 0.0 if config.is_shaped else config.initializer_range
+        self.q_proj = InitializedLinear(config.hidden_size, config.hidden_size, bias, query_std)
+        self.k_proj = InitializedLinear(config.hidden_size, key_width, bias, config.key_init_std)
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
         self.spanned = None if config.span is None else SpannedAttention(config, layer_idx)
-        mechanism = config.mechanism_of_layer(layer_idx)
-        self.linear = BlockReading(config, layer_idx) if mechanism == LINEAR else None
-        self.prior = BlockPrior(config, layer_idx) if mechanism == PRIOR else None
-        asks_engine = mechanism is None and config.has_mechanism
-        self.softmax = BlockSoftmax(config, layer_idx) if asks_engine else None
         self.dropout = nn.Dropout(config.attention_dropout)
         self.has_head_gains = config.has_head_gains
         if self.has_head_gains:
@@ -72,18 +65,12 @@ class SimplifiedTransformerAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         query, key = self.q_proj(hidden_states), self.k_proj(hidden_states)
         values = hidden_states if self.v_proj is None else self.v_proj(hidden_states)
-        if self.linear is not None:
-            past_sum = 0.0 if cache is None else sum_before(cache, self.layer_idx, centering, values)
-            out, weights = self.linear.read_texts(torch.cat((query, key, values), -1), cache=cache, **kwargs)
-            centre = None if centering is None else self._centre(centering, self._heads(values), values, past_sum)
-            return self._shaped(out, values, centre), weights, None
         query, key, value = (self._heads(each) for each in (query, key, values))
         if position_embeddings is not None:
             query, key = rotate_both(query, key, *position_embeddings)
 
-        engine = self.softmax if self.prior is None else self.prior
-        is_of_read = centering is not None and engine is None and reads_selected(self)
-        if is_of_read or (engine is not None and engine.computes_mean):
+        is_of_read = centering is not None and reads_selected(self)
+        if is_of_read:
             # of all tokens
             centering = None
         past_sum = 0.0
@@ -96,9 +83,6 @@ class SimplifiedTransformerAttention(nn.Module):
         if self.spanned is not None:
             options = {**kwargs, "dropout": drop_rate(self.dropout)}
             out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **options)
-        elif engine is not None:
-            options = {**kwargs, "dropout": drop_rate(self.dropout)}
-            out, weights, centre = engine(query, key, value, attention_mask, **options)
         else:
             attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
             dropout = drop_rate(self.dropout)

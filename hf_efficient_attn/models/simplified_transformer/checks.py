@@ -78,12 +78,6 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
             f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the attention "
             f"pattern of span={shown(config.span)}. Use generate() with one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}."
         )
-    if config.has_mechanism and (paged or (name not in BACKEND_OF_IMPLEMENTATION)):
-        raise UnsupportedBackendError(
-            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} computes softmax attention, "
-            f"and not that of mechanism={shown(config.mechanism)}. Use generate() with one of: "
-            f"{', '.join(BACKEND_OF_IMPLEMENTATION)}."
-        )
     if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
         raise UnsupportedBackendError(
             f"attn_implementation={shown(name)} keeps its own paged cache of keys and values, but "

@@ -6,12 +6,14 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
+from hf_efficient_attn.attention.indexed.config_field import has_indexer
+from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, SlopeFields
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.mechanisms.config import MechanismFields
+from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, PRIOR_FIELDS
 from hf_efficient_attn.models.spans.config import SpanFields
 
 from . import presets
@@ -25,14 +27,11 @@ from .gains import (
     BlockStyle,
     depth_scaled_mlp_gain,
 )
-from .layer_mechanisms import BlockMechanisms
 
 
 @strict_config
 class SimplifiedTransformerConfig(
-    BlockMechanisms,
     SpanFields,
-    MechanismFields,
     GatedMLPFields,
     DropoutFields,
     SlopeFields,
@@ -78,12 +77,6 @@ class SimplifiedTransformerConfig(
         span: how far heads read: None, everything; "adaptive", "dynamic" or "fixed", as in `AdaptiveSpanConfig`, with
             its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`. C is
             then taken under the same soft mask, so that A = C at the start as before.
-        mechanism: what A is: None, softmax; "prior", softmax with a prior by distance, which C has, too; "linear",
-            sums over keys, with W^K of 0 at the start in place of W^Q; a list gives one per layer, so that they mix.
-            Layers of softmax follow an `attention_pattern`, those with a prior as well, and "linear" reads all; "rope"
-            and "alibi" positions are of softmax, too. The fields `prior_width_tokens`, `prior_is_trained`,
-            `feature_map`, `num_features`, `feature_seed`, `feature_redraw_steps`, `normalizer_epsilon` and
-            `chunk_tokens` are as in `CompressedTransformerConfig`.
 
     Raises:
         ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
@@ -103,8 +96,12 @@ class SimplifiedTransformerConfig(
     ia3_modules = ["k_proj", "down_proj"]
     # the values of `block`
     blocks = tuple(BLOCK_STYLES)
+    # layers call the attention interface of transformers, whose guard checks inputs and sees who follows a pattern
+    checks_inputs = False
+    follows_patterns = False
+    can_shard_sequence = True
     # scores of a head in a layer, for n tokens
-    attention_cost = "n² / 2 if causal, otherwise n²; the pairs of a span or attention_pattern; none where linear"
+    attention_cost = "n² / 2 if causal, otherwise n²; the pairs of a span or attention_pattern"
 
     vocab_size: int = 50_000
     hidden_size: int = 768
@@ -157,7 +154,6 @@ class SimplifiedTransformerConfig(
 
     classifier_pooling: str | None = None
     span: str | None = None
-    mechanism: str | list[str | None] | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
@@ -173,6 +169,31 @@ class SimplifiedTransformerConfig(
             if "gain" in name or difflib.get_close_matches(name, gain_fields(), cutoff=0.8):
                 raise ConfigurationError(unknown("gain", name, gain_fields()))
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As `PreTrainedConfig.from_dict`; refuses a saved `mechanism`, and leaves out its fields."""
+        mechanism = config_dict.get("mechanism")
+        if any(mechanism if isinstance(mechanism, list) else [mechanism]):
+            raise ConfigurationError(
+                f"This config has mechanism={shown(mechanism)}, but simplified blocks have softmax attention alone. "
+                "Use a compressed_transformer, whose layers have other mechanisms."
+            )
+        former = ("mechanism", *FEATURE_FIELDS, *PRIOR_FIELDS)
+        known = {name: value for name, value in config_dict.items() if name not in former}
+        return super().from_dict(known, **kwargs)
+
+    @property
+    def default_implementation(self) -> str | None:
+        """ "efficient" where layers have spans, a pattern or indexers; None: as transformers chooses."""
+        is_own = self.span is not None or getattr(self, FIELD, None) is not None or has_indexer(self)
+        return NAME if is_own else None
+
+    @property
+    def attention_notes(self) -> tuple[str, ...]:
+        """What `explain` says of layers that take the mean of what they read."""
+        note = "Shaped attention also takes the mean of what it reads, which costs as much again."
+        return (note,) if self.is_centered and (getattr(self, FIELD, None) is not None or has_indexer(self)) else ()
 
     @property
     def style(self) -> BlockStyle:
@@ -276,8 +297,6 @@ class SimplifiedTransformerConfig(
             "reparameterized": self.is_reparameterized,
             "matrix_init": self.resolved_matrix_init if self.is_reparameterized else None,
             "trainable_gains": sorted(name for name in GAIN_SYMBOLS if self.is_trainable(name)),
-            "mechanism": self.distinct_mechanism,
-            "prior_is_trained": self.prior_is_trained,
             "span": self.span if self.frozen_spans is None else "frozen",
         }
 

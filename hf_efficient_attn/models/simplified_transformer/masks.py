@@ -12,7 +12,6 @@ from hf_efficient_attn.models.prologue import PreparedCall, lengths
 
 from .centering import Centering, build_centering
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .mechanism_masks import mechanism_masks
 from .pattern_mean import uses_indexer
 from .running_sum_cache import attach_running_sums
 
@@ -26,8 +25,6 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shar
     # which compute C themselves
     if config.span is not None:
         return {**call.masks(config), "centering": None}
-    if config.has_mechanism:
-        return mechanism_masks(config, call, is_shared)
     # with indexers, whose keys a cache keeps, too, C has no running sum
     if call.cache is not None and config.is_centered and not uses_indexer(config):
         attach_running_sums(call.cache, config.num_hidden_layers)
@@ -82,7 +79,7 @@ class MaskGeneration:
         **kwargs: Any,
     ) -> Any:
         """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
-        if config.span is not None or config.has_mechanism:
+        if config.span is not None:
             return step_table(config, inputs_embeds, attention_mask, cache, config.is_causal, position_ids)
         documents = step_documents(config, position_ids, attention_mask, inputs_embeds, cache)
         mask = attention_allowed(config, inputs_embeds, attention_mask, cache, documents)

@@ -3,8 +3,7 @@
 With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C its
 value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (except in the first layer), W^P and the attention
 skip; SAS-P also computes the MLP in parallel to attention and drops the last skip. The matrix is never formed: α·V +
-β·A·V − γ·C·V is an attention function of transformers plus a running mean (`attention.py`), or, in layers with
-`mechanism="linear"`, sums over keys plus that mean.
+β·A·V − γ·C·V is an attention function of transformers plus a running mean (`attention.py`).
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
 silent, this follows the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before
@@ -39,7 +38,6 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.inputs.axes import check_axes
-from hf_efficient_attn.models.mechanisms.feature_maps import RedrawsFeatures
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm
 from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import prepare_call
@@ -50,7 +48,6 @@ from hf_efficient_attn.models.spans.penalty import span_penalty
 
 from .attention import SimplifiedTransformerAttention
 from .checks import BlockChecks, check_implementation
-from .config_checks import LINEAR
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .masks import MaskGeneration, block_masks
 from .projections import Gain
@@ -87,7 +84,7 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
         return self.mlp_skip_gain(hidden_states, onto=out), span
 
 
-class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, RedrawsFeatures, FamilyPreTrainedModel):
+class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, FamilyPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = SimplifiedTransformerConfig
@@ -103,8 +100,6 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, Redraws
         super().__init__(config)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
-        # transformers then refuses assistants, which take tokens back
-        self._is_stateful = bool(config.layers_with(LINEAR))
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):

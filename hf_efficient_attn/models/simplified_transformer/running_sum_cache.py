@@ -95,10 +95,7 @@ ADOPTED_BY: dict[type, type] = {DynamicLayer: RunningSumDynamicLayer, StaticLaye
 
 
 def attach_running_sums(cache: Cache, num_layers: int) -> None:
-    """Turn the plain layers of `cache` into layers that keep the running sum, in place; a second call does nothing.
-
-    Layers that keep the sums of linear attention stay as they are.
-    """
+    """Turn the plain layers of `cache` into layers that keep the running sum, in place; a second call does nothing."""
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = RunningSumDynamicLayer
         while len(cache.layers) < num_layers:
@@ -124,30 +121,18 @@ def append_and_sum(
         key, value: of the new tokens, [B, H, T, D]; `values` the same values as [B, T, H·D].
         centering: None: no sum is needed, and it is 0.0.
     """
-    past_sum = sum_before(cache, layer_idx, centering, values)
+    if centering is None:
+        return *append_to_cache(cache, key, value, layer_idx), 0.0
+    layer, past_sum = cache.layers[layer_idx], 0.0
+    keeps_sum = hasattr(layer, "advance")
+    if centering.matrix is None:
+        past_sum = layer.advance(centering, values) if keeps_sum else None
+    elif keeps_sum:
+        layer.forget_sum()
     key, value = append_to_cache(cache, key, value, layer_idx)
     if past_sum is None:
         past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
     return key, value, past_sum
-
-
-def sum_before(
-    cache: Cache, layer_idx: int, centering: Centering | None, values: torch.Tensor
-) -> torch.Tensor | float | None:
-    """Return the sum of a layer's cached values and have the layer add the new ones; call it before `cache.update`.
-
-    It is 0.0 if no sum is needed, and None if the layer keeps none, so that what `update` returns must be added up.
-    Shape: [B, 1, hidden_size].
-    """
-    if centering is None:
-        return 0.0
-    layer = cache.layers[layer_idx]
-    keeps_sum = hasattr(layer, "advance")
-    if centering.matrix is not None:
-        if keeps_sum:
-            layer.forget_sum()
-        return 0.0
-    return layer.advance(centering, values) if keeps_sum else None
 
 
 def merge_heads(values: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,6 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.models.encoder_decoder.heads import (
     Seq2SeqLMHead,
     Seq2SeqQuestionAnsweringHead,
@@ -59,8 +58,7 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
         """Return the last hidden state; arguments as in `SparseSeq2SeqModel.forward`."""
         call = self.source_call(input_ids, attention_mask, inputs_embeds, kwargs)
         masks = call.masks(self.config, is_causal=False)
-        given = (input_ids, global_attention_mask, shards_of(self))
-        masks = global_arguments(self.config, self.task, call, masks, *given)
+        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask)
         hidden_states, where = self.embeddings(call)
         kwargs = {**kwargs, **where, **masks}
         for layer in self.layers:

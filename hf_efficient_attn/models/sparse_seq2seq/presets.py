@@ -112,7 +112,7 @@ def vanilla(cls: type[Config], size: str = "base", **fields: Any) -> Config:
 
     Attention weights and inner MLP activations are not dropped, as in the paper. Biases, on which the paper is silent,
     are those of `torch.nn.Transformer`; there is no norm after the stacks. Matrices are initialised by Glorot's uniform
-    rule, the embedding with unit variance after scaling. `training.noam_schedule` has the paper's optimizer.
+    rule, the embedding with unit variance after scaling.
 
     Args:
         size: "base" (width 512, 8 heads, dropout 0.1) or "big" (width 1,024, 16 heads, dropout 0.3).

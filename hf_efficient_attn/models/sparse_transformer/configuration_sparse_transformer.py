@@ -97,6 +97,7 @@ class SparseTransformerConfig(
 
     model_type = "sparse_transformer"
     papers = ("2004.05150", "2007.14062")
+    can_shard_sequence = True
     # scores of a head in a layer, for n tokens
     attention_cost = "the pairs of attention_pattern, such as n · (left + right + 1) of a band; without one n²"
 

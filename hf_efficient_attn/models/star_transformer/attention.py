@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
-from hf_efficient_attn.attention.sharded.sums import largest
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 
@@ -117,9 +115,7 @@ class RelayAttention(StarAttention):
         else:
             weights = softmax_of_documents(scores, own_scores, ring)
         of_tokens, own = weights.to(value.dtype).split([nodes.shape[1], relays.shape[1]], -1)
-        # which all processes compute that share a text
-        with same_random_numbers(self, own.device):
-            own = self.dropout(own)
+        own = self.dropout(own)
         of_tokens = self.dropout(of_tokens)
         weights = torch.cat((of_tokens, own), -1)
         out = own.unsqueeze(-1) * self.heads(own_value)
@@ -135,8 +131,6 @@ def softmax_of_documents(scores: Tensor, own_scores: Tensor, ring: Ring) -> Tens
     index = ring.documents.unsqueeze(-1).expand_as(scores)
     # as in any softmax; the gradient does not need it
     highest = own_scores.detach().scatter_reduce(1, index, scores.detach(), "amax")
-    if ring.shared is not None:
-        highest = largest(highest, ring.shared.group)
     powers, own_powers = (scores - take(highest, ring.documents)).exp(), (own_scores - highest).exp()
     total = own_powers + add_up(powers, ring)
     weights = torch.cat((powers / take(total, ring.documents), own_powers / total), 1)

@@ -124,13 +124,6 @@ class StarTransformerConfig(NormFields, DropoutFields, LibraryConfig, PreTrained
         """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
         return self.initializer_range
 
-    @property
-    def whole_text_reason(self) -> str | None:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence; None: they can."""
-        if not self.separate_sentences:
-            return None
-        return "separate_sentences=True takes the token types of the whole text. Leave it out."
-
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write `head_dim` if it is None."""
         check_fields(self, CHOICES)

@@ -32,8 +32,6 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.shared_source import same_random_numbers
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -96,9 +94,7 @@ class StarLayer(GradientCheckpointingLayer):
         nodes = self.activated(self.self_attn(read, embedded, relays, ring, **kwargs)[0])
         nodes = finite(nodes if self.is_pre_norm else self.attention_norm(nodes))
         read = self.relay_attn(relays, nodes, ring)[0]
-        # which all processes compute that share a text
-        with same_random_numbers(self, nodes.device):
-            return nodes, finite(self.relay_norm(self.activated(read)))
+        return nodes, finite(self.relay_norm(self.activated(read)))
 
     def activated(self, attended: Tensor) -> Tensor:
         """Return what follows the output of attention, up to the norm."""
@@ -214,7 +210,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
             position_ids = sentence_positions(token_type_ids, attention_mask)
         call = prepare_call(self.config, self.embedding_map(embedded), attention_mask, position_ids, None, kwargs)
         sentences = token_type_ids if self.config.separate_sentences else None
-        ring = find_stars(self.config, call, sentences, shards_of(self))
+        ring = find_stars(self.config, call, sentences)
         # the number of a sentence has an embedding only if the config has some
         has_types = self.config.type_vocab_size or sentences is None
         embedded, _ = self.embeddings(call, token_type_ids if has_types else None)

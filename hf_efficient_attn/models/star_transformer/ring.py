@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
-
 
 @dataclass(frozen=True)
 class Ring:
@@ -23,7 +21,6 @@ class Ring:
         documents: the number of each token's document, [B, T], below R; None: every row is one.
         has_left, has_right: whether a token has a neighbour before and after it, bool [B or 1, T]; None: all have.
         left, right: where it is, [B, T]; None: it is the token before or after, and of the ends the other end.
-        shared: where processes share texts, how this one gets the tokens among which it is (`shared_ring`).
     """
 
     num_relays: int = 1
@@ -33,7 +30,6 @@ class Ring:
     has_right: Tensor | None = None
     left: Tensor | None = None
     right: Tensor | None = None
-    shared: Any = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Ring":
         """Return the rings on a device: accelerate so moves what a layer is called with."""
@@ -45,7 +41,6 @@ class Ring:
 
     def beside(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states of the neighbours before and after each token, [B, T, X] → twice the same."""
-        states = states if self.shared is None else self.shared.held(states)
         return neighbours(states, self.left, 1), neighbours(states, self.right, -1)
 
     def of_tokens(self, states: Tensor) -> Tensor:
@@ -116,5 +111,4 @@ def add_up(states: Tensor, ring: Ring) -> Tensor:
     if ring.documents is None:
         return states.sum(1, keepdim=True)
     index = ring.documents.unsqueeze(-1).expand_as(states)
-    total = states.new_zeros(states.shape[0], ring.num_relays, states.shape[2]).scatter_add(1, index, states)
-    return total if ring.shared is None else SumOfProcesses.apply(total, ring.shared.group)  # type: ignore[no-any-return]
+    return states.new_zeros(states.shape[0], ring.num_relays, states.shape[2]).scatter_add(1, index, states)

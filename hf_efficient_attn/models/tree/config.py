@@ -50,11 +50,6 @@ class TreeFields(NormFields):
         """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
         return self.initializer_range
 
-    @property
-    def whole_text_reason(self) -> str:
-        """Why processes cannot share a text (`shard_sequence`), as the end of a sentence."""
-        return "its spans read all of their tokens, and the largest span has all of the text."
-
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields."""
         check_fields(self, CHOICES)

@@ -172,3 +172,14 @@ def test_memory_of_the_backward_pass_grows_as_the_text() -> None:
     assert long <= 4.05 * short
     # a state for every token would be this large
     assert long < 2048 * 8 * 9
+
+
+@torch.no_grad()
+def test_caches_of_which_a_part_was_cropped_are_refused() -> None:
+    """Layers of softmax have forgotten tokens before a linear layer refuses to."""
+    model, ids = build(mechanism=["pattern", "linear"], is_causal=True), random_ids(2, 13)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot be cropped"):
+        cache.crop(-3)
+    with pytest.raises(hea.InputError, match="Layer 0 of this cache holds 10 tokens, and layer 1 sums over 13"):
+        model(ids[:, -3:], past_key_values=cache)

@@ -1,6 +1,7 @@
 """Bad input at model level: heads against direction, foreign checkpoints, position tables, masks, backends."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,3 +108,15 @@ def test_alibi_is_never_dropped() -> None:
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(hea.UnsupportedBackendError, match="would drop the ALiBi bias"):
         model(torch.ones(1, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("mechanism", ["linear", [None, "prior"]], ids=str)
+def test_mechanisms_of_other_families_are_refused(mechanism: Any) -> None:
+    """In new configs and in saved ones, which may hold the fields of such layers at their defaults."""
+    with pytest.raises(hea.ConfigurationError, match="mechanism=.* is no field .* only CompressedTransformerConfig"):
+        hea.SimplifiedTransformerConfig(mechanism=mechanism)
+    saved = {**hea.SimplifiedTransformerConfig().to_dict(), "mechanism": mechanism, "chunk_tokens": 128}
+    with pytest.raises(hea.ConfigurationError, match="simplified blocks have softmax attention alone"):
+        hea.SimplifiedTransformerConfig.from_dict(saved)
+    loaded = hea.SimplifiedTransformerConfig.from_dict({**saved, "mechanism": None})
+    assert loaded.to_dict() == hea.SimplifiedTransformerConfig().to_dict()

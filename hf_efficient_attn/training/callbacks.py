@@ -1,0 +1,240 @@
+"""Callbacks of `Trainer`: losses of layers, steps with full attention, and random features that are drawn anew."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.modeling_utils import unwrap_model
+
+from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.bands import Full
+from hf_efficient_attn.patterns.layers import TILE_FIELDS
+
+OWN_LOSS = "A compute_loss_func must add outputs.auxiliary_loss."
+
+
+class AuxiliaryLossCallback(TrainerCallback):
+    """Log `auxiliary_loss`, the loss that layers add to the task's in training, as a part of `loss`.
+
+    This is the loss of indexers (`index`), the commitment of a Routing Transformer's centroids, the penalty of learned
+    spans. Each entry of the log has its mean over the forward passes since the last entry, on all processes. For the
+    order among callbacks see `SpanCallback`.
+
+    >>> import hf_efficient_attn as hea
+    >>> callbacks = [hea.AuxiliaryLossCallback()]  # Trainer(model, args, train_dataset=data, callbacks=callbacks)
+
+    Raises:
+        InputError: label smoothing, with which Trainer computes a loss of its own, without this one; after the first
+            step, layers that have added nothing.
+    """
+
+    def __init__(self) -> None:
+        # of the forward passes since the last entry: the sum, and how many there were
+        self._seen: Tensor | None = None
+        self._has_any = False
+        self._hook: Any = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        refuse_label_smoothing(args, "the loss of the layers (auxiliary_loss)")
+        self._seen, self._has_any = None, False
+        # left by a training that raised
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = kwargs["model"].register_forward_hook(self._watch)
+
+    def _watch(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        loss = getattr(outputs, "auxiliary_loss", None)
+        if loss is not None and module.training:
+            one = torch.stack([loss.detach().float(), torch.ones_like(loss, dtype=torch.float32)])
+            self._seen = one if self._seen is None else self._seen + one
+            self._has_any = True
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if not self._has_any:
+            raise InputError(
+                f"The layers of {type(kwargs['model']).__name__} have added no loss: they have no indexers, centroids "
+                "or learned spans, or these do not train. Leave AuxiliaryLossCallback out."
+            )
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._seen is None:
+            return
+        total, count = summed_up(self._seen).tolist()
+        self._seen = None
+        entry = {"auxiliary_loss": total / count}
+        # Trainer keeps a copy in its history, and hands the original to the callbacks that follow
+        kwargs["logs"].update(entry)
+        state.log_history[-1].update(entry)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._hook.remove()
+
+
+def refuse_label_smoothing(args: TrainingArguments, what: str, otherwise: str = "", own_loss: str = OWN_LOSS) -> None:
+    """Raise InputError if Trainer smooths labels: it then drops `what`, such as what layers add to the loss.
+
+    otherwise: what else than no label smoothing would do.
+    own_loss: a sentence on a loss of the user's own, which the same holds for.
+    """
+    if args.label_smoothing_factor:
+        raise InputError(
+            f"label_smoothing_factor={args.label_smoothing_factor}: Trainer then computes the loss itself, without "
+            f"{what}. Set label_smoothing_factor=0{otherwise}. {own_loss}"
+        )
+
+
+def summed_up(numbers: Tensor) -> Tensor:
+    """Return the sum of numbers over all processes."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(numbers)
+    return numbers
+
+
+class LayerLossCallback(TrainerCallback):
+    """Tell a model with `layer_losses` how much of the training is over, before every step.
+
+    After a share a of the training, layer i of n, counted from 1, predicts if i > n · a, and the last one always does.
+    Training that resumes goes on where it was.
+
+    >>> import hf_efficient_attn as hea
+    >>> callbacks = [hea.LayerLossCallback()]  # Trainer(model, args, train_dataset=data, callbacks=callbacks)
+
+    Raises:
+        InputError: at the start of training, a model without `layer_losses`, or label smoothing, with which Trainer
+            computes a loss of its own, without those of earlier layers.
+
+    Source: the authors' code of BP-Transformer (Ye et al., arXiv:1911.04070), which counts by epochs.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model = kwargs["model"]
+        if not getattr(unwrap_model(model).config, "layer_losses", False):
+            raise InputError(
+                f"{type(unwrap_model(model)).__name__} has no losses of layers. Build it with layer_losses=True, or "
+                "leave LayerLossCallback out."
+            )
+        refuse_label_smoothing(args, "the losses of earlier layers (layer_losses)")
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        for module in unwrap_model(kwargs["model"]).modules():
+            if hasattr(module, "progress"):
+                module.progress = state.global_step / max(1, state.max_steps)
+
+
+class FullAttentionPhase(TrainerCallback):
+    """Let layers that follow a pattern read everything in the last steps of `Trainer`, causally where they are causal.
+
+    With 90% of the tokens read by chosen blocks and 10% by full attention, a model reaches the loss of full attention
+    (MoBA, Lu et al., arXiv:2502.13189, section 3.2), both with full attention and with blocks. The pattern is back at
+    the end of every step, so that evaluation, checkpoints and the model after training follow it. A training that
+    resumes goes on in the phase of its step.
+
+    last_share: the share of the steps that full attention has, from 0 to 1.
+
+    Raises:
+        InputError: another share; at the start of training, a model without a pattern.
+    """
+
+    def __init__(self, last_share: float = 0.1) -> None:
+        if not isinstance(last_share, float | int) or not 0 <= last_share <= 1:
+            raise InputError(f"last_share={shown(last_share)} must be a share of the steps, from 0 to 1.")
+        self.last_share = last_share
+        # the configs that hold a pattern, with it and with the one that reads everything
+        self._specs: list[tuple[Any, Any, Any]] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model: Any = unwrap_model(kwargs["model"])
+        configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
+        found = [(config, getattr(config, FIELD, None)) for config in configs.values()]
+        self._specs = [(config, spec, reading_everything(spec)) for config, spec in found if spec is not None]
+        if not self._specs:
+            raise InputError(
+                f"{type(model).__name__} has no attention_pattern, so that it has full attention in all steps. Call "
+                "sparsify(model, pattern) before training, or leave FullAttentionPhase out."
+            )
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step >= round((1 - self.last_share) * state.max_steps):
+            for config, _, full in self._specs:
+                setattr(config, FIELD, full)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        for config, spec, _ in self._specs:
+            setattr(config, FIELD, spec)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.on_step_end(args, state, control)
+
+
+def reading_everything(spec: Any) -> Any:
+    """Return any form of `attention_pattern` in JSON types with `Full()` instead of each pattern.
+
+    >>> reading_everything([None, {"kind": "block_top_k", "block_tokens": 64, "num_chosen": 3}])
+    [None, {'kind': 'full'}]
+    """
+    if spec is None:
+        return None
+    if isinstance(spec, list):
+        return [reading_everything(entry) for entry in spec]
+    if "kind" in spec:
+        return Full().to_dict()
+    if set(spec) >= TILE_FIELDS:
+        return {**spec, "patterns": reading_everything(spec["patterns"])}
+    return {name: reading_everything(entry) for name, entry in spec.items()}
+
+
+class RedrawFeaturesCallback(TrainerCallback):
+    """Replace the features of Performers every `feature_redraw_steps` steps of `Trainer`, as their config says.
+
+    So that a model does not adapt to one draw, whose errors then are no longer 0 in the mean. What is drawn depends on
+    the config's `feature_seed` and on the step alone: all processes, and a training that resumes, have the same. The
+    last draw is saved with the model.
+
+    Raises:
+        InputError: at the start of training, a model whose config has no `feature_redraw_steps`, or an adapter of PEFT,
+            which is saved without the features of the model below it.
+
+    Source: Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794).
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model: Any = unwrap_model(kwargs["model"])
+        if getattr(model.config, "feature_redraw_steps", None) is None:
+            raise InputError(
+                f"{type(model).__name__} has no feature_redraw_steps, so that nothing is redrawn. Set it in its "
+                "config, or leave RedrawFeaturesCallback out."
+            )
+
+        if hasattr(model, "peft_config"):
+            raise InputError(
+                "RedrawFeaturesCallback changes the features of the model below an adapter, and an adapter is saved "
+                "without them. Leave the callback out, or train the model itself."
+            )
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model: Any = unwrap_model(kwargs["model"])
+        number, rest = divmod(state.global_step, model.config.feature_redraw_steps)
+        # the first steps go with the features that the model has, which may be those of an earlier training
+        if number and rest == 0:
+            model.redraw_features(number)
