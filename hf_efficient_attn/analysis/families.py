@@ -1,16 +1,12 @@
 """List the model families of this package: papers, heads, presets, blocks, direction, and what attention costs.
 
     hf-efficient-attn families
-    hf-efficient-attn families --tokens 8192 --causal
     hf-efficient-attn families --json
 
 A model of a family is built with AutoModelFor….from_config(Config(...)), or loaded with from_pretrained, once
 hf_efficient_attn is imported. Costs are scores that a head computes in a layer, for n tokens.
-With --tokens: what every way to read a text of that length costs, the cheapest first, what it computes, and, with
---causal, what it keeps to write the next token.
 With --json: a list of {"model_type", "config", "papers", "heads", "presets", "blocks", "causal", "cost"}, where "heads"
-holds the names of Auto classes of transformers, "papers" the ids of arXiv, and "blocks" the values of a config's block;
-or, with --tokens, of {"mechanism", "reads", "computes", "scores", "of_dense", "kept_numbers"}.
+holds the names of Auto classes of transformers, "papers" the ids of arXiv, and "blocks" the values of a config's block.
 """
 
 import argparse
@@ -19,37 +15,19 @@ from textwrap import fill
 from types import ModuleType
 from typing import Any
 
-from hf_efficient_attn.analysis.choice import ways_text, ways_to_read
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.register import FAMILIES, auto_classes
 
 COLUMNS = 110
-KEYS = 256
 OTHERS = "Any other model of transformers with full attention: hea.sparsify(model, pattern) gives it a pattern."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument("--tokens", type=int, metavar="N", help="compare the ways to read a text of so many tokens")
-    parser.add_argument("--causal", action="store_true", help="with --tokens: tokens read to their left alone")
-    parser.add_argument(
-        "--keys", type=int, metavar="N", help="with --tokens: keys that a token reads, where chosen (default 256)"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print the families, or what there is for a length.
-
-    Raises:
-        EfficientAttentionError: no tokens or keys, or options of a length without one.
-    """
-    if args.tokens is not None:
-        rows = ways_to_read(args.tokens, args.causal, KEYS if args.keys is None else args.keys)
-        print(json.dumps(rows, indent=1) if args.json else ways_text(rows, args.tokens, args.causal))
-        return
-    if args.causal or args.keys is not None:
-        raise InputError("--causal and --keys are about a text: give its length by --tokens, such as --tokens 8192.")
+    """Print the families."""
     listed = [family_facts(family) for family in FAMILIES]
     if args.json:
         print(json.dumps(listed, indent=1, ensure_ascii=False))
