@@ -13,8 +13,8 @@ from committed import CARDS, files, results
 
 from hf_efficient_attn.analysis.draw import patterns_figure
 from hf_efficient_attn.analysis.pattern_sources import read_pattern
-from hf_efficient_attn.analysis.plot_signal import signal_figure
-from hf_efficient_attn.analysis.plot_spans import spans_figure
+from hf_efficient_attn.analysis.signal_report import signal_figure
+from hf_efficient_attn.analysis.span_report import spans_figure
 from hf_efficient_attn.analysis.signal_report import SignalReport
 from hf_efficient_attn.analysis.span_report import SpanCost, SpanReport
 from hf_efficient_attn.bench.attention.figure import results_figure as attention_figure
