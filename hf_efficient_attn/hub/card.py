@@ -1,5 +1,6 @@
 """`model_card`: the model card of a model with a pattern, or of a family, from its config."""
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import transformers
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
@@ -19,12 +21,18 @@ from hf_efficient_attn.hub.card_attention import attention_text
 from hf_efficient_attn.hub.copies import has_copy
 from hf_efficient_attn.hub.stub import family_classes, stub_classes
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.base import FamilyPreTrainedModel
 
 PACKAGE_TAG = "hf_efficient_attn"
 TAGS = ("efficient-attention", PACKAGE_TAG)
-# around what is written anew at every push
+# around what is written anew at every push of a family's model
 BEGIN = "<!-- hf_efficient_attn writes this part anew at every push; take these two marks away to keep yours -->"
 END = "<!-- end of what hf_efficient_attn writes -->"
+# by which transformers describes every model that is pushed without a card
+TEMPLATE = (
+    "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been "
+    "automatically generated."
+)
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 # the first that loads a model is what it is for: BART is no masked language model
 PIPELINES = {
@@ -50,7 +58,8 @@ def model_card(
 ) -> ModelCard:
     """Return the model card of a model or config: what its attention reads and costs, its results, how it is loaded.
 
-    `push_to_hub` writes it where a repository has no card, and Trainer puts its part on attention into its own cards.
+    `model_card(model, name).push_to_hub(name)` writes it to the Hub. `push_to_hub` of a family's model does so, too,
+    where the repository has no card.
 
     >>> from hf_efficient_attn.models.sparse_transformer import SparseTransformerConfig, SparseTransformerForMaskedLM
     >>> sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
@@ -205,3 +214,30 @@ def number(value: Any) -> str:
 
 def _listed(value: Any) -> list[Any]:
     return [] if value is None else [value] if isinstance(value, str) else list(value)
+
+
+def fill_cards() -> None:
+    """Have models of families that are pushed fill in their card."""
+    FamilyPreTrainedModel.fill_card = fill_card
+
+
+def fill_card(model: Any, folder: Path, repo_id: str) -> None:
+    """Write a card in place of transformers' template, or what stands between our marks of another card, or nothing."""
+    file = folder / REPOCARD_NAME
+    # an adapter that is pushed does not have the attention of its base
+    if getattr(model, "_hf_peft_config_loaded", False) or not file.is_file():
+        return
+    card: Any = ModelCard.load(file)
+    if card.text.strip() == template_text():
+        known = {name: value for name, value in card.data.to_dict().items() if name != "library_name"}
+        model_card(model, repo_id, **known).save(file)
+    elif BEGIN in card.text and END in card.text:
+        before, _, rest = card.text.partition(BEGIN)
+        card.text = before + written_part(model, repo_id) + rest.partition(END)[2]
+        card.save(file)
+
+
+@functools.cache
+def template_text() -> str:
+    """Return the text of the card that transformers pushes where there is none."""
+    return str(ModelCard.from_template(ModelCardData(), model_description=TEMPLATE).text.strip())
