@@ -8,7 +8,7 @@ EfficientAttentionError (ValueError)
 │       └── MaskLimitError   masks of a backend that would grow as the square of the length
 └── UnsupportedBackendError  an attention implementation that cannot compute what the model asks for
 
-The ConfigurationError of a field that transformers would refuse, `models.config_errors.FieldError`, is also all that
+The ConfigurationError of a config field of a wrong type or name, `models.config.errors.FieldError`, is also all that
 transformers raises there.
 """
 

@@ -8,19 +8,23 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_efficient_attn.convert.compare import check_parity
 from hf_efficient_attn.convert.configs import ConversionRequest, longest_input
-from hf_efficient_attn.convert.destination import check_destination, check_path, note_kept, note_leftovers
+from hf_efficient_attn.convert.destination import (
+    check_destination,
+    check_path,
+    note_kept,
+    note_leftovers,
+    write_folder,
+)
 from hf_efficient_attn.convert.dtypes import note_mixed
 from hf_efficient_attn.convert.into_ours import build_ours
 from hf_efficient_attn.convert.into_theirs import build_theirs
 from hf_efficient_attn.convert.load_tokenizer import load_tokenizer
-from hf_efficient_attn.convert.move_journal import finish_interrupted
 from hf_efficient_attn.convert.notes import give
 from hf_efficient_attn.convert.numbers import check_numbers
 from hf_efficient_attn.convert.parity import note_exceptions
 from hf_efficient_attn.convert.preflight import translate_configs
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_target
 from hf_efficient_attn.convert.source import check_source_name, describe_source, load_source
-from hf_efficient_attn.convert.write import write_folder
 
 
 def convert(
@@ -52,8 +56,8 @@ def convert(
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
-        dst: folder to write, with the tokenizer and the generation config; whole or not at all, also when
-            interrupted. None: none.
+        dst: folder to write, with the tokenizer and the generation config; whole or not at all, but for files that
+            could not be moved, of which the error says where they are. None: none.
         to: "sparse_transformer", "sparse_seq2seq", "efficient_reformer" or "compressed_transformer" (default: the one
             that fits), "etc_transformer", or a model type of transformers: "longformer", "big_bird", "led",
             "bigbird_pegasus", "reformer", "nystromformer".
@@ -100,8 +104,7 @@ def convert(
             in training is not compared, nor what another `pattern`, window or `global_projections=False` asks for.
         overwrite: `dst` may be the folder of a checkpoint that exists. Its weights (also shards and pickles), config,
             generation config and tokenizer are replaced; all else stays, such as .git, README.md or checkpoint-500. The
-            source is never changed. A conversion that was killed while files moved is finished by the next one into the
-            same folder, which says so.
+            source is never changed.
 
     Raises:
         ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists, or
@@ -118,7 +121,7 @@ def convert(
     check_source_name(src)
     if dst is not None:
         check_path(dst)
-    give([*finish_interrupted(dst), *note_leftovers(dst)])
+    give(note_leftovers(dst))
     path = check_destination(dst, overwrite, src)
     config, head, is_own_head = describe_source(src, head)
     target = resolve_target(config.model_type, to)

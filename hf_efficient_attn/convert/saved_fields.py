@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_efficient_attn.attention.saved_implementation import SAVED_NAME
@@ -15,7 +14,7 @@ def check_saved_config(path: str, saved: dict[str, Any]) -> None:
 
     Raises:
         CheckpointError: none, or one of no model, or fields of another kind than they can be.
-        ConfigurationError: quantized weights, weights of an unknown dtype, or an unknown attention.
+        ConfigurationError: quantized weights, or an unknown attention.
     """
     if "model_type" not in saved:
         raise CheckpointError(
@@ -36,19 +35,7 @@ def check_saved_config(path: str, saved: dict[str, Any]) -> None:
             f"The weights in {path} are quantized (quantization_config={shown(saved['quantization_config'])}). Convert "
             "the checkpoint that they were made of, and quantize what it becomes."
         )
-    _check_dtype(path, saved)
     _check_attention(path, saved)
-
-
-def _check_dtype(path: str, saved: dict[str, Any]) -> None:
-    for field in ("dtype", "torch_dtype"):
-        name = saved.get(field)
-        dtype = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
-        if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ConfigurationError(
-                f"The config in {path} says {field}={shown(name)}; it must be a floating-point dtype of torch, such as "
-                "'float32' or 'bfloat16'. Correct it, or take the field out."
-            )
 
 
 def _names_of_parts(name: Any) -> list[Any]:
