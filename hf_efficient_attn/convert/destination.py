@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from hf_efficient_attn.convert.reading import one_line
+from hf_efficient_attn.convert.hub import one_line
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError
 from hf_efficient_attn.hub.stub import FILE
 from hf_efficient_attn.messages import shown

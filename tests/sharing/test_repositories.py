@@ -16,7 +16,7 @@ from sharing.shared_models import MODELS, shared_model
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.hub.card_attention import described_tokens
+from hf_efficient_attn.hub.card import described_tokens
 from hf_efficient_attn.hub.stub import family_classes
 
 CLIENT = Path(__file__).parent / "repository_client.py"

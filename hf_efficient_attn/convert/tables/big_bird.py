@@ -3,7 +3,7 @@
 By default the function of the paper and its authors: their plan of random blocks, the same in training and evaluation,
 at every length. With `parity` that of transformers, which evaluates with copies of block 0 in the place of random
 blocks, reads inputs of at most (5 + 2r) blocks by full attention, and keeps answers out of the question; what differs
-even then is in `parity.EXCEPTIONS`. Neither drops attention weights in block-sparse attention.
+even then is in `compare.EXCEPTIONS`. Neither drops attention weights in block-sparse attention.
 
 As a causal language model it is dense in transformers, and here.
 """

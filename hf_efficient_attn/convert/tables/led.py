@@ -6,9 +6,9 @@ here, with `parity` none is, unless a call has a `global_attention_mask`.
 
 from typing import Any
 
+from hf_efficient_attn.convert.configs import bands_of_windows, windows_of_pattern
 from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
 from hf_efficient_attn.convert.tables import bart_layout as bart
-from hf_efficient_attn.convert.windows import bands_of_windows, windows_of_pattern
 
 SELF_ATTENTION = "encoder.layers.*.self_attn"
 LONGFORMER_ATTENTION = f"{SELF_ATTENTION}.longformer_self_attn"

@@ -5,9 +5,9 @@ The position table begins with pad_token_id + 1 rows that no token has. Global t
 
 from typing import Any
 
+from hf_efficient_attn.convert.configs import bands_of_windows, windows_of_pattern
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bert_layout as bert
-from hf_efficient_attn.convert.windows import bands_of_windows, windows_of_pattern
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
