@@ -75,6 +75,7 @@ def preset(
                 written.append(interval_data(resolved, tokens, room))
                 room -= sum(_num_intervals(part) for part in written[-1])
             indices[-1].append(found[resolved])
+    explained = {pattern: explanations(pattern, tokens, heads, device) for pattern in dict.fromkeys(patterns)}
     return {
         "title": title,
         "expressions": list(lines),
@@ -84,7 +85,7 @@ def preset(
         "random": is_random,
         "patterns": written,
         "indices": indices,
-        "backends": [explanations(pattern, tokens, heads, device) for pattern in patterns],
+        "backends": [explained[pattern] for pattern in patterns],
     }
 
 

@@ -1,4 +1,4 @@
-"""Weights: their names in files, renamed by a table in both directions; dtypes and numbers; and loading into a model."""
+"""Weights: their names in files, renamed by a table in both directions; dtypes, numbers; loading into a model."""
 
 import json
 import re

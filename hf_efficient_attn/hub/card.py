@@ -1,4 +1,4 @@
-"""`model_card`: the card of a model with a pattern, or of a family: who reads whom, drawn and in numbers, and its cost."""
+"""`model_card`: the card of a model with a pattern, or of a family: who reads whom, drawn and in numbers; its cost."""
 
 import functools
 import json
