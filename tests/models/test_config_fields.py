@@ -1,14 +1,16 @@
-"""Every field of every family's config, given nonsense: accepted, or refused in a sentence of this package."""
+"""Every field of every config, given nonsense: accepted, or refused in a sentence; unknown fields are refused."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldValidationError
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 import hf_efficient_attn as hea
@@ -42,31 +44,32 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+def field_names(config: type[PreTrainedConfig]) -> list[str]:
+    return [field.name for field in dataclasses.fields(config) if field.name in own_fields(config)]
+
+
 def check_refusal(build: Callable[[], Any], name: str) -> None:
     """Build a config; another error than a short one of the package fails the test."""
     try:
         build()
-    except hea.ConfigurationError as refusal:
+    # what transformers checks itself says it in its own words
+    except (hea.ConfigurationError, StrictDataclassError) as refusal:
         length = len(str(refusal))
     else:
         length = 0
     assert length <= 500, name
 
 
-# rope_scaling is an older name
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_nonsense_is_refused_or_a_config(config: type[PreTrainedConfig], tmp_path: Path) -> None:
-    """Each field gets some of the wrong values; those that transformers declares are its own to check."""
-    names = sorted(own_fields(config))
+    """Each field of our own gets some of the wrong values."""
+    names = field_names(config)
     saved = json.loads(config().to_json_string(use_diff=False))
     for index, name in enumerate(names):
         value, written = (WRONG[number % len(WRONG)] for number in (index, index + 5))
         check_refusal(lambda: config(**{name: value}), name)  # noqa: B023
-        # these decide which class is asked, before any of ours is
-        if name not in ("model_type", "auto_map"):
-            (tmp_path / "config.json").write_text(json.dumps({**saved, name: written}))
-            check_refusal(lambda: AutoConfig.from_pretrained(tmp_path), name)
+        (tmp_path / "config.json").write_text(json.dumps({**saved, name: written}))
+        check_refusal(lambda: AutoConfig.from_pretrained(tmp_path), name)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +78,10 @@ def test_nonsense_is_refused_or_a_config(config: type[PreTrainedConfig], tmp_pat
         ({"pad_token_id": "a"}, "pad_token_id='a'; it must be int or None"),
         ({"vocab_size": "a" * 20_000}, "vocab_size='aaa.*; it must be int"),
         ({"layer_types": 3}, "layer_types=3 is no field of"),
-        ({"key_value_heads": 3}, "key_value_heads=3 is no field of .*: key_value_heads follows from other fields"),
+        ({"key_value_heads": 3}, "key_value_heads=3 is no field of .*: the class has key_value_heads itself"),
         ({"attention_pattern": 3}, "pattern"),
         ({"causal": True}, "causal=True is no field of"),
-        ({"to_dict": 3}, "to_dict=3 is no field of .*: to_dict belongs to the class"),
+        ({"to_dict": 3}, "to_dict=3 is no field of .*: the class has to_dict itself"),
         ({"add_cross_attention": True}, "add_cross_attention=True is no field of .*: it has no cross-attention"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -91,6 +94,12 @@ def test_refusals_name_field_value_and_what_is_allowed(
         config(**fields)
 
 
+def test_labels_may_be_counted_by_numpy() -> None:
+    config = hea.AdaptiveSpanConfig(num_labels=numpy.int64(3))
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+    assert hea.AdaptiveSpanConfig(id2label={numpy.int64(0): "no", "1": "yes"}).id2label == {0: "no", 1: "yes"}
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_errors_are_those_of_transformers_too(config: type[PreTrainedConfig]) -> None:
     """Who catches what transformers and huggingface_hub raise needs no change; the first error stands behind ours."""
@@ -98,8 +107,6 @@ def test_errors_are_those_of_transformers_too(config: type[PreTrainedConfig]) ->
         with pytest.raises(kind) as refusal:
             config(hidden_size="wide")
         assert isinstance(refusal.value.__cause__, StrictDataclassFieldValidationError)
-    with pytest.raises(StrictDataclassClassValidationError):
-        config(layer_types=["spiral"])
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -189,29 +196,18 @@ def test_subclasses_have_fields_of_their_own(config: type[PreTrainedConfig]) -> 
 
 
 @pytest.mark.parametrize(
-    ("build", "given", "meant"),
+    ("build", "given"),
     [
-        (hea.SparseTransformerConfig, "attention_window", "attention_window"),
-        (hea.SparseTransformerConfig, "stride", "stride"),
-        (hea.SparseTransformerConfig.longformer, "atention_window", "attention_window"),
-        (hea.SparseTransformerConfig.longformer, "window", "attention_window"),
-        (hea.SparseTransformerConfig.bigbird_itc, "block_size", "block_tokens"),
-        (hea.SparseTransformerConfig.longformer, "dilation", "attention_dilation"),
-        (hea.SparseTransformerConfig.bigbird_itc, "num_blocks", "num_random_blocks"),
-        (hea.SparseTransformerConfig.sliding, "lefft", "left"),
-        (hea.SparseSeq2SeqConfig, "attention_window", "attention_window"),
-        (hea.SparseSeq2SeqConfig.led, "windows", "attention_window"),
+        (hea.SparseTransformerConfig, "attention_window"),
+        (hea.SparseTransformerConfig.longformer, "window"),
+        (hea.SparseTransformerConfig.bigbird_itc, "block_size"),
+        (hea.SparseSeq2SeqConfig, "attention_window"),
     ],
 )
-def test_arguments_of_presets_are_no_fields(build: Callable[..., PreTrainedConfig], given: str, meant: str) -> None:
+def test_arguments_of_presets_are_no_fields(build: Callable[..., PreTrainedConfig], given: str) -> None:
     """transformers would keep them without a word, and the model would read with full attention."""
-    with pytest.raises(
-        hea.ConfigurationError, match=rf"{given}=64 is no field of .* {meant} is an argument"
-    ) as refusal:
+    with pytest.raises(hea.ConfigurationError, match=rf"{given}=64 is no field of .* attention_pattern=.* preset"):
         build(**{given: 64})
-    assert f"({meant}=…)" in str(refusal.value)
-    assert "attention_pattern=Band(32, 32)" in str(refusal.value)
-    assert len(str(refusal.value)) <= 500
 
 
 def test_an_activation_with_a_slope_can_be_built() -> None:
@@ -223,17 +219,9 @@ def test_an_activation_with_a_slope_can_be_built() -> None:
             assert sum(isinstance(module, torch.nn.LeakyReLU) for module in model.modules()) >= 1
 
 
-def test_fields_of_other_families_are_told() -> None:
-    with pytest.raises(hea.ConfigurationError, match="type_vocab_size=2.* only ") as refusal:
-        hea.SparseSeq2SeqConfig(type_vocab_size=2)
-    assert {"EtcTransformerConfig", "SparseTransformerConfig"} <= {*str(refusal.value).replace(",", "").split()}
-
-
 @pytest.mark.parametrize(
     ("config", "given", "meant"),
     [
-        (hea.EtcTransformerConfig, "block_size", "block_tokens"),
-        (hea.RoutingTransformerConfig, "clusters", "num_clusters"),
         (hea.AdaptiveSpanConfig, "max_span", "span_limit"),
         (hea.SparseSeq2SeqConfig, "num_layers", "num_hidden_layers"),
         (hea.SparseSeq2SeqConfig, "num_decoder_layers", "decoder_layers"),

@@ -1,11 +1,11 @@
-"""Fields of a config whose type is wrong: which field, its value, and what is allowed."""
+"""Config classes whose fields have types: a value of another type is refused by name, with those that are allowed."""
 
 import re
 from functools import wraps
 from typing import Any, TypeVar
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
@@ -13,10 +13,8 @@ from hf_efficient_attn.messages import shown
 Config = TypeVar("Config")
 
 
-class FieldError(
-    ConfigurationError, StrictDataclassFieldValidationError, StrictDataclassClassValidationError, TypeError
-):
-    """A field of a wrong type, or of an unknown name, under every type of exception that transformers would raise.
+class FieldError(ConfigurationError, StrictDataclassFieldValidationError, TypeError):
+    """A field of a config that transformers refuses, under every type of exception that transformers would raise.
 
     Args:
         message: what is wrong, the value, and what is allowed.

@@ -49,7 +49,7 @@ class LibraryConfig:
             setattr(self, FIELD, kwargs.pop(FIELD))
         this.check()
         foreign = kwargs.pop(FOREIGN, {})
-        check_names(self, kwargs, LibraryConfig.__subclasses__())
+        check_names(self, kwargs)
         parent.__post_init__(**{"auto_map": {}, **kwargs, **foreign})
 
     @property
