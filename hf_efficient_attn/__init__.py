@@ -26,8 +26,8 @@ from hf_efficient_attn.errors import (
     InputError,
     UnsupportedBackendError,
 )
+from hf_efficient_attn.hub.card import fill_cards
 from hf_efficient_attn.hub.saving import write_stubs
-from hf_efficient_attn.hub.written_cards import write_cards
 from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder, KeyGroups
 from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
 from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation, Term
@@ -158,7 +158,7 @@ register_families()
 interface.register_attention()
 loaded_indexers.build_indexers()
 write_stubs()
-write_cards()
+fill_cards()
 
 __all__ = [
     "AdaptiveSpanConfig",

@@ -1,18 +1,17 @@
 """Command line `hf-efficient-attn`: parse, call one function, print.
 
 Every command lives in the module that does the work, which offers `add_arguments(parser)` and `main(args)`; `--help`
-shows its docstring.
+shows its docstring. That module is imported when the command is called, and nothing else of the package before it.
 """
 
 import argparse
+import ast
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
-
-from hf_efficient_attn.errors import EfficientAttentionError
-from hf_efficient_attn.requirements import VERSION
 
 # the words of a command (one, or a verb and its subject) -> the module that answers
 COMMANDS: dict[tuple[str, ...], str] = {
@@ -47,28 +46,44 @@ Lengths are in tokens, times in milliseconds, memory in MiB; JSON names its unit
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the whole command line, which knows the options of the command that is called."""
     parser = argparse.ArgumentParser(
         prog="hf-efficient-attn",
         description="Efficient attention for Hugging Face Transformers: look at patterns and models, convert, measure.",
         epilog="hf-efficient-attn COMMAND --help explains a command, with examples.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    version = "show the version and exit"
+    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # where the last word of a command belongs, by the words before it
     groups: dict[tuple[str, ...], Any] = {(): commands}
     for (*verbs, name), path in COMMANDS.items():
-        module = importlib.import_module(path)
         group = tuple(verbs)
         if group not in groups:
             subjects = ", ".join(subject for *others, subject in COMMANDS if others == verbs)
             group_parser = _add_parser(commands, verbs[0], VERBS[verbs[0]].format(subjects=subjects))
             groups[group] = group_parser.add_subparsers(required=True, metavar="SUBJECT")
-        subparser = _add_parser(groups[group], name, (module.__doc__ or "").strip())
-        module.add_arguments(subparser)
-        subparser.set_defaults(main=module.main)
+        subparser = _add_parser(groups[group], name, _docstring(path))
+        if tuple(arguments[: len(verbs) + 1]) == (*verbs, name):
+            module = importlib.import_module(path)
+            module.add_arguments(subparser)
+            subparser.set_defaults(main=module.main)
     return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        from hf_efficient_attn.requirements import VERSION
+
+        print(f"{parser.prog} {VERSION}")
+        parser.exit()
+
+
+def _docstring(module: str) -> str:
+    """Return the docstring of a module of this package, which is not imported."""
+    path = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def _add_parser(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -88,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     That are errors of this package, files that cannot be read or written, and libraries that are not installed.
     `arguments` defaults to those of the process.
     """
-    parser = build_parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = build_parser(arguments)
     args = parser.parse_args(arguments)
     try:
         args.main(args)
@@ -97,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # who reads the output, such as `head`, has seen enough; what is left in the buffer goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         parser.exit(1)
-    except (EfficientAttentionError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         message = _sentence(error)
         if message is None:
             raise
@@ -106,9 +122,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _sentence(error: Exception) -> str | None:
     """Return what a user can do about an error; None: nothing, it is ours."""
+    from hf_efficient_attn.errors import EfficientAttentionError
+
+    if isinstance(error, ValueError) and not isinstance(error, (EfficientAttentionError, OSError)):
+        return None
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "").partition(".")[0]
-        if library in ("", __name__.partition(".")[0]):
+        if library in ("", "hf_efficient_attn"):
             return None
         return f"This command needs {library}, which is not installed. Run: pip install {library}"
     if isinstance(error, ImportError):

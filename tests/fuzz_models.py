@@ -77,9 +77,8 @@ def read_config(draw: random.Random, folder: Path) -> Any:
             written[draw.choice(LIBRARY_FIELDS)] = draw.choice(VALUES)(draw)
         # without it no class of ours is asked
         written |= {"model_type": config.model_type}
-        if config.model_type == "llama":
-            # transformers makes a list of so many labels
-            written.pop("num_labels", None)
+        # transformers makes a list of so many labels
+        written.pop("num_labels", None)
     (folder / "config.json").write_text(json.dumps(written))
     return AutoConfig.from_pretrained(folder)
 

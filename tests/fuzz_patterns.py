@@ -127,7 +127,9 @@ def problem(error: Exception) -> str | None:
     # a file that says too little, or is none, is refused before a class of ours is asked; and every config is written
     # through a function of ours
     frames = [frame.filename for frame in frames_of(error)]
-    is_ours = any("hf_efficient_attn/" in name and not name.endswith("saved_implementation.py") for name in frames)
+    ours = [name for name in frames if "hf_efficient_attn/" in name and not name.endswith("saved_implementation.py")]
+    # what transformers refuses in its own fields is raised below our configs
+    is_ours = bool(ours) and not ("models/config/" in ours[-1] and ours[-1] != frames[-1])
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None
 
 

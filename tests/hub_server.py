@@ -1,7 +1,7 @@
 """A Hub that takes a push: the routes `huggingface_hub` needs, over real HTTP on the loopback, files on disk.
 
 One branch (`main`) whose commits stay, one user, models only. As on the real Hub, weights travel by LFS, the rest
-inside the commit, and cards with wrong metadata are refused (`hub_card_rules`).
+inside the commit, and a card whose metadata cannot be read is refused.
 
     with running_hub(tmp_path) as hub:
         subprocess.run([sys.executable, "push.py"], env=hub.environment(), check=True)
@@ -27,13 +27,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from hub_card_rules import card_errors
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 USER, TOKEN = "tester", "hf_token_of_the_test"
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
 # beside the users
 COMMITS = ".commits"
 LFS_SUFFIXES = (".safetensors", ".bin", ".pt")
+
+
+def card_errors(content: str) -> list[str]:
+    """Return what is wrong with the metadata of a card: here, that they are missing or no YAML."""
+    block = REGEX_YAML_BLOCK.search(content)
+    try:
+        is_right = block is not None and isinstance(yaml.safe_load(block.group(2)), dict)
+    except yaml.YAMLError:
+        is_right = False
+    return [] if is_right else ["The metadata of the card cannot be read."]
 
 
 class HubError(Exception):

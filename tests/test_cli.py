@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,7 +42,34 @@ def test_help_of_a_group(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", [words for words in COMMANDS if words[0] in ("analyze", "bench")], ids=" ".join)
 def test_tables_are_also_there_as_json(command: tuple[str, ...]) -> None:
     required = {"signal": ["--model", "sas"], "spans": ["model"] if command[0] == "analyze" else []}
-    assert build_parser().parse_args([*command, *required.get(command[1], []), "--json"]).json
+    arguments = [*command, *required.get(command[1], []), "--json"]
+    assert build_parser(arguments).parse_args(arguments).json
+
+
+@pytest.mark.parametrize("arguments", ["--help", "bench --help"])
+def test_help_imports_neither_torch_nor_transformers(arguments: str) -> None:
+    script = f"""
+import atexit, sys
+import hf_efficient_attn_cli
+sys.argv[1:] = {arguments.split()}
+slow = {{"torch", "transformers", "hf_efficient_attn"}}
+atexit.register(lambda: print("imported:", *slow & set(sys.modules)))
+hf_efficient_attn_cli.main()
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "attention" in result.stdout
+    assert result.stdout.strip().endswith("imported:")
+
+
+def test_the_console_script_runs_commands() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "hf_efficient_attn_cli", "draw", "causal()", "--tokens", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout.startswith("■⬚\n■■\n"), result.stderr
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from hf_efficient_attn import errors
 from hf_efficient_attn.models.register import FAMILIES
 
 # functions that the package's modules share, reachable from the top but no part of its face
-INTERNAL = {"register_families", "write_cards", "write_stubs"}
+INTERNAL = {"fill_cards", "register_families", "write_stubs"}
 PUBLIC_MODULES = {"hub", "patterns"}
 
 

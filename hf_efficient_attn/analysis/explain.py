@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from hf_efficient_attn.analysis.model_sources import load_span_model
 from hf_efficient_attn.analysis.pattern_sources import read_config, read_pattern
-from hf_efficient_attn.analysis.span_sources import load_span_model
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.model_parts import PARTS
 from hf_efficient_attn.attention.select import AUTO, BACKENDS

@@ -1,25 +1,31 @@
 """Write a page to look at attention: who reads whom under a pattern, or what a model reads in a text.
 
-The page is one HTML file that opens by a double click, without a network; patterns can be typed in it:
+The page is one HTML file that opens by a double click, without a network; patterns given are shown beside some of ours:
     hf-efficient-attn explore
     hf-efficient-attn explore "band(256, 256) | global(0)" path/to/config.json --tokens 8192 --output patterns.html
     hf-efficient-attn explore --model path/to/model --text document.txt --output document.html
 """
 
 import argparse
-from collections.abc import Sequence
+import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hf_efficient_attn.analysis.explore_html import MOST, render_page
-from hf_efficient_attn.analysis.explore_model import followed_patterns, load_explored, model_data
-from hf_efficient_attn.analysis.explore_patterns import LENGTHS, Own, explanations, presets
-from hf_efficient_attn.analysis.explore_rows import DEFAULT_ROWS, read_rows, sampled_rows
-from hf_efficient_attn.analysis.explore_tokens import MAX_TOKENS, read_tokens
-from hf_efficient_attn.analysis.model_text import read_bytes
+from hf_efficient_attn.analysis.explore_model import (
+    DEFAULT_ROWS,
+    followed_patterns,
+    load_explored,
+    model_data,
+    read_rows,
+    sampled_rows,
+)
+from hf_efficient_attn.analysis.explore_patterns import Own, our_presets, own_preset
+from hf_efficient_attn.analysis.model_sources import MAX_TOKENS, label, read_bytes, read_tokens
 from hf_efficient_attn.analysis.pattern_sources import read_layer_patterns
-from hf_efficient_attn.analysis.signal_sources import label
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.attention.explain import explain
+from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.checks import check_length
 from hf_efficient_attn.pictures import check_destination
 from hf_efficient_attn.requirements import VERSION
@@ -27,15 +33,30 @@ from hf_efficient_attn.requirements import VERSION
 # where neither an option nor a model says another number
 TOKENS, LAYERS, HEADS = 4096, 12, 8
 MEGABYTE = 10**6
+# of tokens, layers and heads on the page, which stays fluent with so many
+MOST = {"tokens": 262_144, "layers": 128, "heads": 256}
+STYLES = ("page.css", "views.css")
+# later ones use what earlier ones define
+SCRIPTS = (
+    "key_intervals.js",
+    "page.js",
+    "schedule.js",
+    "counting.js",
+    "tiles.js",
+    "matrix.js",
+    "matrix_drawing.js",
+    "pattern_view.js",
+    "model_data.js",
+    "memberships.js",
+    "heads_map.js",
+    "text_view.js",
+    "start.js",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = __doc__
-    text = (
-        "expressions such as 'band(4, 4) | global(0)', JSON, or files with JSON; further ones can be typed in the page"
-    )
+    text = "expressions such as 'band(4, 4) | global(0)', JSON, or files with JSON"
     parser.add_argument("pattern", nargs="*", help=text)
     tokens = f"length in tokens ({TOKENS}); of a text, the most to read ({MAX_TOKENS}, or what the model can)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
@@ -91,7 +112,7 @@ def check_options(args: argparse.Namespace) -> None:
             )
     if args.causal and not args.pattern:
         raise InputError(
-            "--causal is for the patterns that are given, and there are none; the page has a box for the causal form."
+            "--causal is for the patterns that are given, and there are none. Give one, such as 'band(256, 256)'."
         )
 
 
@@ -103,21 +124,17 @@ def page_data(args: argparse.Namespace) -> dict[str, Any]:
     else:
         tokens, layers, heads = len(shown["tokens"]), shown["layers"], shown["heads"]
     given = [(source, read_layer_patterns(source, layers), args.causal) for source in args.pattern]
-    return pattern_data(args, [*followed, *given], tokens, layers, heads) | {"model": shown}
-
-
-def pattern_data(args: argparse.Namespace, own: Sequence[Own], tokens: int, layers: int, heads: int) -> dict[str, Any]:
-    """Return what the page shows of patterns."""
-    offered = presets(own, layers, heads)
-    return {
-        "version": VERSION,
-        "tokens": tokens,
-        "most": MOST,
-        "heads": heads,
-        "lengths": sorted({*LENGTHS, tokens}),
-        "presets": offered,
-        "explanations": explanations(offered, tokens, heads, args.device),
-    }
+    # refuses a device that torch does not know
+    explain(Full(), 1, device=args.device)
+    offered, notes = [], [] if shown is None else shown["notes"]
+    for each in followed:
+        try:
+            offered.append(own_preset(each, heads, tokens, args.device))
+        except EfficientAttentionError as error:
+            notes.append(f"The pattern of its layers is not drawn here: {error}")
+    offered += [own_preset(each, heads, tokens, args.device) for each in given]
+    offered += our_presets(layers, heads, tokens, args.device)
+    return {"version": VERSION, "tokens": tokens, "presets": offered, "model": shown}
 
 
 def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
@@ -137,3 +154,31 @@ def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
     patterns, is_causal = followed_patterns(model, read.global_tokens)
     followed: list[Own] = [(f"{name}, all layers", patterns, is_causal)] if patterns else []
     return model_data(name, model, text, read, patterns), followed
+
+
+def render_page(data: dict[str, Any]) -> str:
+    """Return the HTML of the page that shows `data`, which are JSON types; it loads nothing from anywhere."""
+    parts = {
+        "{{style}}": "\n".join(map(_part, STYLES)),
+        "{{script}}": "\n".join(map(_part, SCRIPTS)),
+        "{{data}}": embedded(data),
+    }
+    before, *rest = _part("page.html").split("{{")
+    pages = [before]
+    for piece in rest:
+        name, _, after = piece.partition("}}")
+        pages += [parts[f"{{{{{name}}}}}"], after]
+    return "".join(pages)
+
+
+def embedded(data: Any) -> str:
+    r"""Return JSON that can stand within a script element: no text in it can end the element, or begin another.
+
+    >>> embedded("</script><!--")
+    '"\\u003c/script>\\u003c!--"'
+    """
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _part(name: str) -> str:
+    return (files(__package__) / "explore_page" / name).read_text(encoding="utf-8")

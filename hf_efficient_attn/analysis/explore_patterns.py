@@ -1,6 +1,6 @@
-"""The patterns that the page of `explore` offers, and what Python knows about them."""
+"""The patterns that the page of `explore` offers: the keys of every query, and which backend computes them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from transformers.utils import logging
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.explanation import MEBIBYTE, Explanation
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.bands import Full
+from hf_efficient_attn.patterns.counting import MAX_CLASSES, CrossingError, Moving
 from hf_efficient_attn.patterns.expressions import parse_pattern, write_expression
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -25,31 +25,163 @@ PRESETS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Dense, causal", ("causal()",), True),
     ("Dense", ("full()",), False),
 )
-LENGTHS = tuple(2**power for power in range(9, 17))
-
+# of a pattern, in all layers and heads: about 5 MB
+MAX_INTERVALS = 1 << 19
 
 # a title, the patterns of the layers (None: the layer keeps its own attention), and whether they are followed causally
 Own = tuple[str, Sequence[Pattern | None], bool]
 
 
-def presets(own: Iterable[Own], num_layers: int, num_heads: int) -> list[dict[str, Any]]:
-    """Return the patterns to choose from: a user's own, then ours, which have `num_layers` layers.
+class TooManyIntervalsError(InputError):
+    """A pattern whose keys, of all queries, layers and heads, are too many intervals for a page."""
 
-    Those of ours that so many heads cannot share are left out.
+
+def preset(
+    title: str, lines: Sequence[str], is_causal: bool, layers: int, heads: int, tokens: int, device: str
+) -> dict[str, Any]:
+    """Return what the page shows of a pattern, in JSON types.
+
+    Layer n follows line n of `indices`, modulo their number, which has an index of `patterns` for every group of heads.
+
+    Args:
+        lines: the expressions of the layers, repeated from the first on.
+        is_causal: whether the causal form is shown.
+        device: for which backends are explained.
+
+    Raises:
+        InputError: a length that the pattern cannot have, keys that are no tokens, or too many intervals.
+        ConfigurationError: so many heads cannot share the pattern, or it chooses keys by their content.
     """
-    written = [
-        (title, [_expression(each, is_causal) for each in patterns], is_causal, len(patterns))
-        for title, patterns, is_causal in own
-    ]
-    ours = [
-        (title, lines, is_causal, num_layers)
-        for title, lines, is_causal in PRESETS
-        if all(num_heads % parse_pattern(line).num_head_patterns == 0 for line in lines)
-    ]
-    return [
-        {"title": title, "expressions": _tile(lines), "layers": layers, "heads": num_heads, "causal": is_causal}
-        for title, lines, is_causal, layers in (*written, *ours)
-    ]
+    patterns = [parse_pattern(line) for line in lines]
+    for line, pattern in zip(lines, patterns, strict=True):
+        if pattern.needs_two_axes:
+            raise InputError(f"{line} attends to keys of another sequence; the page shows patterns of one. Use draw.")
+    if is_causal:
+        patterns = [pattern.causal() for pattern in patterns]
+    is_random = any(pattern.is_random for pattern in patterns)
+    # resolved patterns, each with its place in `written`
+    found: dict[Pattern, int] = {}
+    written: list[list[dict[str, Any]]] = []
+    indices: list[list[int]] = []
+    room = MAX_INTERVALS
+    for layer in range(layers if is_random else len(patterns)):
+        pattern = patterns[layer % len(patterns)]
+        groups = heads if is_random else pattern.num_head_patterns
+        indices.append([])
+        for group in range(groups):
+            resolved = pattern.resolve(tokens, layer, group * heads // groups, heads)
+            if resolved not in found:
+                found[resolved] = len(found)
+                written.append(interval_data(resolved, tokens, room))
+                room -= sum(_num_intervals(part) for part in written[-1])
+            indices[-1].append(found[resolved])
+    explained = {pattern: explanations(pattern, tokens, heads, device) for pattern in dict.fromkeys(patterns)}
+    return {
+        "title": title,
+        "expressions": list(lines),
+        "causal": is_causal,
+        "layers": layers,
+        "heads": heads,
+        "random": is_random,
+        "patterns": written,
+        "indices": indices,
+        "backends": [explained[pattern] for pattern in patterns],
+    }
+
+
+def interval_data(pattern: Pattern, num_tokens: int, most: int = MAX_INTERVALS) -> list[dict[str, Any]]:
+    """Return the keys of every query of a resolved pattern as `key_intervals.js` reads them, in JSON types.
+
+    The pattern is the union of the parts. One with a short period has `rows`, the ends of the intervals of a query
+    relative to it, one for each remainder; any other has `ranges` of queries, in which ends are constant or move.
+
+    Raises:
+        TooManyIntervalsError: more than `most` intervals in all.
+    """
+    parts: list[dict[str, Any]] = []
+    for member in pattern.members():
+        if member.period is not None and member.period <= min(MAX_CLASSES, num_tokens):
+            parts.append({"period": member.period, "rows": _relative_rows(member, member.period, num_tokens)})
+        else:
+            parts.append({"ranges": _ranges(member, num_tokens, most)})
+        most -= _num_intervals(parts[-1])
+        _check_room(most)
+    return parts
+
+
+def _relative_rows(pattern: Pattern, period: int, num_tokens: int) -> list[list[int]]:
+    """Return the ends of the intervals of one query of each remainder by the period, relative to the query."""
+    # far enough from both ends that neither cuts off a key
+    room = period * -(-2 * num_tokens // period)
+    rows = []
+    for query in range(room, room + period):
+        intervals = pattern.key_intervals(query, query, 4 * room)
+        near = ((start - query, stop - query) for start, stop in intervals)
+        rows.append(
+            [
+                max(-num_tokens, min(end, num_tokens))
+                for start, stop in near
+                if start < num_tokens and stop > -num_tokens
+                for end in (start, stop)
+            ]
+        )
+    return rows
+
+
+def _ranges(pattern: Pattern, num_tokens: int, most: int) -> list[list[Any]]:
+    """Return [first query, last query, ends] for ranges of queries; an end is [at first, at last] if it moves."""
+    found, todo, count = [], [(0, num_tokens - 1)], 0
+    while todo:
+        first, last = todo.pop()
+        try:
+            intervals = pattern.moving_intervals(first, last, num_tokens)
+        except CrossingError:
+            middle = (first + last) // 2
+            todo += [(middle + 1, last), (first, middle)]
+            continue
+        ends = [end for interval in intervals for end in interval]
+        found.append([first, last, [[end.first, end.last] if isinstance(end, Moving) else end for end in ends]])
+        count += 1 + len(intervals)
+        _check_room(most - count)
+    return found
+
+
+def _check_room(room: int) -> None:
+    if room < 0:
+        raise TooManyIntervalsError(
+            f"The page holds at most {MAX_INTERVALS:,} intervals of a pattern's keys, in all its layers and heads, and "
+            "this pattern has more. Take fewer --tokens, --layers or --heads."
+        )
+
+
+def _num_intervals(part: dict[str, Any]) -> int:
+    if "rows" in part:
+        return sum(len(row) // 2 for row in part["rows"])
+    return sum(1 + len(ends) // 2 for _, _, ends in part["ranges"])
+
+
+def own_preset(own: Own, heads: int, tokens: int, device: str) -> dict[str, Any]:
+    """Return what the page shows of a pattern that a user gives, or that a model follows.
+
+    Raises:
+        EfficientAttentionError: as `preset`.
+    """
+    title, patterns, is_causal = own
+    lines = [_expression(each, is_causal) for each in patterns]
+    return preset(title, _tile(lines), is_causal, len(patterns), heads, tokens, device)
+
+
+def our_presets(num_layers: int, num_heads: int, tokens: int, device: str) -> list[dict[str, Any]]:
+    """Return `PRESETS` but those that so many heads cannot share, or that would be too many intervals."""
+    found = []
+    for title, lines, is_causal in logging.tqdm(PRESETS, desc="patterns", unit="pattern", leave=False):
+        if any(num_heads % parse_pattern(line).num_head_patterns for line in lines):
+            continue
+        try:
+            found.append(preset(title, lines, is_causal, num_layers, num_heads, tokens, device))
+        except TooManyIntervalsError:
+            continue
+    return found
 
 
 def _expression(pattern: Pattern | None, is_causal: bool) -> str:
@@ -67,28 +199,13 @@ def _tile(lines: Sequence[str]) -> list[str]:
     return list(lines[: next(repeats)])
 
 
-def explanations(offered: Iterable[dict[str, Any]], tokens: int, heads: int, device: str) -> list[dict[str, Any]]:
-    """Return which backend computes the offered patterns and why, without and with gradients, at several lengths.
-
-    Lengths and numbers of heads that a pattern cannot have are left out: the page says so when they are chosen.
-    """
-    # refuses a device that torch does not know
-    explain(Full(), 1, device=device)
-    wanted = dict.fromkeys((line, each["causal"]) for each in offered for line in each["expressions"])
-    found = []
-    for line, causal in logging.tqdm(wanted, desc="backends", unit="pattern", leave=False):
-        pattern = parse_pattern(line)
-        pattern = pattern.causal() if causal else pattern
-        for length in sorted({*LENGTHS, tokens}):
-            for training in (False, True):
-                dtype = torch.float32 if device == "cpu" else torch.bfloat16
-                options: dict[str, Any] = {"device": device, "dtype": dtype, "num_heads": heads, "training": training}
-                try:
-                    said = explain(pattern, length, **options)
-                except InputError:
-                    continue
-                found.append({"expression": line, "causal": causal, "tokens": length, **_facts(said, training)})
-    return found
+def explanations(pattern: Pattern, tokens: int, heads: int, device: str) -> list[dict[str, Any]]:
+    """Return which backend computes a pattern and why, without and with gradients."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return [
+        _facts(explain(pattern, tokens, device=device, dtype=dtype, num_heads=heads, training=training), training)
+        for training in (False, True)
+    ]
 
 
 def _facts(said: Explanation, training: bool) -> dict[str, Any]:

@@ -26,9 +26,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_efficient_attn.analysis.plot_signal import PIXELS_PER_INCH, signal_figure
-from hf_efficient_attn.analysis.signal_report import GainReading, LayerSignal, SignalReport
-from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model, load_tokens, reads_text
+from hf_efficient_attn.analysis.model_sources import NAMED_BLOCKS, label, load_model, load_tokens, reads_text
+from hf_efficient_attn.analysis.signal_report import (
+    PIXELS_PER_INCH,
+    GainReading,
+    LayerSignal,
+    SignalReport,
+    signal_figure,
+)
 from hf_efficient_attn.attention.guard import has_pattern
 from hf_efficient_attn.attention.layer_patterns import NAME as EFFICIENT
 from hf_efficient_attn.errors import CheckpointError, InputError

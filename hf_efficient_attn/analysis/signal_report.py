@@ -1,14 +1,17 @@
-"""What `analyze_signal` found, layer by layer: values, a printable table, JSON, and a picture."""
+"""What `analyze_signal` found, layer by layer: values, a printable table, JSON, and a picture.
+
+The picture shows token cosine and RMS norm by layer for any models; gains and entropy too for a single one.
+"""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from statistics import fmean
 from typing import Any
 
-from hf_efficient_attn.analysis.plot_signal import PIXELS_PER_INCH, signal_figure
-from hf_efficient_attn.pictures import save_figure
+from hf_efficient_attn.pictures import new_figure, save_figure
 
 
 @dataclass(frozen=True)
@@ -122,3 +125,131 @@ def _layer_from_dict(data: Mapping[str, Any]) -> LayerSignal:
 
 def _mean(values: tuple[float, ...], form: str) -> str:
     return format(fmean(values), form) if values else "-"
+
+
+# Okabe & Ito's palette, told apart by colour-blind readers, without its yellow; markers differ too
+COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h", "*")
+PIXELS_PER_INCH = 130
+
+
+def signal_figure(reports: "Sequence[SignalReport]") -> Any:
+    """Return the picture of `reports`.
+
+    It has a panel for the token cosine and one for the RMS norm, with a line for each report. If there is a single
+    report, its attention entropy and gains have panels, too, if the model has them.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    panels: list[Any] = [_draw_cosine, _draw_rms]
+    if len(reports) == 1:
+        panels += [_draw_entropy] if reports[0].has_entropy else []
+        panels += [_draw_gains] if reports[0].gain_symbols else []
+    columns = min(len(panels), 2) if len(panels) != 3 else 3
+    num_rows = -(-len(panels) // columns)
+    figure = new_figure(4.4 * columns, 3.3 * num_rows + 0.25 * (1 + len(reports) // 2))
+    axes = figure.subplots(num_rows, columns, squeeze=False).flat
+    for draw, axis in zip(panels, axes, strict=True):
+        draw(axis, reports)
+        _finish_axis(axis, num_layers=max(len(report.layers) for report in reports))
+    if len(reports) == 1:
+        figure.suptitle(reports[0].model)
+    else:
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(labels) > 3 else 1, frameon=False)
+    return figure
+
+
+def _style(index: int, num_lines: int) -> dict[str, Any]:
+    """Return how line `index` looks: earlier lines are thicker with larger hollow markers, so that equal ones show."""
+    below = num_lines - 1 - index
+    return {
+        "color": COLORS[index % len(COLORS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "markerfacecolor": "none",
+        "markersize": 4.5 + 0.8 * below,
+        "linewidth": 1.5 + 0.3 * below,
+    }
+
+
+def _finish_axis(axis: Any, num_layers: int) -> None:
+    step = max(1, -(-num_layers // 13))
+    axis.set_xticks(range(0, num_layers, step))
+    axis.set_xlim(-0.5, num_layers - 0.5)
+    axis.set_xlabel("block (0 = embedding)")
+    axis.grid(color="#DDDDDD", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_cosine(axis: Any, reports: "Sequence[SignalReport]") -> None:
+    for index, report in enumerate(reports):
+        cosines = [layer.token_cosine for layer in report.layers]
+        axis.plot(range(len(cosines)), cosines, label=report.model, **_style(index, len(reports)))
+    axis.axhline(1.0, color="#888888", linewidth=0.8)
+    lowest = min(_finite(layer.token_cosine for report in reports for layer in report.layers))
+    axis.set_ylim(min(-0.05, lowest - 0.05), 1.08)
+    axis.set_title("Do tokens stay apart? (1 = rank collapse)", fontsize=10)
+    axis.set_ylabel("mean cosine between tokens")
+
+
+def _draw_rms(axis: Any, reports: "Sequence[SignalReport]") -> None:
+    for index, report in enumerate(reports):
+        axis.plot(range(len(report.layers)), [layer.rms for layer in report.layers], **_style(index, len(reports)))
+    sizes = _finite(layer.rms for report in reports for layer in report.layers)
+    axis.set_yscale("log", subs=[3])
+    axis.set_ylim(min(sizes) / 2, max(sizes) * 2)  # wide enough for a tick at 1 or 3 of some decade
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
+    axis.set_title("Does the signal keep its size?", fontsize=10)
+    axis.set_ylabel("RMS of hidden states (log)")
+
+
+def _draw_entropy(axis: Any, reports: "Sequence[SignalReport]") -> None:
+    report = reports[0]
+    for number, layer in enumerate(report.layers):
+        axis.plot([number] * len(layer.entropy_nats), layer.entropy_nats, "o", color="#56B4E9", markersize=3.5)
+    measured = [(number, layer) for number, layer in enumerate(report.layers) if layer.entropy_nats]
+    numbers = [number for number, _ in measured]
+    axis.plot([], [], "o", color="#56B4E9", markersize=3.5, label="one head")
+    axis.plot(numbers, [fmean(layer.entropy_nats) for _, layer in measured], color="#0072B2", label="mean of heads")
+    uniform = [layer.uniform_nats or 0.0 for _, layer in measured]
+    axis.plot(numbers, uniform, "--", color="#000000", linewidth=1.2, label="uniform over allowed keys")
+    axis.set_ylim(0, max(_finite(uniform)) * 1.12 + 0.05)
+    axis.set_title("How widely does attention look?", fontsize=10)
+    axis.set_ylabel("entropy of softmax A (nats)")
+    _legend_below(axis, columns=3)
+
+
+def _draw_gains(axis: Any, reports: "Sequence[SignalReport]") -> None:
+    layers, symbols = reports[0].layers, reports[0].gain_symbols
+    for index, symbol in enumerate(symbols):
+        found = [(number, gain) for number, layer in enumerate(layers) for gain in layer.gains if gain.symbol == symbol]
+        numbers = [number for number, _ in found]
+        means = [fmean(gain.values) for _, gain in found]
+        is_trained = any(gain.is_trained for _, gain in found)
+        style = _style(index, len(symbols))
+        axis.plot(numbers, means, "-" if is_trained else ":", label=_as_math(symbol), **style)
+        low, high = [min(gain.values) for _, gain in found], [max(gain.values) for _, gain in found]
+        if low != high:
+            axis.fill_between(numbers, low, high, color=style["color"], alpha=0.2, linewidth=0)
+    axis.set_title("Gains (band: range over heads; dotted: not trained)", fontsize=10)
+    axis.set_ylabel("gain")
+    axis.margins(y=0.12)
+    _legend_below(axis, columns=5)
+
+
+def _legend_below(axis: Any, columns: int) -> None:
+    axis.legend(
+        fontsize=8, ncols=columns, columnspacing=1.2, loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False
+    )
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    """Return the finite values, or [1.0] if a diverged model left none."""
+    return [value for value in values if math.isfinite(value)] or [1.0]
+
+
+def _as_math(symbol: str) -> str:
+    letter, _, index = symbol.partition("_")
+    return rf"${letter}_{{\mathrm{{{index}}}}}$" if index else f"${letter}$"

@@ -1,4 +1,7 @@
-"""Outputs of a source and of what it became, on the same random inputs: what `parity` promises is computed."""
+"""Outputs of a source and of what it became, on the same random inputs: what `parity` promises is computed.
+
+Also the inputs for which a converted model differs from its source even with `parity`, and why.
+"""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -9,15 +12,108 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_efficient_attn.convert.configs import DEFAULT_WINDOW, ConversionRequest
-from hf_efficient_attn.convert.parity import EXCEPTIONS, PADDED, SHORTER, TOKEN_TYPES
-from hf_efficient_attn.convert.positions import TARGET
+from hf_efficient_attn.convert.configs import DEFAULT_WINDOW, TARGET, ConversionRequest
 from hf_efficient_attn.convert.preflight import TranslatedConfigs
 from hf_efficient_attn.convert.registry import COUNTERPARTS
-from hf_efficient_attn.convert.rename import to_ours
-from hf_efficient_attn.convert.sample_inputs import MOST_TOKENS, sample_inputs
 from hf_efficient_attn.convert.source import Source
+from hf_efficient_attn.convert.weights import to_ours
 from hf_efficient_attn.errors import CheckpointError
+
+# "there" is transformers
+PADDING_BEFORE = "padding before or between tokens, as positions count tokens here, places there"
+PADDING_BETWEEN = "padding between tokens, as rotary positions count tokens here, places there"
+PAD_IDS = "pad ids that no attention_mask hides, as each has a position here, and all have one there"
+SHORTER = "inputs shorter than the longest of a batch, as their own last block is global here, one of padding there"
+AFTER_SHORT = "inputs after one short enough for full attention, as all that follow are then read by it there"
+POOLED_PADDING = "sequences that begin with padding, as the first token is classified there, the first real one here"
+TOKEN_TYPES = "question answering without token_type_ids, as they are made from the first separator there"
+
+PADDED = "padding anywhere, which landmarks, convolutions and positions read there"
+OTHER_LENGTH = "texts of landmarks of another length than segment_means_seq_len, of which rows are mixed there"
+HASHED = "texts longer than a chunk, whose rotations are drawn anew at every call there, and are fixed here"
+WRAPPED = "texts of encoders behind which a whole chunk of padding is added there, which the first chunk then reads"
+
+EXCEPTIONS: dict[str, tuple[str, ...]] = {
+    "bart": (PADDING_BEFORE,),
+    "bert": (PADDING_BEFORE,),
+    "big_bird": (PADDING_BEFORE, SHORTER, AFTER_SHORT, TOKEN_TYPES),
+    "bigbird_pegasus": (PADDING_BEFORE, SHORTER, AFTER_SHORT),
+    "led": (PADDING_BEFORE,),
+    "longformer": (PAD_IDS, POOLED_PADDING),
+    "marian": (PADDING_BEFORE,),
+    "modernbert": (PADDING_BETWEEN, POOLED_PADDING),
+    "nystromformer": (PADDED, OTHER_LENGTH),
+    "pegasus": (PADDING_BEFORE,),
+    "reformer": (HASHED, WRAPPED, PADDING_BEFORE, POOLED_PADDING),
+    "roberta": (PAD_IDS, POOLED_PADDING),
+    "xlm-roberta": (PAD_IDS, POOLED_PADDING),
+}
+
+
+def note_exceptions(source_type: str, target_type: str) -> str:
+    """Return a sentence on inputs for which a model of one type and what it became differ; none: the empty text."""
+    sides = EXCEPTIONS.get(source_type, ()), EXCEPTIONS.get(target_type, ())
+    # what both models of transformers do, only ours does otherwise
+    exceptions = [each for side in sides for each in side if not all(each in other for other in sides)]
+    return f"Even with parity, outputs differ from the source's for: {'; '.join(exceptions)}. " if exceptions else ""
+
+
+# longer than any window or number of blocks that published models read by full attention, and a multiple of none
+MOST_TOKENS = 1021
+TARGET_TOKENS = 9
+PADDED_TOKENS = 3
+# heads whose rule for global tokens looks for separators
+WITH_SEPARATORS = ("QuestionAnswering", "MultipleChoice")
+SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id")
+
+
+def sample_inputs(
+    config: Any, head: str, tokens: int, *, pads: bool, with_token_types: bool, device: Any
+) -> dict[str, Tensor]:
+    """Return two examples of `tokens` tokens, for multiple choice of two choices each.
+
+    Args:
+        config: of the model of transformers.
+        head: a key of `AUTO_CLASSES`.
+        pads: the first ends with padding, where the head allows it.
+        with_token_types: the question, which ends at the first separator, has another type than the text.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = _random_ids(config, (2, tokens), generator)
+    padded = PADDED_TOKENS if pads and head not in WITH_SEPARATORS and tokens > 3 * PADDED_TOKENS else 0
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, -padded:], ids[0, -padded:] = 0, config.pad_token_id
+    _set_separators(ids, config, head, padded)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if with_token_types:
+        inputs["token_type_ids"] = (torch.arange(tokens) > tokens // 4).long().expand_as(ids)
+    if head == "MultipleChoice":
+        inputs = {name: torch.stack((each, each.flip(0)), 1) for name, each in inputs.items()}
+    if config.is_encoder_decoder and head in ("Model", "ConditionalGeneration"):
+        inputs["decoder_input_ids"] = _random_ids(config, (2, TARGET_TOKENS), generator)
+    return {name: each.to(device) for name, each in inputs.items()}
+
+
+def _random_ids(config: Any, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Return ids that mean nothing special."""
+    special = {getattr(config, name, None) for name in SPECIAL if not isinstance(getattr(config, name, None), list)}
+    plain = torch.tensor([number for number in range(min(config.vocab_size, 50_000)) if number not in special] or [0])
+    return plain[torch.randint(len(plain), shape, generator=generator)]
+
+
+def _set_separators(ids: Tensor, config: Any, head: str, padded: int) -> None:
+    """Write the separators of a question or choice, two in its middle and one at its end; elsewhere an end token."""
+    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    separator = getattr(config, "sep_token_id", None)
+    separator = end if separator is None else separator
+    question = ids.shape[1] // 4
+    if head in WITH_SEPARATORS and separator is not None:
+        ids[:, [question, question + 1, -1]] = separator
+    elif end is not None:
+        ids[1, -1] = end
+        ids[0, -padded - 1] = end
+
 
 # of the largest output. Rounding in float32 stays below, an activation of another kind above: gelu_new for gelu 3e-4
 TOLERANCE = 1e-4

@@ -1,24 +1,144 @@
-"""Configs: theirs → ours, ours → theirs, and what a change of length or pattern does to ours."""
+"""Configs: theirs → ours, ours → theirs, and what a change of length or pattern does to ours and to position tables."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import AutoConfig
 
 from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns, is_by_part
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
-from hf_efficient_attn.convert.reading import one_line
+from hf_efficient_attn.convert.hub import one_line
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
+from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.checks import is_integer
 from hf_efficient_attn.patterns.expressions import pattern_of
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.windows import band_of_window
+
+
+def bands_of_windows(windows: int | list[int], num_layers: int) -> list[Band]:
+    """Return the pattern of each layer; one window is that of all.
+
+    >>> bands_of_windows(8, 2) == bands_of_windows([8, 8], 2) == [Band(4, 4), Band(4, 4)]
+    True
+
+    Raises:
+        ConfigurationError: a window that is odd, or less than 2.
+    """
+    return [band_of_window(window) for window in ([windows] * num_layers if isinstance(windows, int) else windows)]
+
+
+def windows_of_pattern(config: Any, model_type: str) -> list[int]:
+    """Return the window of each layer of a config of ours; of an encoder-decoder, of each encoder layer.
+
+    Raises:
+        ConfigurationError: a layer that is no symmetric band.
+    """
+    spec = config.attention_pattern
+    patterns = (spec is not None and config_patterns(spec, config, ENCODER)) or (None,)
+    windows = []
+    for layer, pattern in enumerate(patterns):
+        size = {} if pattern is None else pattern.to_dict()
+        if size.get("kind") != "band" or not size["left"] or size["left"] != size["right"]:
+            raise ConfigurationError(
+                f"{model_type} has windows, as far to the left as to the right, and layer {layer} has {shown(pattern)}"
+                ". Only models whose attention_pattern is band(n, n) in each layer can become one."
+            )
+        windows.append(2 * size["left"])
+    return windows
+
+
+TABLE = "embeddings.positions.table.weight"
+# config fields: lengths of the encoder, or only stack, and of the decoder
+SOURCE, TARGET = "max_position_embeddings", "max_target_position_embeddings"
+GIBIBYTE = 2**30
+# of a weight in float32, and of an index
+WEIGHT_BYTES, INDEX_BYTES = 4, 8
+
+
+def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
+    """Return a table of `offset` + `num_positions` rows: the first `offset` stay, the others come round and round.
+
+    Source: Beltagy et al. (arXiv:2004.05150), section 5.
+
+    >>> cyclic_table(torch.arange(5.0).view(5, 1), 2, 7).flatten().tolist()
+    [0.0, 1.0, 2.0, 3.0, 4.0, 2.0, 3.0, 4.0, 2.0]
+    """
+    front, rows = table[:offset], table[offset:]
+    return torch.cat((front, rows[torch.arange(num_positions, device=table.device) % len(rows)]))
+
+
+def check_lengths(old: Any, new: Any) -> None:
+    """Raise ConfigurationError where the config `new` has fewer positions than `old`, or more than weights can have.
+
+    Linformers project from as many places as their longest text has, or by strides that divide it.
+    """
+    longest, wanted = getattr(old, SOURCE, 0), getattr(new, SOURCE, 0)
+    if getattr(old, "has_one_length", False) and wanted != longest:
+        raise ConfigurationError(
+            f"{SOURCE}={wanted}: the projections of this Linformer are made for texts of up to {longest} tokens, and "
+            "other lengths would change what it computes. Leave it out, or train a model of that length."
+        )
+    if new.position_embedding_type == "none":
+        return
+    for name in (SOURCE, TARGET):
+        size, wanted = getattr(old, name, 0), getattr(new, name, 0)
+        if wanted < size:
+            raise ConfigurationError(f"{name}={wanted} would cut the {size} positions of the source: at least {size}.")
+
+
+def check_memory(config: Any) -> None:
+    """Raise ConfigurationError where a table of learned positions would not fit into the memory of this machine."""
+    memory = memory_bytes()
+    if config.position_embedding_type != "learned" or memory is None:
+        return
+    for name in (SOURCE, TARGET):
+        needed = getattr(config, name, 0) * (WEIGHT_BYTES * config.hidden_size + INDEX_BYTES)
+        if needed > memory:
+            raise ConfigurationError(
+                f"{name}={getattr(config, name)} takes a table of learned positions of {needed / GIBIBYTE:,.0f} GiB, "
+                f"and this machine has {memory / GIBIBYTE:,.0f} GiB of memory. Give the length of the longest input."
+            )
+
+
+def memory_bytes() -> int | None:
+    """Return how much memory this machine has; None: the system does not say."""
+    names = getattr(os, "sysconf_names", {})
+    if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def lengthen(weights: dict[str, Tensor], new: Any) -> dict[str, Tensor]:
+    """Return the weights, in our names, with position tables as long as the config `new` says."""
+
+    def lengthened(name: str, table: Tensor) -> Tensor:
+        size = getattr(new, TARGET if "decoder." in name else SOURCE)
+        return table if len(table) == new.position_offset + size else cyclic_table(table, new.position_offset, size)
+
+    return {name: lengthened(name, each) if name.endswith(TABLE) else each for name, each in weights.items()}
+
+
+def shift(weights: dict[str, Tensor], old_offset: int, new_offset: int) -> dict[str, Tensor]:
+    """Return the weights with `new_offset` rows, which no token has, before that of position 0, in every table."""
+
+    def shifted(table: Tensor) -> Tensor:
+        return torch.cat((table.new_zeros(new_offset, table.shape[1]), table[old_offset:]))
+
+    return {
+        name: shifted(tensor) if name.endswith(TABLE) and old_offset != new_offset else tensor
+        for name, tensor in weights.items()
+    }
+
 
 # what dense models become unless asked otherwise
 DEFAULT_WINDOW, DEFAULT_POSITIONS = 512, 4096
@@ -250,3 +370,44 @@ def _said(config: Any, name: str) -> str:
 
 def _concerns(name: str, head: str) -> bool:
     return all(head in heads for start, heads in HEAD_FIELDS.items() if name.startswith(start))
+
+
+def keeps_pattern(counterpart: Counterpart, theirs: Any, request: ConversionRequest) -> bool:
+    """Return whether their config has a pattern that ours keeps: a request names no other.
+
+    Raises:
+        ConfigurationError: it would be lost, since what is made reads otherwise, and the request does not say what.
+    """
+    pattern = getattr(theirs, FIELD, None)
+    if pattern is None or asks_for_another(request):
+        return False
+    if counterpart.asked is not None or not counterpart.is_dense:
+        raise ConfigurationError(
+            f"This {type(theirs).__name__} has attention_pattern={shown(pattern)}, which is not kept where a "
+            f"{counterpart.model_type} becomes a model of {counterpart.family}, whose layers read otherwise. Say what "
+            "they shall read by pattern (--pattern) or attention_window (--attention-window), or convert what "
+            "sparsify(model, None) returns."
+        )
+    return True
+
+
+def with_own_pattern(ours: Any, theirs: Any) -> Any:
+    """Return our config with the pattern of theirs; layers that are sparse by themselves stay as they are."""
+    spec, own = getattr(theirs, FIELD), getattr(ours, FIELD)
+    if isinstance(own, list):
+        followed = config_patterns(spec, theirs, ENCODER) or ()
+        spec = [sparse or mine for sparse, mine in zip(followed, own, strict=True)]
+    return with_fields(ours, **{FIELD: spec})
+
+
+def note_replaced(theirs: Any, request: ConversionRequest) -> list[str]:
+    """Return a note on a pattern in the place of which another one was asked for."""
+    pattern = getattr(theirs, FIELD, None)
+    if pattern is None or not asks_for_another(request):
+        return []
+    return [f"attention_pattern={shown(pattern)} of the source is not kept, as another one was asked for."]
+
+
+def asks_for_another(request: ConversionRequest) -> bool:
+    """Return whether a request says what layers read."""
+    return request.pattern is not None or request.attention_window is not None

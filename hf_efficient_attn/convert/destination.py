@@ -1,15 +1,19 @@
-"""The folder to write: whether it may be, what of it is replaced, and what earlier runs left beside it."""
+"""The folder to write: whether it may be, what of it is replaced, how, and what earlier runs left beside it."""
 
 import glob
 import os
 import re
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from hf_efficient_attn.convert.reading import one_line
-from hf_efficient_attn.errors import ConfigurationError
+from safetensors import SafetensorError
+
+from hf_efficient_attn.convert.hub import one_line
+from hf_efficient_attn.errors import CheckpointError, ConfigurationError
 from hf_efficient_attn.hub.stub import FILE
 from hf_efficient_attn.messages import shown
 
@@ -102,16 +106,73 @@ def note_kept(path: Path | None) -> list[str]:
 
 def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
     """Return a note on temporary folders of `write_folder` for the same destination."""
-    if dst is None:
-        return []
-    path = Path(dst).resolve()
-    beside = sorted(nearest_existing(path.parent).glob(f"{glob.escape(temporary_prefix(path))}????????"))
+    beside = [] if dst is None else leftovers(Path(dst).resolve())
     if not beside:
         return []
     return [
         f"Left by conversions into {dst} that were killed, or are still running: {', '.join(map(str, beside))}. Delete "
-        "them, after moving back what their folder named old may have of yours."
+        "them."
     ]
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Return the temporary folders of `write_folder` for a destination."""
+    return sorted(nearest_existing(path.parent).glob(f"{glob.escape(temporary_prefix(path))}????????"))
+
+
+def write_folder(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a new folder beside `path`, which then takes its place; if it fails, nothing is left.
+
+    Where `path` exists, the files of its checkpoint are removed, the config first, and the new ones are moved there,
+    the config last, so that nothing mixed can be loaded. If that is interrupted, the temporary folder keeps the rest.
+
+    Raises:
+        CheckpointError: the disk is full, the folder is not the user's to write, and the like.
+    """
+    try:
+        _write_beside(path.resolve(), write)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} could not be written, and is as it was: {error}.") from error
+
+
+def _write_beside(path: Path, write: Callable[[Path], object]) -> None:
+    place = Path(tempfile.mkdtemp(dir=nearest_existing(path.parent), prefix=temporary_prefix(path)))
+    # the temporary folder itself is private; what moves has the user's usual permissions
+    new, is_moving = place / "new", False
+    try:
+        new.mkdir()
+        write(new)
+        is_moving = path.exists()
+        if is_moving:
+            _replace_files(path, new)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(new, path)
+    finally:
+        if not is_moving or (path / "config.json").exists():
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _replace_files(path: Path, new: Path) -> None:
+    """Move the files of a new checkpoint to a folder, in place of those of its old one."""
+    written = {entry.name for entry in new.iterdir()}
+    replaced = [entry.name for entry in path.iterdir() if entry.name in written or is_replaced(entry.name)]
+    for name in reversed(config_last(replaced)):
+        _remove(path / name)
+    try:
+        for name in config_last(written):
+            os.replace(new / name, path / name)
+    except OSError as error:
+        raise CheckpointError(
+            f"Not all new files could be moved to {path}: {error}. The others are in {new}; move them there."
+        ) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def config_last(names: Iterable[str]) -> list[str]:
@@ -135,6 +196,14 @@ def nearest_existing(path: Path) -> Path:
 
 
 def _check_replaceable(path: Path, overwrite: bool) -> None:
+    left = leftovers(path.resolve())
+    if not (path / "config.json").is_file() and left:
+        if overwrite:
+            return
+        raise ConfigurationError(
+            f"{path} has no config.json, as a conversion into it was interrupted. Move the files of {left[-1] / 'new'} "
+            "there, or convert again with overwrite (--overwrite)."
+        )
     if not (path / "config.json").is_file():
         raise ConfigurationError(
             f"{path} exists and is not an empty folder; without a config.json it is no checkpoint either, so that "

@@ -1,8 +1,12 @@
-"""What the Hub answers when a checkpoint is asked for by name: each of its refusals in a sentence of its own."""
+"""What is read: names on the Hub, each refusal in its own sentence, errors over damaged files, and notes for users."""
 
 import os
+import pickle
+import re
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -16,8 +20,8 @@ from huggingface_hub.errors import (
 )
 from transformers.utils import CONFIG_NAME
 
-from hf_efficient_attn.errors import CheckpointError
-from hf_efficient_attn.messages import shown
+from hf_efficient_attn.errors import CheckpointError, EfficientAttentionError
+from hf_efficient_attn.messages import cut, shown
 
 # of every library that huggingface_hub has used for HTTP
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
@@ -130,3 +134,56 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         current = current.__cause__ or current.__context__
+
+
+# of another library's message
+LETTERS = 240
+
+
+@contextmanager
+def reading(path: str, what: str, what_to_do: str) -> Iterator[None]:
+    """Let a library read from a folder or Hub name; its errors, of any kind, become a CheckpointError.
+
+    Only calls into libraries belong inside: what damage makes them raise is not known, but it is never our own.
+
+    Args:
+        what: what is read, as the message begins: "The weights in FOLDER".
+        what_to_do: a sentence for the end of the message.
+    """
+    try:
+        yield
+    except EfficientAttentionError:
+        raise
+    except Exception as error:
+        answer = why_not_from_hub(path, error)
+        raise CheckpointError(answer or f"{what} cannot be read: {one_line(error)}. {what_to_do}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error on one line, without its end mark; of none, the name of its kind.
+
+    >>> one_line(ValueError("first\\n  second.")), one_line(KeyError())
+    ('first second', 'KeyError')
+    """
+    if isinstance(error, pickle.UnpicklingError):
+        return "no file of torch.save, or one that holds more than tensors"
+    text = " ".join(str(error).split()).rstrip(".")
+    known = isinstance(error, OSError | ValueError | RuntimeError) and " " in text
+    said = text if known else f"{type(error).__name__}{': ' if text else ''}{text}"
+    return cut(said, LETTERS, LETTERS // 4)
+
+
+def summarize(names: Iterable[str]) -> str:
+    """Return names, those of layers that are alike once with their number.
+
+    >>> summarize(["pooler.bias", "layers.0.norm.weight", "layers.1.norm.weight"])
+    'pooler.bias, layers.*.norm.weight (2)'
+    """
+    counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+    return ", ".join(f"{name} ({count})" if "*" in name else name for name, count in counts.items())
+
+
+def give(notes: Iterable[str]) -> None:
+    """Warn of each note."""
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=3)

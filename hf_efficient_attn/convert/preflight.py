@@ -4,9 +4,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_efficient_attn.attention.layer_patterns import FIELD
-from hf_efficient_attn.convert.configs import ConversionRequest, TheirConfig, apply_request, our_config, their_config
-from hf_efficient_attn.convert.own_pattern import keeps_pattern, note_replaced, with_own_pattern
-from hf_efficient_attn.convert.positions import check_lengths, check_memory
+from hf_efficient_attn.convert.configs import (
+    ConversionRequest,
+    TheirConfig,
+    apply_request,
+    check_lengths,
+    check_memory,
+    keeps_pattern,
+    note_replaced,
+    our_config,
+    their_config,
+    with_own_pattern,
+)
 from hf_efficient_attn.convert.registry import AUTO_CLASSES, COUNTERPARTS, table_of
 from hf_efficient_attn.errors import ConfigurationError
 

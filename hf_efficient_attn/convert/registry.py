@@ -1,23 +1,19 @@
 """Every model type that can be converted, by its name, and the families that it can become."""
 
 from hf_efficient_attn.convert.counterpart import Counterpart
-from hf_efficient_attn.convert.tables.bart import BART
-from hf_efficient_attn.convert.tables.bert import BERT
-from hf_efficient_attn.convert.tables.big_bird import BIG_BIRD
-from hf_efficient_attn.convert.tables.bigbird_pegasus import BIGBIRD_PEGASUS
-from hf_efficient_attn.convert.tables.compressed import (
+from hf_efficient_attn.convert.tables.bart import BART, LED, MARIAN, PEGASUS
+from hf_efficient_attn.convert.tables.bert import BERT, LONGFORMER, MODERNBERT, ROBERTA, XLM_ROBERTA
+from hf_efficient_attn.convert.tables.big_bird import BIG_BIRD, BIGBIRD_PEGASUS
+from hf_efficient_attn.convert.tables.lifts import (
     BERT_AS_COMPRESSED,
+    BERT_AS_ETC,
+    NYSTROMFORMER,
     ROBERTA_AS_COMPRESSED,
+    ROBERTA_AS_ETC,
     XLM_ROBERTA_AS_COMPRESSED,
+    XLM_ROBERTA_AS_ETC,
 )
-from hf_efficient_attn.convert.tables.etc import BERT_AS_ETC, ROBERTA_AS_ETC, XLM_ROBERTA_AS_ETC
-from hf_efficient_attn.convert.tables.led import LED
-from hf_efficient_attn.convert.tables.longformer import LONGFORMER
-from hf_efficient_attn.convert.tables.modernbert import MODERNBERT
-from hf_efficient_attn.convert.tables.nystromformer import NYSTROMFORMER
-from hf_efficient_attn.convert.tables.pegasus import MARIAN, PEGASUS
 from hf_efficient_attn.convert.tables.reformer import REFORMER
-from hf_efficient_attn.convert.tables.roberta import ROBERTA, XLM_ROBERTA
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 

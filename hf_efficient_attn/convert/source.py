@@ -1,19 +1,19 @@
 """Load what is to be converted: a folder, a name on the Hub, or a model in memory; complete, or not at all."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import cached_file
 
+from hf_efficient_attn.attention.saved_implementation import SAVED_NAME
 from hf_efficient_attn.convert.counterpart import Counterpart
-from hf_efficient_attn.convert.dtypes import check_floating
-from hf_efficient_attn.convert.find_head import find_head
-from hf_efficient_attn.convert.hub import check_weights, find_on_hub
-from hf_efficient_attn.convert.notes import summarize
-from hf_efficient_attn.convert.reading import reading
+from hf_efficient_attn.convert.hub import check_weights, find_on_hub, reading, summarize, why_not_from_hub
 from hf_efficient_attn.convert.registry import (
     AUTO_CLASSES,
     COUNTERPARTS,
@@ -22,12 +22,159 @@ from hf_efficient_attn.convert.registry import (
     resolve_head,
     table_of,
 )
-from hf_efficient_attn.convert.rename import covers
-from hf_efficient_attn.convert.saved_fields import check_saved_config
-from hf_efficient_attn.convert.weight_names import WEIGHT_FILES, is_old_buffer
+from hf_efficient_attn.convert.weights import WEIGHT_FILES, check_floating, covers, is_old_buffer, weight_names
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.checkpoints import saved_config
+
+
+def check_saved_config(path: str, saved: dict[str, Any]) -> None:
+    """Look at what a config.json says of itself; `saved` is empty if there is none.
+
+    Raises:
+        CheckpointError: none, or one of no model, or fields of another kind than they can be.
+        ConfigurationError: quantized weights, or an unknown attention.
+    """
+    if "model_type" not in saved:
+        raise CheckpointError(
+            f"{path} has no config.json with a model_type. Give a folder that save_pretrained wrote, or a name on the "
+            "Hub."
+        )
+    model_type, architectures = saved["model_type"], saved.get("architectures")
+    if not isinstance(model_type, str):
+        raise CheckpointError(f"The config in {path} says model_type={shown(model_type)}, which must be a name.")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise CheckpointError(
+            f"The config in {path} says architectures={shown(architectures)}, which must be a list of names of classes."
+        )
+    if saved.get("quantization_config") is not None:
+        raise ConfigurationError(
+            f"The weights in {path} are quantized (quantization_config={shown(saved['quantization_config'])}). Convert "
+            "the checkpoint that they were made of, and quantize what it becomes."
+        )
+    _check_attention(path, saved)
+
+
+def _names_of_parts(name: Any) -> list[Any]:
+    """Return the attention that a config names, or those of its parts where it has one for each."""
+    if isinstance(name, dict):
+        return [each for part in name.values() for each in _names_of_parts(part)]
+    return [] if name is None else [name]
+
+
+def _check_attention(path: str, saved: dict[str, Any]) -> None:
+    """Refuse the attention of a repository on the Hub, whose code loading the model would run, and what is none."""
+    for key in ("attn_implementation", "_attn_implementation"):
+        for name in _names_of_parts(saved.get(key)):
+            if name in ("eager", SAVED_NAME, *ALL_ATTENTION_FUNCTIONS.valid_keys()):
+                continue
+            raise ConfigurationError(
+                f"The config in {path} says {key}={shown(name)}, which is no attention of transformers or of this "
+                "package. Take the field out: attn_implementation is an argument of from_pretrained."
+            )
+
+
+def find_head(path: str, config: Any, counterpart: Counterpart) -> str:
+    """Return the one head that the names of the weights fit, and the config allows.
+
+    Raises:
+        ConfigurationError: none, or several, which are listed.
+        CheckpointError: no weights, or damaged ones.
+    """
+    names = weight_names(path)
+    found = fitting_heads(counterpart, names)
+    # two heads may have one set of weights, of which the config can only be that of one
+    heads = [head for head in found if _is_allowed(counterpart, config, head)] or found
+    if len(heads) == 1:
+        return heads[0]
+    outside = summarize(_outside_backbone(counterpart, names))
+    choice = ", ".join(AUTO_CLASSES[head] for head in heads or counterpart.heads)
+    raise ConfigurationError(
+        f"The config of {path} has no architectures, and its weights beside the backbone fit "
+        f"{'several heads' if heads else 'no head'}: {outside}. Choose with head (--head): {choice}."
+    )
+
+
+def fitting_heads(counterpart: Counterpart, names: Iterable[str]) -> list[str]:
+    """Return the heads that find all their weights among the names, and leave none of another head."""
+    present = [name for name in names if not is_old_buffer(name)]
+    outside = _outside_backbone(counterpart, present)
+    if not outside:
+        return ["Model"]
+    return [head for head in counterpart.heads if head != "Model" and _fits(counterpart, head, present, outside)]
+
+
+def _fits(counterpart: Counterpart, head: str, present: list[str], outside: list[str]) -> bool:
+    table = counterpart.heads[head]
+    # maps onto the vocabulary may be that of the embedding, and are then not saved
+    needed = [theirs for theirs, ours in table.items() if "lm_head" not in ours]
+    is_complete = all(any(covers((theirs,), name) for name in present) for theirs in needed)
+    return is_complete and all(covers((*table, *counterpart.unused), name) for name in outside)
+
+
+def _outside_backbone(counterpart: Counterpart, names: Iterable[str]) -> list[str]:
+    """Return the names that are not of the backbone; none, if no name has its prefix: it was saved alone."""
+    listed = list(names)
+    if not any(name.startswith(counterpart.prefix) for name in listed):
+        return []
+    return [
+        name
+        for name in listed
+        if not (name.startswith(counterpart.prefix) or is_old_buffer(name) or covers(counterpart.left_behind, name))
+    ]
+
+
+def _is_allowed(counterpart: Counterpart, config: Any, head: str) -> bool:
+    try:
+        counterpart.to_ours(config, head, False)
+    except ConfigurationError:
+        return False
+    return True
+
+
+# every checkpoint that has a tokenizer has one of these; without any, transformers makes up an empty tokenizer
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "source.spm",
+    "tokenizer_config.json",
+)
+
+
+def load_tokenizer(src: str | None, num_positions: int | None) -> Any:
+    """Return the source's tokenizer for inputs of so many tokens (None: any number), or None if it has none.
+
+    Raises:
+        CheckpointError: it has one that cannot be read.
+    """
+    if src is None or not _has_tokenizer(src):
+        return None
+    with reading(src, f"The tokenizer in {src}", "Copy or download it again, or take its files away."):
+        tokenizer = AutoTokenizer.from_pretrained(src)
+    if num_positions is not None:
+        tokenizer.model_max_length = num_positions
+    return tokenizer
+
+
+def _has_tokenizer(src: str) -> bool:
+    return any(_has_file(src, name) for name in TOKENIZER_FILES)
+
+
+def _has_file(src: str, name: str) -> bool:
+    try:
+        return cached_file(src, name) is not None
+    except OSError as error:
+        answer = why_not_from_hub(src, error)
+        if answer is not None:
+            raise CheckpointError(answer) from error
+        return False
+
 
 # of a file or folder in bytes, in file systems in use
 LONGEST_NAME = 255

@@ -1,17 +1,197 @@
-"""`include_code`: a model is saved with a copy of the sources that compute it, and needs this package nowhere."""
+"""`include_code`: a model is saved with a copy of the sources that compute it, and needs this package nowhere.
 
+The copy has the sources of this package as flat files that import each other relatively, so that a folder can hold them
+all. It is generated from the package as it is installed: the imports of some modules are followed, and nothing else is
+copied. transformers finds the files of a repository by lines `from .module import name` alone, so every import takes
+this form; where a module is imported as such, it is the name `this_module`, which each such module gets.
+"""
+
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+import hf_efficient_attn
 from hf_efficient_attn.attention.indexed.config_field import has_indexer
 from hf_efficient_attn.attention.saved_architectures import has_pattern_inside, is_in_tree
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.hub.copied_sources import LONGEST_LINE, copied_sources, flat_name, in_lines, written
 from hf_efficient_attn.hub.kept_code import SPARSIFIED
 from hf_efficient_attn.hub.stub import AUTO_CLASSES, family_classes, stub_classes
 from hf_efficient_attn.requirements import VERSION
+
+PACKAGE = "hf_efficient_attn"
+ROOT = Path(hf_efficient_attn.__file__).parents[1]
+LONGEST_LINE = 120
+# what every file begins with
+ORIGIN = f"# Generated from {PACKAGE}/"
+# names that tell a reader of a repository where to begin, and therefore stay
+KEPT_NAMES = ("modeling_", "configuration_")
+THIS_MODULE = "\n\n# for modules that import this one as a module\nthis_module = sys.modules[__name__]\n"
+# custom operators have names for the whole process, in which there may be other copies
+OPERATOR = re.compile(rf'custom_op\("{PACKAGE}::')
+OWN_OPERATOR = """custom_op(__name__.replace(".", "_") + "::"""
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import of this package in one of its modules: `node`, and (module, name in it or None for itself, alias)."""
+
+    node: ast.Import | ast.ImportFrom
+    found: tuple[tuple[str, str | None, str | None], ...]
+
+
+def copied_sources(roots: Iterable[str]) -> dict[str, str]:
+    """Return the flat files for modules and all that they import, by file name."""
+    imported = imports_from(roots)
+    as_modules = {module for each in imported.values() for one in each for module, name, _ in one.found if name is None}
+    sources = {each: copied_source(each, found, each in as_modules) for each, found in sorted(imported.items())}
+    return {f"{flat_name(module)}.py": text for module, text in sources.items()}
+
+
+def imports_from(roots: Iterable[str]) -> dict[str, tuple[Import, ...]]:
+    """Return the imports of this package in every module that the roots reach, by module."""
+    found: dict[str, tuple[Import, ...]] = {}
+    waiting = list(roots)
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = imports_in(module)
+            waiting += [target for each in found[module] for target, _, _ in each.found]
+    return found
+
+
+# families share most modules
+@cache
+def imports_in(module: str) -> tuple[Import, ...]:
+    """Return what a module imports of this package, also within functions."""
+    nodes = [node for node in ast.walk(ast.parse(source_of(module))) if isinstance(node, ast.ImportFrom)]
+    found = [(node, absolute_base(module, node)) for node in nodes]
+    return tuple(
+        Import(node, tuple(imported_name(base, alias) for alias in node.names))
+        for node, base in found
+        if base.partition(".")[0] == PACKAGE
+    )
+
+
+def absolute_base(module: str, node: ast.ImportFrom) -> str:
+    """Return the module from which an import takes its names."""
+    if not node.level:
+        return node.module or ""
+    return ".".join([*module.split(".")[: -node.level], *filter(None, [node.module])])
+
+
+def imported_name(base: str, alias: ast.alias) -> tuple[str, str | None, str | None]:
+    inner = f"{base}.{alias.name}"
+    return (inner, None, alias.asname or alias.name) if is_module(inner) else (base, alias.name, alias.asname)
+
+
+def is_module(name: str) -> bool:
+    return file_of(name).is_file()
+
+
+def file_of(module: str) -> Path:
+    path = ROOT.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def source_of(module: str) -> str:
+    return file_of(module).read_text(encoding="utf-8")
+
+
+def flat_name(module: str) -> str:
+    """Return the name of a module's file without its suffix.
+
+    >>> flat_name("hf_efficient_attn.patterns.bands")
+    'hea_patterns_bands'
+    >>> flat_name("hf_efficient_attn.models.adaptive_span.modeling_adaptive_span")
+    'modeling_adaptive_span'
+    """
+    last = module.rpartition(".")[2]
+    return last if last.startswith(KEPT_NAMES) else "_".join(["hea", *module.split(".")[1:]])
+
+
+def copied_source(module: str, imports: Iterable[Import], is_imported_itself: bool) -> str:
+    """Return the source of a module with flat imports, under a line that says where it comes from."""
+    lines: list[str] = source_of(module).splitlines()
+    at_top = [each for each in imports if not each.node.col_offset]
+    inner = [each for each in imports if each.node.col_offset]
+    # from the last line to the first; those at the top are neighbours
+    for group in (*([each] for each in sorted(inner, key=first_line, reverse=True)), *([at_top] if at_top else [])):
+        start, end = min(map(first_line, group)) - 1, max(each.node.end_lineno or 0 for each in group)
+        indent = " " * group[0].node.col_offset
+        lines[start:end] = textwrap.indent("\n".join(flat_imports(group)), indent).splitlines()
+    text = "\n".join(map(with_own_operator, lines)) + "\n"
+    if is_imported_itself:
+        text = with_import_of_sys(text) + THIS_MODULE
+    origin = file_of(module).relative_to(ROOT / PACKAGE).as_posix()
+    said, licence = f"{ORIGIN}{origin}, version {VERSION};", "licensed under Apache-2.0."
+    gap = " " if len(f"{said} {licence}") <= LONGEST_LINE else "\n# "
+    return f"{said}{gap}{licence}\n{text}"
+
+
+def first_line(found: Import) -> int:
+    return found.node.lineno
+
+
+def with_own_operator(line: str) -> str:
+    """Return a line in which a custom operator, if it names one, gets the name of its copy."""
+    named = OPERATOR.sub(OWN_OPERATOR, line)
+    if named == line or len(named) <= LONGEST_LINE:
+        return named
+    before, _, arguments = named.partition("(")
+    return f"{before}(\n    {arguments[:-1]}\n)"
+
+
+def with_import_of_sys(text: str) -> str:
+    """Return a source that imports `sys`, behind its docstring."""
+    if re.search(r"^import sys$", text, re.MULTILINE):
+        return text
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = [node for node in nodes if isinstance(node, ast.Import) and is_standard(node)]
+    earlier = [node for node in modules if node.names[0].name < "sys"]
+    place = earlier[-1].lineno if earlier else nodes[0].lineno - 1
+    # between its group and the next
+    gap = "" if is_standard(nodes[0]) else "\n"
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:place], f"import sys\n{gap}", *lines[place:]])
+
+
+def is_standard(node: ast.Import | ast.ImportFrom) -> bool:
+    """Return whether an import is of Python's own library."""
+    name = node.names[0].name if isinstance(node, ast.Import) else node.module or ""
+    relative = isinstance(node, ast.ImportFrom) and node.level
+    return not relative and name.partition(".")[0] in sys.stdlib_module_names
+
+
+def flat_imports(group: Iterable[Import]) -> list[str]:
+    """Return the lines that take the place of neighbouring imports, sorted; an alias has a line of its own."""
+    plain: dict[str, list[str]] = {}
+    found = []
+    for module, name, alias in (each for one in group for each in one.found):
+        if name is not None and alias is None:
+            plain.setdefault(f".{flat_name(module)}", []).append(name)
+        else:
+            found.append((f".{flat_name(module)}", [f"{name or 'this_module'} as {alias}"]))
+    return [line for module, names in sorted([*plain.items(), *found]) for line in written(module, names)]
+
+
+def written(module: str, names: list[str]) -> list[str]:
+    """Return the lines of one import, as a formatter would write them."""
+    line = f"from {module} import {', '.join(names)}"
+    return [line] if len(line) <= LONGEST_LINE else [f"from {module} import (", *in_lines(names), ")"]
+
+
+def in_lines(names: Iterable[str]) -> list[str]:
+    """Return the lines of names that are too long for one."""
+    return [f"    {name}," for name in names]
+
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 

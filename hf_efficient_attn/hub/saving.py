@@ -9,8 +9,7 @@ from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_efficient_attn.hub.config_saving import before_saving, write_file
-from hf_efficient_attn.hub.copied_sources import ORIGIN
-from hf_efficient_attn.hub.copies import SPARSIFIED_ORIGIN, copy_files, copy_map, has_copy
+from hf_efficient_attn.hub.copies import ORIGIN, SPARSIFIED_ORIGIN, copy_files, copy_map, has_copy
 from hf_efficient_attn.hub.stub import ENTRY, FILE, HEAD, MODULE, stub_classes, stub_text
 from hf_efficient_attn.models.config.library import LibraryConfig
 

@@ -1,6 +1,8 @@
 """What models of several families share: start values, capabilities, and the choice of a kernel."""
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -30,6 +32,8 @@ class FamilyPreTrainedModel(PreTrainedModel):
     counts_real_tokens = True
     # what the model is used for; set by its head
     task: str | None = None
+    # (model, folder, name on the Hub): fills in the model card of a folder that is pushed; set by `hub.card`
+    fill_card: ClassVar[Callable[[Any, Path, str], None] | None] = None
 
     def __init__(self, config: Any) -> None:
         config.check()  # fields may have been assigned since the config was built
@@ -50,6 +54,12 @@ class FamilyPreTrainedModel(PreTrainedModel):
         if getattr(distributed_config, "fsdp_size", 1) > 1:
             model.register_forward_pre_hook(refuse_uneven_vocabulary)
         return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
+
+    def _upload_modified_files(self, working_dir: Any, repo_id: str, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', which `push_to_hub` calls, with a card that says what the attention reads."""
+        if self.fill_card is not None:
+            self.fill_card(Path(working_dir), repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def index_rotary(self) -> Any:
         """Return the module of the rotary positions that all layers have, for `index`.

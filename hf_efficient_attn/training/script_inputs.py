@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from hf_efficient_attn.analysis.explore_tokens import PREFIXED
+from hf_efficient_attn.analysis.model_sources import PREFIXED
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
 from hf_efficient_attn.messages import shown
 

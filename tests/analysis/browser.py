@@ -52,6 +52,11 @@ class Page:
         """Return the text of an element."""
         return str(self.tab.text_content(selector))
 
+    def choose(self, index: int) -> None:
+        """Choose one of the patterns of the page."""
+        self.tab.select_option("#preset", str(index))
+        self.wait()
+
     def type(self, selector: str, text: str) -> None:
         """Fill in a field and leave it."""
         self.tab.fill(selector, text)

@@ -4,15 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hf_efficient_attn.cli import main
-
-
-def say_backends_at(lengths: tuple[int, ...], patch: pytest.MonkeyPatch) -> None:
-    """Let pages say backends at these lengths: to lay patterns out at the longest of all takes seconds."""
-    for module in ("explore", "explore_patterns"):
-        patch.setattr(f"hf_efficient_attn.analysis.{module}.LENGTHS", lengths)
 
 
 def data_of(path: Path) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from analysis.explore_pages import data_of, explore, save_pieces
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.analysis.explore_memberships import membership_data
-from hf_efficient_attn.analysis.explore_rows import read_rows
+from hf_efficient_attn.analysis.explore_model import membership_data, read_rows
 
 # chunks and clusters hold the whole text, so that a token reads all tokens of its groups
 CLUSTERS = {"num_routing_heads": 3, "num_clusters": 5, "cluster_tokens": 40}
@@ -67,7 +66,7 @@ def test_tokens_read_those_of_their_clusters_or_buckets(name: str) -> None:
 def test_memberships_of_many_tokens_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = randomize(CHOOSING["hashed"]()).base_model.eval()
     read = read_rows(model, attention_models.token_ids(1, 40)[0].tolist(), [0, 7, 39])
-    monkeypatch.setattr("hf_efficient_attn.analysis.explore_memberships.MAX_NUMBERS", 4 * 2 * 4)
+    monkeypatch.setattr("hf_efficient_attn.analysis.explore_model.MAX_NUMBERS", 4 * 2 * 4)
     shown = membership_data(read.memberships, 2, 40, read.rows)
     assert shown is not None
     assert shown["tokens"] == (0, 7, 13, 26, 39)
@@ -78,7 +77,7 @@ def test_memberships_of_many_tokens_are_sampled(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def written(few_lengths: None, tmp_path: Path) -> Path:
+def written(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     randomize(CHOOSING["causal"]()).save_pretrained(tmp_path)
     save_pieces(tmp_path)

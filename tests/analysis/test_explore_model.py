@@ -15,12 +15,9 @@ from analysis.span_models import adaptive
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.analysis.explore_model import load_explored
-from hf_efficient_attn.analysis.explore_rows import read_rows, sampled_rows
-from hf_efficient_attn.analysis.explore_tokens import read_tokens
+from hf_efficient_attn.analysis.explore_model import load_explored, read_rows, sampled_rows
+from hf_efficient_attn.analysis.model_sources import read_tokens
 from hf_efficient_attn.cli import main
-
-pytestmark = pytest.mark.usefixtures("few_lengths")
 
 SCRIPT = "a <script>document.title = 'no'</script> & </script> \u00e9\n" * 3
 
@@ -78,8 +75,8 @@ def test_weights_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     model.set_attn_implementation("efficient")
     ids = attention_models.token_ids(1, 40)[0].tolist()
     together = read_rows(model, ids, range(40))
-    monkeypatch.setattr("hf_efficient_attn.analysis.explore_rows.MAX_BYTES", 4 * 2 * 4 * 40 * 7)
-    monkeypatch.setattr("hf_efficient_attn.analysis.explore_rows.MAX_KEPT", 4 * 2 * 4 * 40)
+    monkeypatch.setattr("hf_efficient_attn.analysis.explore_model.MAX_BYTES", 4 * 2 * 4 * 40 * 7)
+    monkeypatch.setattr("hf_efficient_attn.analysis.explore_model.MAX_KEPT", 4 * 2 * 4 * 40)
     apart = read_rows(model, ids, range(40))
     assert apart.keys.shape[3] == 4
     torch.testing.assert_close(apart.weights, together.weights[..., :4])

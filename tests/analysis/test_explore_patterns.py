@@ -1,7 +1,6 @@
 """The page of `explore`, patterns: the same pairs as Python's, and what a mouse and a keyboard can do."""
 
 import json
-import shlex
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Any
 
 import pytest
 from analysis.browser import Page, chromium
-from analysis.explore_pages import data_of, say_backends_at
+from analysis.explore_pages import data_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patterns.strategies import compositions, small, with_heads
 
-from hf_efficient_attn.analysis.explore_html import render_page
-from hf_efficient_attn.analysis.explore_patterns import LENGTHS
+from hf_efficient_attn.analysis.explore import render_page
+from hf_efficient_attn.analysis.explore_patterns import interval_data
+from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError
 from hf_efficient_attn.patterns import (
@@ -26,7 +26,6 @@ from hf_efficient_attn.patterns import (
     parse_pattern,
     span_tree_nodes,
 )
-from hf_efficient_attn.patterns.expressions import write_expression
 from hf_efficient_attn.patterns.intervals import normalize
 
 TREES = st.one_of(
@@ -36,14 +35,14 @@ TREES = st.one_of(
 )
 # longer ones by their intervals
 MOST_PAIR_BY_PAIR = 70
-KEYS = """([text, numKeys, layer, head, numHeads, isCausal]) => {
-  try {
-    const parsed = explore.parsePattern(text);
-    const pattern = (isCausal ? parsed.causal() : parsed).resolve({ numKeys, layer, head, numHeads });
-    return Array.from({ length: numKeys }, (_, query) => pattern.keys(query, query, 0, numKeys));
-  } catch (error) {
-    return "refused";
-  }
+KEYS = """([parts, numKeys]) => {
+  const pattern = new explore.KeyIntervals(parts);
+  return Array.from({ length: numKeys }, (_, query) => pattern.keys(query, 0, numKeys));
+}"""
+# of a layer and a head of the pattern that is chosen
+SHOWN_KEYS = """([layer, head]) => {
+  const pattern = explore.patternOf(layer, head);
+  return Array.from({ length: explore.data.tokens }, (_, query) => pattern.keys(query, 0, explore.data.tokens));
 }"""
 
 
@@ -53,13 +52,16 @@ def browser() -> Iterator[Any]:
         yield found
 
 
+GIVEN = ("bigbird(8, 2)", "per_head([band(1, 1), dilated(6, 0, 2) | strided(10)])")
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    with pytest.MonkeyPatch.context() as patch:
-        say_backends_at((512, 4096), patch)
-        main(["explore", "band(3, 3) | global(0)", "--tokens", "96", "--layers", "3", "--output", str(path)])
-    return path
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "layers.json").write_text(json.dumps([{"kind": "band", "left": 3, "right": 0}, {"kind": "causal"}] * 2))
+    patterns = ["dilated(30, 30, 3) | global(95)", str(folder / "layers.json"), *GIVEN]
+    main(["explore", *patterns, "--tokens", "96", "--layers", "4", "--output", str(folder / "page.html")])
+    return folder / "page.html"
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +78,11 @@ def page(browser: Any, written: Path) -> Iterator[Page]:
     opened.tab.close()
 
 
-def keys_of(pattern: Pattern, num_tokens: int, layer: int, head: int, num_heads: int, is_causal: bool) -> Any:
+def keys_of(resolved: Pattern, num_tokens: int) -> Any:
     """Return the ends of the intervals of the keys of each query."""
-    try:
-        resolved = (pattern.causal() if is_causal else pattern).resolve(num_tokens, layer, head, num_heads)
-    except EfficientAttentionError:
-        return "refused"
-    rows = ((key for key in range(num_tokens) if resolved.allowed(query, key)) for query in range(num_tokens))
     if num_tokens > MOST_PAIR_BY_PAIR:
         return [list(chain(*resolved.key_intervals(query, query, num_tokens))) for query in range(num_tokens)]
+    rows = ((key for key in range(num_tokens) if resolved.allowed(query, key)) for query in range(num_tokens))
     return [list(chain(*normalize((key, key + 1) for key in row))) for row in rows]
 
 
@@ -97,13 +95,14 @@ def test_pairs_are_those_of_python(
         return
     if isinstance(pattern, SpanTree):
         num_tokens = span_tree_nodes(num_tokens)
-    num_heads = pattern.num_head_patterns * (1 + number // pattern.num_head_patterns)
-    place = [num_tokens, number, number, num_heads, is_causal]
-    for text in (repr(pattern), write_expression(pattern)):
-        assert shared.tab.evaluate(KEYS, [text, *place]) == keys_of(pattern, *place)
+    heads = pattern.num_head_patterns
+    try:
+        resolved = (pattern.causal() if is_causal else pattern).resolve(num_tokens, number, number % heads, heads)
+    except EfficientAttentionError:
+        return
+    assert shared.tab.evaluate(KEYS, [interval_data(resolved, num_tokens), num_tokens]) == keys_of(resolved, num_tokens)
 
 
-# lengths of the published plan, and one at which the page must refuse, too
 @pytest.mark.parametrize(
     ("text", "num_tokens"),
     [
@@ -115,24 +114,24 @@ def test_pairs_are_those_of_python(
         ("span_tree(2)", 12),
         ("grid([7, 9], [band(1, 2), dilated(2, 4, 2)], 1, 'shifted')", 64),
         ("grid([None, 8], [band(2, 2), full()], is_causal=True)", 61),
-        ("grid([None, 8], [band(2, 2), full()])", 61),
+        ("grid([None, 8], [band(2, 2), full()])", 64),
+        ("dilated(512, 512, 4) & ~global(0)", 1500),
+        ("band(127, 0) | strided(128)", 1500),
+        ("blocks(band(1, 1), 64) | global(3, 700)", 1000),
     ],
 )
 def test_longer_ones(shared: Page, text: str, num_tokens: int) -> None:
     heads = parse_pattern(text).num_head_patterns * 4
-    place = [num_tokens, 2, heads - 1, heads, False]
-    assert shared.tab.evaluate(KEYS, [text, *place]) == keys_of(parse_pattern(text), *place)
+    resolved = parse_pattern(text).resolve(num_tokens, 2, heads - 1, heads)
+    assert shared.tab.evaluate(KEYS, [interval_data(resolved, num_tokens), num_tokens]) == keys_of(resolved, num_tokens)
 
 
-def test_every_kind_can_be_typed(shared: Page) -> None:
-    """A new pattern needs a class in `explore_page/` and its line in `kinds.js`."""
-    kinds = {kind for kind, cls in Pattern.kinds.items() if cls.__module__.startswith("hf_efficient_attn.")}
-    refused = {"compressed_keys": "keys of another sequence", "block_top_k": "chooses keys by their content"}
-    kinds -= {*refused, "gathered_keys"}
-    assert set(shared.tab.evaluate("Object.keys(KINDS)")) == kinds | {"bigbird"}
-    for kind, said in refused.items():
-        typed = f"try {{ explore.parsePattern('{kind}(2, 2)'); }} catch (error) {{ return error.message; }}"
-        assert said in shared.tab.evaluate(f"(() => {{ {typed} }})()")
+@pytest.mark.parametrize("index", [0, 1])
+def test_layers_and_heads_are_those_of_python(page: Page, index: int) -> None:
+    page.choose(2 + index)
+    for layer, head in ((0, 0), (0, 7), (3, 3), (3, 4)):
+        resolved = parse_pattern(GIVEN[index]).resolve(96, layer, head, 8)
+        assert page.tab.evaluate(SHOWN_KEYS, [layer, head]) == keys_of(resolved, 96)
 
 
 def test_it_loads_nothing_and_complains_of_nothing(shared: Page, written: Path) -> None:
@@ -141,7 +140,6 @@ def test_it_loads_nothing_and_complains_of_nothing(shared: Page, written: Path) 
 
 
 def test_a_click_highlights_what_a_token_reads(page: Page) -> None:
-    page.type("#expression", "dilated(30, 30, 3) | global(95)")
     matrix = page.tab.locator("#matrix")
     place = page.tab.evaluate("(() => { const { x, y, scale } = explore.matrix.view; return { x, y, scale }; })()")
     token, (left, top) = 40, page.tab.evaluate("[MARGIN.left, MARGIN.top]")
@@ -178,59 +176,46 @@ def test_keys_choose_tokens_and_zoom(page: Page) -> None:
     assert page.tab.evaluate("explore.matrix.view.x") == 0
 
 
-def test_typed_patterns(page: Page) -> None:
-    page.type("#expression", "band(3, 0)\ncausal()")
+def test_layers_of_a_pattern(page: Page) -> None:
+    page.choose(1)
+    assert page.text("#expression") == "band(3, 0)\ncausal()"
     pairs = parse_pattern("band(3, 0)").num_pairs(96, 96)
     assert page.text("#counts").startswith(f"pairs{pairs:,} of 9,216of causal")
+    # the last layer reads everything before, and so do all of them together
+    assert [page.text(f"#reach li:nth-child({layers})").partition(" ·")[0] for layers in (1, 4)] == [
+        "1 layer49",
+        "4 layers49",
+    ]
     page.type("#layer", "1")
     assert "4,656 of 9,216" in page.text("#counts")
-    # the last layer is the third and reads three tokens back; the one before it reads everything before
-    assert [page.text(f"#reach li:nth-child({layers})").partition(" ·")[0] for layers in (1, 2, 3)] == [
-        "1 layer4",
-        "2 layers49",
-        "3 layers49",
-    ]
-    # three layers, of which the second is dense
-    overall = (2 * pairs + 4656) / 3 / 96**2
+    assert page.text("#alike") == "Layer 1 follows line 2."
+    # of four layers, every second is dense
+    overall = (pairs + 4656) / 2 / 96**2
     assert page.text("#overall") == f"{overall:.1%} in all layers and heads together."
-    page.type("#expression", "bnd(3, 0)")
-    assert page.text("#problem").startswith("No pattern is called bnd; there are band, bigbird")
-    assert page.tab.get_attribute("#expression", "aria-invalid") == "true"
-    assert "4,656 of 9,216" in page.text("#counts")
-    # of the last pattern that could be read, and shown so
-    assert page.tab.eval_on_selector("#counts", "counts => getComputedStyle(counts).opacity") == "0.35"
+    page.type("#layer", "99")
+    assert page.tab.input_value("#layer") == "3"
 
 
-def test_backends_are_said_by_python_alone(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backends_are_those_of_explain(page: Page) -> None:
     explained = page.text("#backend")
     assert "inference" in explained
-    assert "not reference: reference keeps all scores in memory" in explained
-    assert page.tab.locator("#backend pre").count() == 0
-    page.type("#tokens", "5000")
-    nearest = page.text("#backend")
-    assert "Not this length, but the nearest that is known here" in nearest
-    assert "4,096 tokens. Estimates" in nearest
-    assert "not reference" in nearest
-    page.type("#expression", "bigbird(8, 1, plan='authors')")
-    page.tab.check("#causal")
-    page.wait()
-    command = shlex.split(page.text("#backend pre"))
-    assert command[0] == "hf-efficient-attn"
-    main(command[1:])
-    assert "backend" in capsys.readouterr().out
+    assert "96 tokens. Estimates" in explained
+    expected = explain(parse_pattern("dilated(30, 30, 3) | global(95)"), 96, num_heads=8)
+    for name, reason in expected.reasons.items():
+        assert f"not {name}: {reason}" in explained
+    assert expected.backend in explained
 
 
-@pytest.mark.thorough
-def test_backends_are_said_at_every_length(tmp_path: Path) -> None:
-    """That each is right is in tests/attention/test_explain.py."""
-    path = tmp_path / "page.html"
-    main(["explore", "--tokens", "96", "--output", str(path)])
-    data = data_of(path)
-    assert data["lengths"] == [96, *LENGTHS]
-    for offered in data["presets"]:
-        for line in offered["expressions"]:
-            said = {each["tokens"] for each in data["explanations"] if each["expression"] == line}
-            assert said == set(data["lengths"])
+def test_too_many_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that is given is refused; of those that are offered, it is left out."""
+    monkeypatch.setattr("hf_efficient_attn.analysis.explore_patterns.MAX_INTERVALS", 100)
+    arguments = ["--tokens", "640", "--output", str(tmp_path / "page.html")]
+    main(["explore", *arguments])
+    titles = [preset["title"] for preset in data_of(tmp_path / "page.html")["presets"]]
+    assert "Dense" in titles
+    assert "BigBird: random blocks" not in titles
+    with pytest.raises(SystemExit):
+        main(["explore", "bigbird(8, 3)", *arguments])
 
 
 def luminance(color: str) -> float:
@@ -263,6 +248,9 @@ def test_contrast(scheme: int) -> None:
         (["per_head([full(), causal(), full()])"], "cannot share 8 heads evenly"),
         (["--output", "{folder}/page.pdf"], "give a file that ends with .html"),
         (["--device", "abacus"], "is not one that torch knows"),
+        (["block_top_k(16, 2)"], "block_top_k chooses keys by their content"),
+        (["compressed_keys(2, 2)"], "attends to keys of another sequence"),
+        (["bigbird(64, 3)", "--tokens", "262144"], "Take fewer --tokens, --layers or --heads"),
         (["--tokens", "10000000"], "--tokens 10,000,000: the page shows at most 262,144 tokens"),
         (["--layers", "129"], "--layers 129: the page shows at most 128 layers"),
         (["--num-rows", "5"], "--num-rows 5 is for a model on a text: give --model and --text"),
@@ -284,7 +272,7 @@ def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_layers_of_a_config(few_lengths: None, tmp_path: Path) -> None:
+def test_layers_of_a_config(tmp_path: Path) -> None:
     band, full = {"kind": "band", "left": 4, "right": 4}, {"kind": "full"}
     tiled = {"tile": "BF", "patterns": {"B": band, "F": full}}
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 6, "attention_pattern": tiled}))

@@ -9,8 +9,8 @@ from analysis.signal_models import BERT, GPT2, build, cosines, simplified, token
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.analysis.model_sources import NAMED_BLOCKS, OTHER_GAINS, load_model
 from hf_efficient_attn.analysis.signal import analyze_signal, attention_entropy, read_gains, rms, token_cosine
-from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, OTHER_GAINS, load_model
 from hf_efficient_attn.errors import InputError
 
 

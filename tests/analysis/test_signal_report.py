@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_efficient_attn import cli
 from hf_efficient_attn.analysis import signal
+from hf_efficient_attn.analysis.model_sources import NAMED_BLOCKS, label, load_model
 from hf_efficient_attn.analysis.signal import analyze_signal
 from hf_efficient_attn.analysis.signal_report import SignalReport
-from hf_efficient_attn.analysis.signal_sources import NAMED_BLOCKS, label, load_model
 from hf_efficient_attn.errors import InputError
 
 

@@ -8,7 +8,7 @@ import torch
 from analysis.span_models import SHAPE, TOKENS, adaptive, analyze, network, save_words
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.analysis.span_sources import TEXT
+from hf_efficient_attn.analysis.model_sources import TEXT
 from hf_efficient_attn.cli import main
 
 

@@ -10,8 +10,7 @@ import torch
 from analysis.span_models import adaptive, analyze, network, save_words
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.analysis.plot_spans import spans_figure
-from hf_efficient_attn.analysis.span_report import HeadWeights, SpanReport
+from hf_efficient_attn.analysis.span_report import HeadWeights, SpanReport, spans_figure
 from hf_efficient_attn.cli import main
 
 

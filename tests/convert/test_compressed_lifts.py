@@ -12,7 +12,7 @@ from in_tree_models import HEADS, in_tree, inputs_of, largest_difference
 from models_cases import TOLERANCE
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.convert.tables.compressed import EXACT, MECHANISMS
+from hf_efficient_attn.convert.tables.lifts import EXACT, MECHANISMS
 from hf_efficient_attn.patterns import Band
 
 SOURCES = ("bert", "roberta", "xlm-roberta")

@@ -15,9 +15,7 @@ from transformers.utils import logging
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
-from hf_efficient_attn.convert.destination import is_replaced
-from hf_efficient_attn.convert.move_journal import finish_interrupted
-from hf_efficient_attn.convert.write import write_folder
+from hf_efficient_attn.convert.destination import is_replaced, leftovers, write_folder
 from hf_efficient_attn.hub.stub import FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse")
@@ -103,48 +101,42 @@ def test_a_link_stays_a_link(bert: Path, tmp_path: Path) -> None:
     assert transformers.AutoConfig.from_pretrained(tmp_path / "far" / "away").model_type == "sparse_transformer"
 
 
-class Interrupted:
-    """`Path.rename` that raises at the calls listed, before it renames, or just after."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, interruption: Any, at: range, after: bool = False) -> None:
-        self.interruption, self.at, self.after = interruption, at, after
-        self.calls, rename = 0, Path.rename
-
-        def interrupted(source: Path, target: Path) -> None:
-            self.calls += 1
-            is_now = self.calls in self.at
-            if not is_now or self.after:
-                rename(source, target)
-            if is_now:
-                raise self.interruption
-
-        monkeypatch.setattr(Path, "rename", interrupted)
+OLD = {"config.json": "old", "model.safetensors": "old", "pytorch_model.bin": "old", "vocab.txt": "old", "mine": "mine"}
+NEW = {"config.json": "new", "model.safetensors": "new", "tokenizer.json": "new"}
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, OSError])
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("exists", "steps"), [(False, 1), (True, 7)])
-def test_interrupted_at_every_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Any, after: bool, exists: bool, steps: int
+@pytest.mark.filterwarnings("ignore:Kept in")
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
+def test_interrupted_while_files_move(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Any
 ) -> None:
-    dst = tmp_path / "dst"
-    if exists:
-        shards = {f"model-0000{shard}-of-00002.safetensors": "old" for shard in (1, 2)}
-        fill(dst, {**shards, "config.json": "old", "extra.txt": "old", ".git/HEAD": "main"})
-    before = contents(tmp_path)
-    new = {"config.json": "new", "model.safetensors": "new", "extra.txt": "new"}
-    for step in range(1, steps + 1):
+    """What has not moved is in the folder that is named; nothing mixed can be loaded, and the next conversion may."""
+    replace = os.replace
+    for moves in range(len(NEW)):
+        folder, left = fill(tmp_path / str(moves), OLD), iter([None] * moves)
+
+        def interrupted(source: Path, target: Path, left: Any = left) -> None:
+            if next(left, interruption) is interruption:
+                raise interruption
+            replace(source, target)
+
         with monkeypatch.context() as patch:
-            Interrupted(patch, interruption, range(step, step + 1), after)
-            with pytest.raises(hea.CheckpointError if interruption is OSError else interruption):
-                write_folder(dst, lambda folder: fill(folder, new))
-        assert contents(tmp_path) == before
-        assert {path.name for path in tmp_path.iterdir()} == ({"dst"} if exists else set())
-    undisturbed = Interrupted(monkeypatch, interruption, range(0))
-    write_folder(dst, lambda folder: fill(folder, new))
-    assert undisturbed.calls == steps
-    kept = {".git/HEAD": "main"} if exists else {}
-    assert contents(dst) == {name: text.encode() for name, text in {**new, **kept}.items()}
+            patch.setattr(os, "replace", interrupted)
+            with pytest.raises(hea.CheckpointError if interruption is OSError else interruption) as error:
+                write_folder(folder, lambda new: fill(new, NEW))
+        [place] = leftovers(folder)
+        assert interruption is not OSError or f"The others are in {place / 'new'}; move them there" in str(error.value)
+        assert not (folder / "config.json").exists()
+        found = contents(folder) | contents(place / "new")
+        assert found == {name: text.encode() for name, text in {**NEW, "mine": "mine"}.items()}
+        with (
+            pytest.raises(hea.ConfigurationError, match="Move the files of"),
+            pytest.warns(UserWarning, match="Left by"),
+        ):
+            hea.convert(bert, folder)
+        with pytest.warns(UserWarning, match="Left by conversions"):
+            hea.convert(bert, folder, overwrite=True)
+        assert contents(folder).keys() == WRITTEN | {"mine"}
 
 
 def test_an_interruption_while_weights_are_written(tmp_path: Path) -> None:
@@ -157,23 +149,16 @@ def test_an_interruption_while_weights_are_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("interruption", "seen", "message"),
-    [
-        (KeyboardInterrupt, KeyboardInterrupt, None),
-        (OSError, hea.CheckpointError, "nor put back: .* is in .*old; move"),
-    ],
-)
-def test_what_does_not_come_back_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Any, seen: Any, message: str | None
-) -> None:
-    """A second interruption, while files move back: the old ones are still there, in the temporary folder."""
-    dst = fill(tmp_path / "dst", {"config.json": "old", "model.safetensors": "old"})
-    Interrupted(monkeypatch, interruption, range(3, 9))
-    with pytest.raises(seen, match=message):
-        write_folder(dst, lambda folder: fill(folder, {"config.json": "new"}))
-    [left] = tmp_path.glob(".dst.*")
-    assert contents(left / "old") == {"config.json": b"old", "model.safetensors": b"old"}
+def test_a_folder_that_cannot_be_changed_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError("Permission denied")
+
+    folder = fill(tmp_path / "dst", OLD)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(hea.CheckpointError, match="could not be written, and is as it was"):
+        write_folder(folder, lambda new: fill(new, NEW))
+    assert contents(folder) == {name: text.encode() for name, text in OLD.items()}
+    assert leftovers(folder) == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
@@ -204,59 +189,3 @@ def test_handlers_of_signals_and_the_verbosity_come_back(bert: Path, tmp_path: P
     before = state()
     cli.main(["convert", str(bert), str(tmp_path / "new")])
     assert state() == before
-
-
-def killed_at(folder: Path, moves: int) -> bool:
-    """Replace a checkpoint in a process that ends without cleaning up before a move; return whether it came so far."""
-    process = os.fork()
-    if process == 0:
-        rename, count = Path.rename, iter(range(100))
-
-        def rename_or_die(self: Path, target: Any) -> Any:
-            if next(count) == moves:
-                os._exit(3)
-            return rename(self, target)
-
-        Path.rename = rename_or_die
-        try:
-            write_folder(folder, lambda new: fill(new, NEW))
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 3
-
-
-OLD = {"config.json": "old", "model.safetensors": "old", "pytorch_model.bin": "old", "vocab.txt": "old", "mine": "mine"}
-NEW = {"config.json": "new", "model.safetensors": "new", "tokenizer.json": "new"}
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_kill_between_moves_is_finished_by_the_next_conversion(tmp_path: Path) -> None:
-    for moves in range(100):
-        folder = fill(tmp_path / str(moves), OLD)
-        if not killed_at(folder, moves):
-            break
-        [note] = finish_interrupted(folder)
-        assert "was killed while its files moved. It has been finished" in note
-        assert contents(folder) == {name: text.encode() for name, text in {**NEW, "mine": "mine"}.items()}
-        assert not list(tmp_path.glob(f".{moves}.*"))
-        assert finish_interrupted(folder) == []
-    assert moves == 7
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_it_is_said_and_then_overwritten(bert: Path, tmp_path: Path) -> None:
-    folder = fill(tmp_path / "old", OLD)
-    assert killed_at(folder, 2)
-    with pytest.warns(UserWarning, match="It has been finished"), pytest.raises(hea.ConfigurationError, match="exists"):
-        hea.convert(bert, folder)
-    with pytest.warns(UserWarning, match="Kept in .*: mine"):
-        hea.convert(bert, folder, overwrite=True)
-    assert not (folder / "vocab.txt").exists()
-
-
-def test_what_cannot_be_finished_says_where_the_files_are(bert: Path, tmp_path: Path) -> None:
-    fill(tmp_path / ".old.12345678", {"moves.json": "{", "old/config.json": "{}"})
-    fill(tmp_path / "old", {"mine": ""})
-    with pytest.raises(hea.CheckpointError, match=r"Old files are in .*\.old\.12345678/old") as error:
-        hea.convert(bert, tmp_path / "old", overwrite=True)
-    assert len(str(error.value)) <= 500

@@ -10,7 +10,7 @@ import torch
 from in_tree_models import FIELDS, in_tree, inputs_of, largest_difference
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.convert import parity
+from hf_efficient_attn.convert import compare
 from hf_efficient_attn.convert.registry import COUNTERPARTS
 
 TOKENS = 61
@@ -64,22 +64,22 @@ def without_token_types(theirs: Any, inputs: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "exceptions"),
     [
-        (padding_before, {parity.PADDING_BEFORE, parity.PADDED}),
-        (padding_between, {parity.PADDING_BEFORE, parity.PADDING_BETWEEN, parity.PADDED}),
-        (padding_behind, {parity.SHORTER, parity.PADDED}),
-        (pad_ids, {parity.PAD_IDS}),
-        (after_a_short_input, {parity.AFTER_SHORT}),
+        (padding_before, {compare.PADDING_BEFORE, compare.PADDED}),
+        (padding_between, {compare.PADDING_BEFORE, compare.PADDING_BETWEEN, compare.PADDED}),
+        (padding_behind, {compare.SHORTER, compare.PADDED}),
+        (pad_ids, {compare.PAD_IDS}),
+        (after_a_short_input, {compare.AFTER_SHORT}),
     ],
 )
 @pytest.mark.parametrize("model_type", FIELDS)
 def test_outputs_differ_where_it_is_said(model_type: str, change: Any, exceptions: set[str]) -> None:
-    assert differs(model_type, change) == bool(exceptions & set(parity.EXCEPTIONS[model_type]))
+    assert differs(model_type, change) == bool(exceptions & set(compare.EXCEPTIONS[model_type]))
 
 
 @pytest.mark.parametrize("model_type", [name for name in FIELDS if "QuestionAnswering" in COUNTERPARTS[name].heads])
 def test_token_types(model_type: str) -> None:
     found = differs(model_type, without_token_types, "AutoModelForQuestionAnswering")
-    assert found == (parity.TOKEN_TYPES in parity.EXCEPTIONS[model_type])
+    assert found == (compare.TOKEN_TYPES in compare.EXCEPTIONS[model_type])
 
 
 @pytest.mark.filterwarnings("ignore:stream_join='concat'")
@@ -89,15 +89,15 @@ def test_they_are_noted(model_type: str) -> None:
     with pytest.warns(UserWarning, match="Even with parity, outputs differ from the source's for: ") as caught:
         hea.convert(theirs, parity=True)
     [note] = [str(each.message) for each in caught if "Even with parity" in str(each.message)]
-    assert all(exception in note for exception in parity.EXCEPTIONS[model_type])
+    assert all(exception in note for exception in compare.EXCEPTIONS[model_type])
 
 
 def test_every_type_is_listed() -> None:
     """And the card, to which the help of the command points, has a row for each exception."""
-    assert parity.EXCEPTIONS.keys() == COUNTERPARTS.keys() == FIELDS.keys()
+    assert compare.EXCEPTIONS.keys() == COUNTERPARTS.keys() == FIELDS.keys()
     card = (Path(__file__).parents[2] / "model_cards" / "sparse_transformer.md").read_text(encoding="utf-8")
-    for exception in {each for exceptions in parity.EXCEPTIONS.values() for each in exceptions}:
-        types = [f"`{name}`" for name, exceptions in parity.EXCEPTIONS.items() if exception in exceptions]
+    for exception in {each for exceptions in compare.EXCEPTIONS.values() for each in exceptions}:
+        types = [f"`{name}`" for name, exceptions in compare.EXCEPTIONS.items() if exception in exceptions]
         assert f"\n| {exception} | {', '.join(types)} |\n" in card
 
 
@@ -113,7 +113,7 @@ def test_ours_need_no_note() -> None:
 )
 def test_pooled_padding(model_type: str) -> None:
     found = differs(model_type, padding_before, "AutoModelForSequenceClassification")
-    listed = {parity.PADDING_BEFORE, parity.POOLED_PADDING, parity.PADDED} & set(parity.EXCEPTIONS[model_type])
+    listed = {compare.PADDING_BEFORE, compare.POOLED_PADDING, compare.PADDED} & set(compare.EXCEPTIONS[model_type])
     assert found == bool(listed)
 
 

@@ -1,4 +1,4 @@
-"""Model cards: what they say, by which rules of the Hub, and which cards of others they leave alone."""
+"""Model cards: what they say, and which cards of others they leave alone."""
 
 import ast
 from pathlib import Path
@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import transformers
-from hub_card_rules import card_errors
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from sharing.shared_models import MODELS, shared_model
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.hub.card import BEGIN, END
-from hf_efficient_attn.hub.written_cards import TEMPLATE, template_text, write_card
+from hf_efficient_attn.hub.card import BEGIN, END, TEMPLATE, fill_card, template_text
 from hf_efficient_attn.patterns import Band, Full, GlobalTokens, Grid
 
 TINY = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
@@ -25,7 +23,7 @@ def llama(pattern: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_card_of_every_model_keeps_the_rules(name: str) -> None:
+def test_card_of_every_model(name: str) -> None:
     metadata = {
         "license": "apache-2.0",
         "language": ["en", "zh-Hans"],
@@ -33,7 +31,6 @@ def test_card_of_every_model_keeps_the_rules(name: str) -> None:
         "base_model": "you/base",
     }
     card = hea.hub.model_card(shared_model(name), f"you/{name}", results=[RESULT], tags="mine", **metadata)
-    assert card_errors(str(card)) == []
     assert ModelCard(str(card)).data.eval_results == [RESULT]
     assert card.data.to_dict().items() >= {**metadata, "library_name": "transformers"}.items()
     assert {"efficient-attention", "hf_efficient_attn", "mine"} <= set(card.data.tags)
@@ -117,7 +114,7 @@ def test_only_the_template_and_our_own_part_are_written_over(tmp_path: Path) -> 
     template = ModelCard.from_template(data, model_description=TEMPLATE)
     template.data.license = "mit"
     template.save(file)
-    write_card(file, model, "you/model")
+    fill_card(model, tmp_path, "you/model")
     written = ModelCard.load(file)
     assert "# model" in written.text
     assert written.data.license == "mit"
@@ -125,10 +122,10 @@ def test_only_the_template_and_our_own_part_are_written_over(tmp_path: Path) -> 
     theirs = "---\nlicense: mit\n---\n# Theirs\n"
     for kept in (theirs, str(template).replace("More Information Needed", "By me", 1), "no metadata\n"):
         file.write_text(kept)
-        write_card(file, model, "you/model")
+        fill_card(model, tmp_path, "you/model")
         assert file.read_text() == kept
     file.write_text(f"{theirs}{BEGIN}\nof an older pattern\n{END}\nmine\n")
-    write_card(file, model, "you/model")
+    fill_card(model, tmp_path, "you/model")
     text = file.read_text()
     assert "band(3, 0)" in text
     assert "older" not in text
@@ -147,50 +144,3 @@ def test_template_is_that_of_this_version_of_transformers(monkeypatch: pytest.Mo
 def test_saving_to_a_folder_writes_no_card(tmp_path: Path) -> None:
     llama(Band(left=3, right=0)).save_pretrained(tmp_path)
     assert not (tmp_path / "README.md").exists()
-
-
-def trainer(model: Any, folder: Path) -> transformers.Trainer:
-    rows = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 4
-    args = transformers.TrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", hub_model_id="you/model")
-    collator = transformers.default_data_collator
-    return transformers.Trainer(model, args, collator, rows, {"first": rows}["first"])
-
-
-def test_card_of_trainer_has_our_part_and_the_results(tmp_path: Path) -> None:
-    run = trainer(llama(Band(left=3, right=0)), tmp_path)
-    run.train()
-    loss = run.evaluate()["eval_loss"]
-    run.create_model_card(license="mit")
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card_errors(str(card)) == []
-    assert "## Training procedure" in card.text.partition(BEGIN)[2].partition(END)[2]
-    assert "band(3, 0)" in card.text
-    assert {"generated_from_trainer", "hf_efficient_attn"} <= set(card.data.tags)
-    [result] = card.data.eval_results
-    assert (result.metric_type, result.metric_value) == ("loss", pytest.approx(loss))
-    assert (result.task_type, result.dataset_type) == ("text-generation", "unknown")
-
-
-def test_card_of_a_trainer_of_other_models_is_that_of_transformers(tmp_path: Path) -> None:
-    run = trainer(hea.sparsify(llama(Band(left=3, right=0)), None), tmp_path)
-    run.create_model_card()
-    assert BEGIN not in (tmp_path / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("card", "message"),
-    [
-        ("# none\n", "no YAML block"),
-        ("---\n- a\n---\n", "no mapping"),
-        ("---\nlicense: mine\n---\n", "not one of the Hub's"),
-        ("---\nlicense: other\n---\n", "needs a license_name"),
-        ("---\nlanguage: english\n---\n", "ISO 639"),
-        ("---\ntags: [1]\n---\n", "tags must be"),
-        ("---\npipeline_tag: guessing\n---\n", "no task"),
-        ("---\nmodel-index: []\n---\n", "list of models"),
-        ("---\nmodel-index:\n- name: a\n  results:\n  - task: {type: b}\n---\n", "needs dataset.name"),
-        ("---\nmodel-index:\n- name: a\n  results:\n  - {metrics: [{type: b}]}\n---\n", "type and a value"),
-    ],
-)
-def test_rules_refuse_what_the_hub_refuses(card: str, message: str) -> None:
-    assert any(message in error for error in card_errors(card))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hub_card_rules import card_errors
 from models_cases import checkpoint_activations, first_tensor, scalar, switch_off_dropout
 from torch import Tensor
 
@@ -195,7 +194,6 @@ class SharedContract:
         """Over HTTP: `tests/sharing/test_repositories.py`."""
         model = case.model()
         card = hea.hub.model_card(model, "you/model")
-        assert card_errors(str(card)) == []
         assert f'{case.main_head}.from_pretrained("you/model")' in card.text
         try:
             hea.explain(model, 64)

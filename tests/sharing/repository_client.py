@@ -18,6 +18,9 @@ from sharing.hub_client import output_digest
 from sharing.shared_models import shared_model
 from word_tokenizer import word_tokenizer
 
+import hf_efficient_attn as hea
+from hf_efficient_attn.models.base import FamilyPreTrainedModel
+
 VOCABULARY = 300
 NEW_TOKENS = 5
 TEXT = "w1 w2 [MASK] w3"
@@ -29,6 +32,8 @@ def pushed(name: str, repo: str) -> dict[str, Any]:
     if model.can_generate():
         model.generation_config.max_new_tokens = NEW_TOKENS
     first = model.push_to_hub(repo, max_shard_size="20kB")
+    if not isinstance(model, FamilyPreTrainedModel):
+        hea.hub.model_card(model, repo).push_to_hub(repo)
     digests = [output_digest(model)]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -86,6 +91,4 @@ def answer(name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    import hf_efficient_attn  # noqa: F401
-
     print("\n" + json.dumps({name: answer(name) for name in json.loads(sys.argv[1])}))

@@ -25,8 +25,7 @@ from transformers import PreTrainedConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
-from hf_efficient_attn.hub.copied_sources import copied_sources
-from hf_efficient_attn.hub.copies import copy_files
+from hf_efficient_attn.hub.copies import copied_sources, copy_files
 from hf_efficient_attn.hub.stub import FILE
 from hf_efficient_attn.patterns import Band
 

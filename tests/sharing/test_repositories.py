@@ -16,7 +16,7 @@ from sharing.shared_models import MODELS, shared_model
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.hub.card_attention import described_tokens
+from hf_efficient_attn.hub.card import described_tokens
 from hf_efficient_attn.hub.stub import family_classes
 
 CLIENT = Path(__file__).parent / "repository_client.py"
@@ -59,7 +59,7 @@ def test_weights_are_in_shards(found: dict[str, Any]) -> None:
 
 
 def test_card_describes_the_model(found: dict[str, Any]) -> None:
-    """It was validated by the rules of the Hub, and its own line has loaded the model."""
+    """Its own line has loaded the model; of families `push_to_hub` has written it."""
     got = found["got"]
     assert {"efficient-attention", "hf_efficient_attn", "second"} <= set(got["tags"])
     for part in (

@@ -8,7 +8,7 @@ const ROW_INTERVALS = 20;
 function* countPairs(pattern, numTokens, done) {
   let [pairs, fewest, most, isCausal, looked] = [0, Infinity, 0, true, 0];
   for (let query = 0; query < numTokens; query++) {
-    const keys = pattern.keys(query, query, 0, numTokens);
+    const keys = pattern.keys(query, 0, numTokens);
     const count = sizeOf(keys);
     pairs += count;
     fewest = Math.min(fewest, count);
@@ -26,14 +26,14 @@ function* countPairs(pattern, numTokens, done) {
 function* findReaders(pattern, key, numTokens, done) {
   const readers = [];
   for (let query = 0; query < numTokens; query++) {
-    if (pattern.keys(query, query, key, key + 1).length) append(readers, query, query + 1);
+    if (pattern.keys(query, key, key + 1).length) append(readers, query, query + 1);
     if (query % 128 === 127) yield;
   }
   done(readers);
 }
 
 // From how many tokens information can come to a token through the layers, the last layer first: calls
-// `done(layers, reached)` after each. patternsOf(layer) are the resolved patterns of its heads, as far as they differ.
+// `done(layers, reached)` after each. patternsOf(layer) are the patterns of its heads, as far as they differ.
 function* findReach(patternsOf, numLayers, token, numTokens, done) {
   let reached = new Uint8Array(numTokens);
   reached[token] = 1;
@@ -46,7 +46,7 @@ function* findReach(patternsOf, numLayers, token, numTokens, done) {
     let looked = 0;
     for (let query = 0; query < numTokens; query++) {
       if (!reached[query]) continue;
-      const keys = patterns.map((pattern) => pattern.keys(query, query, 0, numTokens)).reduce(union);
+      const keys = patterns.map((pattern) => pattern.keys(query, 0, numTokens)).reduce(union);
       for (let i = 0; i < keys.length; i += 2) {
         changes[keys[i]]++;
         changes[keys[i + 1]]--;

@@ -24,10 +24,8 @@ class Matrix {
   }
 
   show(pattern, numTokens) {
-    const isNewLength = numTokens !== this.numTokens;
     Object.assign(this, { pattern, numTokens });
     this.tiles = new Tiles(pattern, numTokens, rgbOf("--cell"));
-    if (isNewLength) this.isFitted = true;
     if (this.isFitted) this.fit();
     this.choose(this.token);
   }
@@ -151,7 +149,7 @@ class Matrix {
   choose(token) {
     this.token = Math.max(0, Math.min(this.numTokens - 1, token));
     this.readBy = null;
-    this.keys = this.pattern.keys(this.token, this.token, 0, this.numTokens);
+    this.keys = this.pattern.keys(this.token, 0, this.numTokens);
     this.changed(this.token);
     requestRedraw();
   }

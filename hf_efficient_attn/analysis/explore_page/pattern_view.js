@@ -1,6 +1,6 @@
 // The view of a pattern: what the controls say, and what is shown of it.
 
-const state = { lines: [], patterns: [], tokens: 1, layers: 1, heads: 1, layer: 0, head: 0, causal: false };
+const state = { preset: null, patterns: [], tokens: data.tokens, layer: 0, head: 0 };
 let isRibbonStale = true;
 const matrix = new Matrix(element("matrix"), showToken, showPair);
 
@@ -8,142 +8,107 @@ function setUpPatternView() {
   for (const [index, preset] of data.presets.entries()) {
     element("preset").append(make("option", { value: index }, preset.title));
   }
-  element("preset").append(make("option", { value: "", hidden: true }, "your own"));
-  element("lengths").append(...data.lengths.map((length) => make("option", { value: length })));
-  element("syntax").append(...syntaxLines().map((line) => make("li", {}, line)));
   element("preset").addEventListener("change", () => choosePreset(Number(element("preset").value)));
-  element("expression").addEventListener("input", () => {
-    element("preset").value = "";
-    readControls();
-  });
-  for (const id of ["tokens", "layers", "heads", "layer", "head", "causal"]) {
-    element(id).addEventListener("change", readControls);
-  }
+  for (const id of ["layer", "head"]) element(id).addEventListener("change", readControls);
   element("token").addEventListener("change", () => matrix.goTo(inBounds(element("token"), 0, state.tokens - 1)));
   element("zoom-in").addEventListener("click", () => matrix.zoom(1.6));
   element("zoom-out").addEventListener("click", () => matrix.zoom(1 / 1.6));
   element("fit").addEventListener("click", () => matrix.fit());
   element("single").addEventListener("click", () => matrix.single());
-  for (const [name, most] of Object.entries(data.most)) element(name).max = most;
-  element("tokens").value = data.tokens;
   matrix.numTokens = data.tokens;
   matrix.token = Math.floor(data.tokens / 2);
   choosePreset(0);
 }
 
-function syntaxLines() {
-  const lines = Object.entries(KINDS).map(([kind, [, fields]]) => {
-    const name = kind === "global_tokens" ? "global" : kind;
-    return `${name}(${fields.map(([field]) => field).join(", ")})`;
-  });
-  return [...lines, "a | b", "a & b", "~a"];
-}
-
 function choosePreset(index) {
   const preset = data.presets[index];
+  Object.assign(state, { preset, patterns: preset.patterns.map((parts) => new KeyIntervals(parts)) });
   element("preset").value = index;
-  element("expression").value = preset.expressions.join("\n");
-  element("layers").value = preset.layers;
-  element("heads").value = preset.heads;
-  element("layer").value = 0;
-  element("head").value = 0;
-  element("causal").checked = preset.causal;
+  element("expression").textContent = preset.expressions.join("\n");
+  element("size").textContent =
+    `${count(state.tokens)} tokens, ${count(preset.layers)} layers, ${count(preset.heads)} heads` +
+    `${preset.causal ? ", causal" : ""}.`;
+  element("layer").value = element("head").value = 0;
   readControls();
 }
 
-// Take over what the controls say; a problem is shown, and the page stays as it was.
 function readControls() {
-  const next = {
-    lines: element("expression")
-      .value.split("\n")
-      .map((line) => line.trim())
-      .filter(Boolean),
-    tokens: inBounds(element("tokens"), 1, data.most.tokens),
-    layers: inBounds(element("layers"), 1, data.most.layers),
-    heads: inBounds(element("heads"), 1, data.most.heads),
-    causal: element("causal").checked,
-    resolved: new Map(),
-  };
-  next.layer = inBounds(element("layer"), 0, next.layers - 1);
-  next.head = inBounds(element("head"), 0, next.heads - 1);
-  try {
-    if (!next.lines.length) throw new PatternError("Type a pattern, e.g. band(4, 4) | global(0).");
-    next.patterns = next.lines.map((line) => (next.causal ? parsePattern(line).causal() : parsePattern(line)));
-    // what cannot be laid over this length is refused before anything is drawn
-    next.patterns.forEach((pattern, layer) => resolved(next, layer));
-  } catch (error) {
-    showProblem(error);
-    return;
-  }
-  showProblem(null);
-  Object.assign(state, next);
-  for (const name of ["tokens", "layers", "heads", "layer", "head"]) element(name).value = state[name];
+  state.layer = inBounds(element("layer"), 0, state.preset.layers - 1);
+  state.head = inBounds(element("head"), 0, state.preset.heads - 1);
+  for (const name of ["layer", "head"]) element(name).value = state[name];
   showPattern();
 }
 
-// The pattern of a layer and a head; kept, since random blocks take a while to draw.
-function resolved(of, layer, head = of.head) {
-  const name = `${layer}/${head}`;
-  if (!of.resolved.has(name)) {
-    const place = { numKeys: of.tokens, layer, head, numHeads: of.heads };
-    of.resolved.set(name, of.patterns[layer % of.patterns.length].resolve(place));
-  }
-  return of.resolved.get(name);
+// The patterns of a layer, one for each group of heads that are alike.
+function patternsOf(layer) {
+  return state.preset.indices[layer % state.preset.indices.length].map((index) => state.patterns[index]);
 }
 
-function showProblem(error) {
-  if (error && !(error instanceof PatternError)) throw error;
-  element("problem").textContent = error ? error.message : "";
-  element("expression").setAttribute("aria-invalid", String(Boolean(error)));
-  // what is still shown is the last pattern that could be read
-  element("pattern-view").classList.toggle("outdated", Boolean(error));
-}
-
-// Do work on the pattern in slices; random blocks may be refused only when they are drawn.
-function* checked(work) {
-  try {
-    yield* work;
-  } catch (error) {
-    showProblem(error);
-  }
+function patternOf(layer, head) {
+  const groups = patternsOf(layer);
+  return groups[Math.floor(head / (state.preset.heads / groups.length))];
 }
 
 function showPattern() {
-  const pattern = resolved(state, state.layer);
+  const pattern = patternOf(state.layer, state.head);
   matrix.show(pattern, state.tokens);
   element("alike").textContent = alikeText();
   element("share").textContent = "counting …";
   fillList(element("counts"), []);
   element("overall").textContent = "";
-  startJob("count", checked(countPairs(pattern, state.tokens, showCounts)));
-  startJob("overall", checked(countOverall()));
-  showBackend(state);
+  startJob("count", countPairs(pattern, state.tokens, showCounts));
+  startJob("overall", countOverall());
+  showBackend();
 }
 
 // The pairs of all layers and heads, where they differ; random blocks are as many in each.
 function* countOverall() {
-  const { patterns, tokens, layers, heads } = state;
-  const numGroups = patterns.map((pattern) => pattern.numHeadPatterns);
-  if (patterns.some((pattern) => pattern.isRandom) || (patterns.length === 1 && numGroups[0] === 1)) return;
+  const { preset, patterns, tokens } = state;
+  if (preset.random || patterns.length === 1) return;
   let total = 0;
-  for (const [line, groups] of numGroups.entries()) {
-    const numLayers = range(0, layers).filter((layer) => layer % patterns.length === line).length;
-    for (const group of numLayers ? range(0, groups) : []) {
-      const pattern = resolved(state, line, (group * heads) / groups);
-      yield* countPairs(pattern, tokens, ({ pairs }) => (total += (pairs * numLayers) / groups));
-    }
+  const numPairs = [];
+  for (const pattern of patterns) yield* countPairs(pattern, tokens, ({ pairs }) => numPairs.push(pairs));
+  for (const layer of range(0, preset.layers)) {
+    const groups = preset.indices[layer % preset.indices.length];
+    for (const index of groups) total += numPairs[index] / groups.length;
   }
-  element("overall").textContent = `${percent(total / layers / tokens ** 2)} in all layers and heads together.`;
+  element("overall").textContent =
+    `${percent(total / preset.layers / tokens ** 2)} in all layers and heads together.`;
 }
 
 function alikeText() {
-  const pattern = state.patterns[state.layer % state.patterns.length];
+  const { expressions, random, heads } = state.preset;
   const parts = [];
-  if (state.lines.length > 1)
-    parts.push(`Layer ${state.layer} follows line ${(state.layer % state.lines.length) + 1}.`);
-  if (pattern.isRandom) parts.push("Random blocks differ in each layer and head.");
-  if (pattern.numHeadPatterns > 1) parts.push(`Heads differ in groups of ${state.heads / pattern.numHeadPatterns}.`);
+  if (expressions.length > 1)
+    parts.push(`Layer ${state.layer} follows line ${(state.layer % expressions.length) + 1}.`);
+  const numGroups = patternsOf(state.layer).length;
+  if (random) parts.push("Random blocks differ in each layer and head.");
+  else if (numGroups > 1) parts.push(`Heads differ in groups of ${heads / numGroups}.`);
   return parts.join(" ");
+}
+
+// Which backend computes the pattern of the layer and why, as Python has estimated it.
+function showBackend() {
+  const { preset, tokens, layer } = state;
+  const known = preset.backends[layer % preset.backends.length];
+  const source = `Estimates of hf_efficient_attn ${data.version}; hf-efficient-attn bench attention measures.`;
+  element("backend").replaceChildren(
+    ...known.map(backendBox),
+    make("p", { className: "hint" }, `${known[0].call}, ${count(tokens)} tokens. ${source}`),
+  );
+}
+
+function backendBox({ setting, backend, cost, baseline, memory, reasons }) {
+  const times = cost < 1 ? `about ${percent(cost)} of` : `about ${cost.toFixed(1)} ×`;
+  const lines = Object.entries(reasons).map(([name, reason]) => make("li", {}, `not ${name}: ${reason}`));
+  return make(
+    "div",
+    { className: "backend" },
+    make("b", {}, backend),
+    setting,
+    make("p", { className: "hint" }, `${times} the time of ${baseline}, ${memory}`),
+    make("details", { className: "hint" }, make("summary", {}, "why not another"), make("ul", {}, ...lines)),
+  );
 }
 
 function showCounts({ pairs, fewest, most, isCausal }) {
@@ -167,7 +132,7 @@ function showPair(pair) {
     return;
   }
   const { query, key } = pair;
-  const reads = matrix.pattern.keys(query, query, key, key + 1).length > 0;
+  const reads = matrix.pattern.keys(query, key, key + 1).length > 0;
   where.textContent = `token ${count(query)} ${reads ? "■ reads" : "⬚ does not read"} token ${count(key)}`;
 }
 
@@ -180,23 +145,14 @@ function showToken(token) {
   showReads(keys);
   startJob(
     "readers",
-    checked(
-      findReaders(pattern, token, tokens, (readers) => {
-        state.readers = readers;
-        matrix.setReadBy(readers);
-        showReads(keys);
-      }),
-    ),
+    findReaders(pattern, token, tokens, (readers) => {
+      state.readers = readers;
+      matrix.setReadBy(readers);
+      showReads(keys);
+    }),
   );
   element("reach").replaceChildren();
-  startJob("reach", checked(findReach(patternsOfHeads, state.layers, token, tokens, showReach)));
-}
-
-// The patterns of a layer's heads, one for each group of heads that are alike.
-function patternsOfHeads(layer) {
-  const pattern = state.patterns[layer % state.patterns.length];
-  const numGroups = pattern.isRandom ? state.heads : pattern.numHeadPatterns;
-  return range(0, numGroups).map((group) => resolved(state, layer, (group * state.heads) / numGroups));
+  startJob("reach", findReach(patternsOf, state.preset.layers, token, tokens, showReach));
 }
 
 function showReads(keys) {

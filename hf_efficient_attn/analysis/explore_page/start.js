@@ -42,4 +42,4 @@ addEventListener("resize", () => {
   isRibbonStale = true;
   requestRedraw();
 });
-window.explore = { parsePattern, matrix, state, jobs, data };
+window.explore = { KeyIntervals, matrix, state, jobs, data, patternOf };

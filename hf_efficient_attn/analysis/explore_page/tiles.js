@@ -5,7 +5,7 @@ const TILE_CELLS = 256;
 const MAX_TILES = 400;
 
 class Tiles {
-  // pattern: resolved; color: [red, green, blue]
+  // color: [red, green, blue]
   constructor(pattern, numTokens, color) {
     Object.assign(this, { pattern, numTokens, color });
     this.images = new Map();
@@ -88,7 +88,7 @@ class Tiles {
     const stop = Math.min(firstRow + TILE_CELLS * cell, this.numTokens);
     let looked = 0;
     for (let query = firstRow; query < stop; query++) {
-      const keys = this.pattern.keys(query, query, from, to);
+      const keys = this.pattern.keys(query, from, to);
       const base = Math.floor((query - firstRow) / cell) * TILE_CELLS;
       for (let i = 0; i < keys.length; i += 2) addInterval(counts, base, keys[i] - from, keys[i + 1] - from, cell);
       looked += keys.length + ROW_INTERVALS;

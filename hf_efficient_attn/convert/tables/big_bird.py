@@ -1,22 +1,75 @@
-"""BigBird: BERT's layout; blocks around the query, first and last block, and random blocks.
+"""BigBird's blocks, in encoders and in encoder-decoders.
+
+BigBird: BERT's layout; blocks around the query, first and last block, and random blocks.
 
 By default the function of the paper and its authors: their plan of random blocks, the same in training and evaluation,
 at every length. With `parity` that of transformers, which evaluates with copies of block 0 in the place of random
 blocks, reads inputs of at most (5 + 2r) blocks by full attention, and keeps answers out of the question; what differs
-even then is in `parity.EXCEPTIONS`. Neither drops attention weights in block-sparse attention.
+even then is in `compare.EXCEPTIONS`. Neither drops attention weights in block-sparse attention.
 
 As a causal language model it is dense in transformers, and here.
+
+BigBird-Pegasus: Pegasus' pre-norm layout, BigBird's blocks in the encoder.
+
+By default the function of the paper, with `parity` that of transformers: see `big_bird`.
 """
 
 from typing import Any
 
+from hf_efficient_attn.attention.layer_patterns import config_patterns
+from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.convert.counterpart import Counterpart
-from hf_efficient_attn.convert.tables import bert_layout as bert
-from hf_efficient_attn.convert.tables.bigbird_blocks import bigbird_deviations, bigbird_fields, bigbird_numbers
+from hf_efficient_attn.convert.tables import bart, bert
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.big_bird import PREFIX_LENGTHS, bigbird
 
 
-def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
+def bigbird_fields(config: Any, parity: bool) -> dict[str, Any]:
+    """Return our fields: the paper's function, or with `parity` that of transformers."""
+    if config.attention_type == "original_full":
+        return {}
+    block, count = config.block_size, config.num_random_blocks
+    exact = {"random_blocks_in_eval": "transformers", "full_attention_up_to": (5 + 2 * count) * block}
+    return {
+        "attention_pattern": bigbird(block, count, seed=0, plan="transformers" if parity else "authors"),
+        "attention_dropout": 0.0,
+        **(exact if parity else {}),
+    }
+
+
+def bigbird_numbers(config: Any, model_type: str) -> dict[str, Any]:
+    """Return their fields.
+
+    Raises:
+        ConfigurationError: another pattern than that of BigBird, with the seeds of the published code, in all layers.
+    """
+    if config.attention_pattern is None:
+        return {"attention_type": "original_full"}
+    patterns = config_patterns(config.attention_pattern, config, ENCODER) or (None,)
+    for pattern in set(patterns) if len(set(patterns)) == 1 else ():
+        sizes = [member.to_dict() for member in pattern.members()] if pattern is not None else []
+        drawn = next((size for size in sizes if size["kind"] == "bigbird_blocks"), None)
+        if drawn is not None:
+            block, count = drawn["block_tokens"], drawn["num_blocks"]
+            if pattern in [bigbird(block, count, 0, plan) for plan in PREFIX_LENGTHS]:
+                return {"attention_type": "block_sparse", "block_size": block, "num_random_blocks": count}
+    raise ConfigurationError(
+        f"{model_type} knows one pattern, the same in all layers: patterns.bigbird(block_tokens, num_random_blocks, "
+        f"seed=0, plan='authors' or 'transformers'). The config has {shown(config.attention_pattern)}."
+    )
+
+
+def bigbird_deviations(model_type: str) -> dict[str, str]:
+    """Return the fields of our pattern in which a model type of theirs differs, and how."""
+    return {
+        "attention_pattern": f"{model_type} draws other random blocks at 2,048 tokens",
+        "random_blocks_in_eval": f"{model_type} evaluates with copies of block 0 in the place of random blocks",
+        "full_attention_up_to": f"{model_type} reads short inputs by full attention",
+    }
+
+
+def big_bird_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     """Return what no field of theirs says by itself.
 
     Raises:
@@ -43,7 +96,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     }
 
 
-def to_theirs(config: Any) -> dict[str, Any]:
+def big_bird_to_theirs(config: Any) -> dict[str, Any]:
     """Return their blocks."""
     return {
         **({"attention_type": "original_full"} if config.is_causal else bigbird_numbers(config, "big_bird")),
@@ -75,8 +128,8 @@ BIG_BIRD = Counterpart(
         "MultipleChoice": {"bert.pooler": "classifier.dense", **bert.LABELS},
     },
     fields=bert.FIELDS,
-    to_ours=to_ours,
-    to_theirs=to_theirs,
+    to_ours=big_bird_to_ours,
+    to_theirs=big_bird_to_theirs,
     left_behind=("pooler", "cls.seq_relationship"),
     unused=bert.BERT_UNUSED,
     deviations={
@@ -97,6 +150,69 @@ BIG_BIRD = Counterpart(
         "max_position_embeddings",
         "num_random_blocks",
         "rescale_embeddings",
+        "use_bias",
+    ),
+)
+
+
+SELF_ATTENTION = "encoder.layers.*.self_attn"
+
+
+def bigbird_pegasus_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
+    """Return what no field of theirs says by itself.
+
+    Raises:
+        ConfigurationError: encoder and decoder of different shapes.
+    """
+    return {
+        **bigbird_fields(config, parity),
+        # what is dropped in the decoder, too
+        "attention_dropout": config.attention_dropout,
+        "attention_bias": config.use_bias,
+        "attention_output_bias": config.use_bias,
+        "norm_position": "pre",
+        "embedding_norm": False,
+        "scale_embedding": config.scale_embedding,
+        **bart.common_fields(config, config.max_position_embeddings, config.max_position_embeddings),
+    }
+
+
+def bigbird_pegasus_to_theirs(config: Any) -> dict[str, Any]:
+    """Return their blocks; they have one length for both sides."""
+    return {
+        **bart.decoder_sizes(config),
+        **bigbird_numbers(config, "bigbird_pegasus"),
+        "use_bias": config.attention_bias,
+        "scale_embedding": config.scale_embedding,
+        "max_position_embeddings": config.max_position_embeddings,
+    }
+
+
+BIGBIRD_PEGASUS = Counterpart(
+    model_type="bigbird_pegasus",
+    family="sparse_seq2seq",
+    prefix="model.",
+    names={
+        **bart.AROUND,
+        **bart.LEARNED_POSITIONS,
+        "encoder.layernorm_embedding": "encoder.norm",
+        "decoder.layernorm_embedding": "decoder.norm",
+        **bart.projections(f"{SELF_ATTENTION}.self", SELF_ATTENTION),
+        f"{SELF_ATTENTION}.output": f"{SELF_ATTENTION}.o_proj",
+    },
+    heads=bart.HEADS,
+    fields=bart.FIELDS,
+    to_ours=bigbird_pegasus_to_ours,
+    to_theirs=bigbird_pegasus_to_theirs,
+    copies=bart.COPIES,
+    deviations={**bart.DEVIATIONS, **bigbird_deviations("bigbird_pegasus")},
+    two_labels=("QuestionAnswering",),
+    ignored_fields=(
+        *bart.IGNORED_FIELDS,
+        "attention_type",
+        "block_size",
+        "max_position_embeddings",
+        "num_random_blocks",
         "use_bias",
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 
 from hf_efficient_attn.convert.counterpart import Counterpart
-from hf_efficient_attn.convert.tables import bert_layout as bert
+from hf_efficient_attn.convert.tables import bert
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.requirements import fits

@@ -16,7 +16,6 @@ from models.sparse_seq2seq.in_tree_weights import (
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.analysis.longformer_attentions import longformer_attentions
 from hf_efficient_attn.models.parts.positions import sinusoids
 
 OURS = {
@@ -220,6 +219,24 @@ def test_bigbird_pegasus_in_training_reads_the_same_random_blocks() -> None:
     assert_same(actual, expected, inputs["decoder_attention_mask"], 1e-5)
 
 
+def longformer_weights(
+    weights: torch.Tensor, window: int, is_global: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return dense weights [B, H, T, T] in the shapes of LongformerBaseModelOutput's attentions, global_attentions."""
+    index = torch.argsort(~is_global, dim=1, stable=True)[:, : int(is_global.sum(1).max())]
+    is_there = is_global.gather(1, index)[:, None, None]
+
+    def of_globals(scores: torch.Tensor) -> torch.Tensor:
+        return scores.gather(3, index[:, None, None].expand(*scores.shape[:3], -1)) * is_there
+
+    side, tokens = window // 2, weights.shape[2]
+    keys = torch.arange(tokens)[:, None] + torch.arange(-side, side + 1)
+    inside, keys = (keys >= 0) & (keys < tokens), keys.clamp(0, tokens - 1)
+    near = weights.gather(3, keys.expand(*weights.shape[:3], -1)) * (inside & ~is_global[:, keys])[:, None]
+    local = torch.cat((of_globals(weights), near), -1)
+    return local.masked_fill(is_global[:, None, :, None], 0), of_globals(weights.transpose(2, 3))
+
+
 @pytest.mark.filterwarnings("ignore:output_attentions=True")
 def test_attentions_of_led() -> None:
     theirs = randomize_all(transformers.LEDForConditionalGeneration(led_config(attn_implementation="eager"))).eval()
@@ -234,7 +251,7 @@ def test_attentions_of_led() -> None:
         for ours, other in zip(actual[name], expected[name], strict=True):
             assert_same(ours.transpose(1, 2), other.transpose(1, 2), inputs["decoder_attention_mask"], 1e-6)
     for layer, window in enumerate((4, 8)):
-        local, of_globals = longformer_attentions(actual.encoder_attentions[layer], window, chosen)
+        local, of_globals = longformer_weights(actual.encoder_attentions[layer], window, chosen.bool())
         other = expected.encoder_attentions[layer]
         assert_same(local.transpose(1, 2), other.transpose(1, 2), inputs["attention_mask"], 1e-6)
         other = expected.encoder_global_attentions[layer][:, :, :21]

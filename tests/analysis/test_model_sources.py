@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_efficient_attn.analysis.model_text import decoded
+from hf_efficient_attn.analysis.model_sources import decoded
 from hf_efficient_attn.errors import InputError
 
 

@@ -1,0 +1,335 @@
+"""Encoders that become an ETC or a compressed Transformer: BERT, RoBERTa, XLM-RoBERTa, and Nyströmformer.
+
+BERT, RoBERTa and XLM-RoBERTa as start values of a compressed Transformer, as Nyströmformer's authors began theirs.
+
+All but attention is the same there. What a mechanism has besides maps of queries, keys, values and output gets start
+values; by these, layers of "pattern" without one, of talking and of collaborative heads compute what the source does,
+and others something else, until they are trained further. Linear attention gets random features, whose products are
+those of softmax in the mean. Sources: Xiong et al., "Nyströmformer" (arXiv:2102.03902), section 4.1; for k, Wang et
+al., "Linformer" (arXiv:2006.04768), section 5.1.
+
+BERT, RoBERTa and XLM-RoBERTa as start values of an ETC, as its authors began their large model.
+
+Both inputs begin with the same maps, norms and MLPs. Labels of distances take the place of absolute positions, so that
+what comes out computes something else until it is trained further. Source: Ainslie et al. (arXiv:2004.08483), section
+4; the authors do not say what became of token types, which are kept here.
+
+Nyströmformer: BERT's layout, positions from the third row on, a convolution over the values of each head.
+
+The model of transformers reads texts of exactly `segment_means_seq_len` tokens, a multiple of its landmarks; one with
+as many landmarks as that, by default 64, has full attention at any length. Without `parity` such a model has its
+landmarks here; with it, as many as positions, which is full attention, too. `parity` also divides the start of the
+iteration for the inverse as transformers does, so that batch mates change outputs. In training attention weights are
+dropped here, and there they are not.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hf_efficient_attn.convert.configs import ConversionRequest
+from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
+from hf_efficient_attn.convert.tables import bert
+from hf_efficient_attn.convert.tables.bert import BERT, ROBERTA, XLM_ROBERTA, check_encoder
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.patterns.windows import band_of_window
+
+DEFAULT = "nystrom"
+# those that start as the attention of the source
+EXACT = ("pattern", "talking_heads", "collaborative_heads")
+# but for reused weights, whose layers have no queries and keys
+MECHANISMS = (DEFAULT, "linformer", "linear", "memory_compressed", "prior", "residual_scores", *EXACT)
+# up to how many tokens Linformer's authors project to 128, and longer texts to 256
+SHORT_TOKENS = 512
+STARTED = (
+    "length_maps.key_map",
+    "length_maps.value_map",
+    "features.vectors",
+    "conv",
+    "key_conv",
+    "value_conv",
+    "prior_weight",
+    "prior_bias",
+    "score_map",
+    "weight_map",
+    "mixing",
+)
+
+
+def asked_of_compressed(config: Any, request: ConversionRequest) -> dict[str, Any]:
+    """Return the mechanisms that a caller asks for, and the pattern or window of those that follow one.
+
+    Raises:
+        ConfigurationError: `parity` of mechanisms that compute something else, or global projections.
+    """
+    mechanism = DEFAULT if request.mechanism is None else request.mechanism
+    listed = set(mechanism) if isinstance(mechanism, list) else {mechanism}
+    if request.parity and not listed <= set(EXACT):
+        raise ConfigurationError(
+            f"parity=True: layers of {', '.join(sorted(listed - set(EXACT)))} cannot compute what their source does. "
+            f"Those of {', '.join(EXACT)} can. Leave parity (--parity) out."
+        )
+    if request.global_projections is not None:
+        raise ConfigurationError(
+            f"global_projections={request.global_projections}: a compressed_transformer has no global tokens. Leave "
+            "global_projections out."
+        )
+    fields: dict[str, Any] = {"mechanism": mechanism, "attention_pattern": request.pattern}
+    if request.attention_window is not None:
+        fields["attention_pattern"] = band_of_window(request.attention_window)
+    if "linear" in listed:
+        fields["feature_map"] = "positive_random"
+    if "linformer" in listed:
+        longest = request.max_position_embeddings or config.max_position_embeddings
+        fields["projected_tokens"] = min(longest, 128 if longest <= SHORT_TOKENS else 256)
+    return fields
+
+
+def warning(config: Any) -> str:
+    """Return what the user of such a model should know; empty: it computes what its source does."""
+    others = {config.mechanism_of_layer(layer) for layer in range(config.num_hidden_layers)} - set(EXACT)
+    if not others:
+        return ""
+    return (
+        f"Layers of {', '.join(sorted(others))} have the weights of their source as start values, and compute "
+        "something else. Train the model further, on masked tokens, before it is fine-tuned."
+    )
+
+
+def _as_compressed(source: Counterpart, to_ours: Callable[[Any, str, bool], dict[str, Any]]) -> Counterpart:
+    """Return the table by which models of a type become compressed Transformers."""
+    return replace(
+        source,
+        family="compressed_transformer",
+        # what the source does
+        to_ours=lambda config, head, parity: {**to_ours(config, head, parity), "mechanism": "pattern"},
+        asked=asked_of_compressed,
+        mechanisms=MECHANISMS,
+        started=tuple(f"layers.*.self_attn.{name}" for name in STARTED),
+        warning=warning,
+        is_dense=False,
+    )
+
+
+BERT_AS_COMPRESSED = _as_compressed(BERT, bert.bert_to_ours)
+ROBERTA_AS_COMPRESSED = _as_compressed(ROBERTA, bert.roberta_to_ours)
+XLM_ROBERTA_AS_COMPRESSED = _as_compressed(XLM_ROBERTA, bert.roberta_to_ours)
+
+
+POSITIONS = "embeddings.position_embeddings"
+LABELS = ("vectors", "biases")
+# the authors give 1 to sentences, which is the first token of BERT's vocabulary that no text has
+UNUSED_TOKENS = (1, 0)
+WARNING = (
+    "The ETC has the weights of its source as start values, and computes something else: labels of distances take the "
+    "place of positions. Train it further, on masked tokens, before it is fine-tuned."
+)
+
+
+def to_ours_of_bert(config: Any, head: str, parity: bool) -> dict[str, Any]:
+    """Return what no field of BERT's says by itself.
+
+    Raises:
+        ConfigurationError: `parity`, or what `check_encoder` refuses.
+    """
+    check_encoder(config)
+    token = next(each for each in UNUSED_TOKENS if each != config.pad_token_id)
+    return {**_fields(config, parity, bert.classifier_fields(config)), "global_token_id": token}
+
+
+def to_ours_of_roberta(config: Any, head: str, parity: bool) -> dict[str, Any]:
+    """Return what no field of RoBERTa's says by itself.
+
+    Raises:
+        ConfigurationError: `parity`, no token for the begin of a text, or what `bert.roberta_to_ours` refuses.
+    """
+    own = bert.roberta_to_ours(config, head, parity)
+    # its vocabulary has no unused token; that before a text stands for all of it
+    token = config.bos_token_id
+    if token is None or token == config.pad_token_id:
+        raise ConfigurationError(
+            f"The {config.model_type} config says bos_token_id={token}, pad_token_id={config.pad_token_id}, and global "
+            "tokens begin as the token before a text. Set bos_token_id, to a token that is no padding."
+        )
+    del own["position_offset"]
+    return {**_fields(config, parity, own), "global_token_id": token}
+
+
+def _fields(config: Any, parity: bool, own: dict[str, Any]) -> dict[str, Any]:
+    if parity:
+        raise ConfigurationError(
+            f"parity=True: an etc_transformer cannot compute what a {config.model_type} does, as it has no positions. "
+            "Leave parity (--parity) out."
+        )
+    # a chunk is part of a text, the first no more than the others
+    return {**own, "classifier_pooling": "mean", "long_token_type": 0}
+
+
+def asked_of_etc(config: Any, request: ConversionRequest) -> dict[str, Any]:
+    """Return the fields that say which band or pattern a caller asks for, and whether both inputs share their maps.
+
+    Raises:
+        ConfigurationError: an odd window.
+    """
+    fields: dict[str, Any] = {} if request.pattern is None else {"attention_pattern": request.pattern}
+    if request.attention_window is not None:
+        fields["local_radius"] = band_of_window(request.attention_window).left
+    if request.global_projections is False:
+        fields |= {"share_qkv_projections": True, "share_output_projection": True}
+    return fields
+
+
+def _names() -> dict[str, str]:
+    """Return BERT's names without positions, those of its attention as those of long tokens."""
+    attention = {f"layers.*.self_attn.{name}_proj": f"layers.*.self_attn.long_side.{name}_proj" for name in "qkv"}
+    return {theirs: attention.get(ours, ours) for theirs, ours in bert.NAMES.items() if theirs != POSITIONS}
+
+
+def _doubled() -> Mapping[str, str]:
+    """Return the modules of an ETC that begin as others of it: those of global tokens, and keys of the other input."""
+    own, long = "layers.*.self_attn.", "layers.*.self_attn.long_side."
+    maps = {f"{own}global_side.{name}_proj": f"{long}{name}_proj" for name in "qkv"}
+    other = {
+        f"{own}{side}_side.other_{name}_proj": f"{long}{name}_proj" for side in ("long", "global") for name in "kv"
+    }
+    return {
+        **maps,
+        **other,
+        f"{own}global_o_proj": f"{own}o_proj",
+        "layers.*.global_attention_norm": "layers.*.attention_norm",
+        "embeddings.global_norm": "embeddings.norm",
+    }
+
+
+def _as_etc(source: Counterpart, to_ours: Callable[[Any, str, bool], dict[str, Any]]) -> Counterpart:
+    """Return the table by which models of a type become ETCs."""
+    return replace(
+        source,
+        family="etc_transformer",
+        names=_names(),
+        to_ours=to_ours,
+        asked=asked_of_etc,
+        left_behind=(*source.left_behind, POSITIONS),
+        doubled=_doubled(),
+        started=tuple(f"layers.*.self_attn.{which}_labels.{kind}" for which in ("long", "global") for kind in LABELS),
+        warning=lambda config: WARNING,
+    )
+
+
+BERT_AS_ETC = _as_etc(BERT, to_ours_of_bert)
+ROBERTA_AS_ETC = _as_etc(ROBERTA, to_ours_of_roberta)
+XLM_ROBERTA_AS_ETC = _as_etc(XLM_ROBERTA, to_ours_of_roberta)
+
+
+# a constant of their code
+ROWS_BEFORE_POSITIONS = 2
+
+
+def nystromformer_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
+    """Return what no field of theirs says by itself.
+
+    Raises:
+        ConfigurationError: segments of several lengths, with which transformers cannot build or run a model.
+    """
+    landmarks, tokens = config.num_landmarks, config.segment_means_seq_len
+    if tokens % landmarks or config.inv_coeff_init_option:
+        raise ConfigurationError(
+            f"The nystromformer config says segment_means_seq_len={tokens}, num_landmarks={landmarks} and "
+            f"inv_coeff_init_option={config.inv_coeff_init_option}, with which transformers computes nothing: "
+            "landmarks must divide the length, and the option must be False."
+        )
+    is_full = parity and landmarks == tokens
+    activation = "relu" if head == "MultipleChoice" else config.hidden_act
+    return {
+        "mechanism": "nystrom",
+        "num_landmarks": config.max_position_embeddings if is_full else landmarks,
+        "inverse_scale": "batch" if parity else "head",
+        "position_offset": ROWS_BEFORE_POSITIONS,
+        "max_position_embeddings": config.max_position_embeddings,
+        "sep_token_id": separator_of(config),
+        **bert.classifier_fields(config, activation, has_own_dropout=False),
+    }
+
+
+def nystromformer_to_theirs(config: Any) -> dict[str, Any]:
+    """Return their landmarks, and the longest texts that these divide.
+
+    Raises:
+        ConfigurationError: more landmarks than half a text has tokens, and fewer than a text.
+    """
+    longest, landmarks = config.max_position_embeddings, config.num_landmarks
+    if not config.layers_with("nystrom"):
+        # refused when fields are compared
+        landmarks = 1
+    tokens = max(landmarks, longest // landmarks * landmarks)
+    if tokens == landmarks < longest:
+        raise ConfigurationError(
+            f"nystromformer models read texts of a multiple of num_landmarks={landmarks} tokens, and have full "
+            f"attention if that is {landmarks}; of max_position_embeddings={longest} no other is left. Convert with "
+            f"max_position_embeddings={2 * landmarks}."
+        )
+    return {"num_landmarks": landmarks, "segment_means_seq_len": tokens, "max_position_embeddings": longest}
+
+
+def asked_of_nystromformer(config: Any, request: Any) -> dict[str, Any]:
+    """Return the landmarks of a longer model whose source has full attention.
+
+    Raises:
+        ConfigurationError: a pattern, window or global projections, which no layer has.
+    """
+    for name in ("pattern", "attention_window", "global_projections"):
+        if getattr(request, name) is not None:
+            raise ConfigurationError(
+                f"{name}={getattr(request, name)}: the layers of a Nyströmformer read landmarks, and follow no "
+                f"pattern. Leave {name} out."
+            )
+    is_full = config.num_landmarks >= config.max_position_embeddings
+    longer = request.max_position_embeddings
+    return {"num_landmarks": max(longer, config.num_landmarks)} if is_full and longer is not None else {}
+
+
+def warning_there(config: Any) -> str:
+    """Return how long the texts of their model are."""
+    if config.num_landmarks == config.segment_means_seq_len:
+        return ""
+    return (
+        f"The nystromformer model reads texts of exactly segment_means_seq_len={config.segment_means_seq_len} tokens, "
+        "without padding; of others it mixes rows, or fails."
+    )
+
+
+def tokens_alike(config: Any, theirs: Any) -> int:
+    """Return the length of the texts that their model reads."""
+    return int(min(theirs.segment_means_seq_len, theirs.max_position_embeddings))
+
+
+NYSTROMFORMER = Counterpart(
+    model_type="nystromformer",
+    family="compressed_transformer",
+    prefix="nystromformer.",
+    names={**bert.NAMES, "encoder.layer.*.attention.self.conv": "layers.*.self_attn.conv"},
+    heads={
+        "Model": {},
+        "MaskedLM": bert.BERT_LM_HEAD,
+        "SequenceClassification": bert.ROBERTA_CLASSIFIER,
+        "TokenClassification": bert.CLASSIFIER,
+        "QuestionAnswering": bert.ANSWER,
+        "MultipleChoice": {"pre_classifier": "classifier.dense", **bert.LABELS},
+    },
+    fields={**bert.FIELDS, "conv_kernel_size": "conv_kernel_size"},
+    to_ours=nystromformer_to_ours,
+    to_theirs=nystromformer_to_theirs,
+    asked=asked_of_nystromformer,
+    warning_there=warning_there,
+    tokens_alike=tokens_alike,
+    unused=bert.BERT_UNUSED,
+    deviations={
+        **bert.DEVIATIONS,
+        "attention_dropout": "nystromformer drops no attention weights",
+        "inverse_scale": "nystromformer divides by one number for all texts of a batch and all heads",
+        "num_landmarks": "nystromformer has as many landmarks as positions where texts have full attention",
+        "classifier_activation": "nystromformer has relu in multiple choice, and else the activation of the MLP",
+    },
+    two_labels=("QuestionAnswering",),
+    ignored_fields=("inv_coeff_init_option", "max_position_embeddings", "num_landmarks", "segment_means_seq_len"),
+)
