@@ -7,7 +7,6 @@ replaced, since no other code sees all of these models.
 
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from hf_efficient_attn.attention.shared_configs import note_model
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.attention.untraced import run_untraced
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.layers import layers_to_dict
 
@@ -44,8 +43,6 @@ READ = "_read_attention_pattern"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 # embeddings by the ids that they replace: `generate` passes no ids with them
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
-# what transformers calls tables of learned positions
-POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 INPUTS = (*EMBEDDED, *EMBEDDED.values(), "pixel_values", "input_features", "input_values")
 
 _first_forward = threading.Lock()
@@ -124,8 +121,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
             another attention, or is divided among processes in a way that fails.
-        InputError: no tokens, more than there are learned positions for, or a padding mask with values other than 0 and
-            1, if it is on the CPU.
+        InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
     refuse_other_attention(model, options)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
@@ -148,7 +144,6 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
             refuse_division(model)
             check_once(model)
         check_inputs(given)
-        check_positions(model, given, cache)
     has_two = options.get(OLD_CACHE_NAME) is not None and options.get(CACHE_NAME) is not None
     return (inputs, with_cache(options)) if has_two else None
 
@@ -192,49 +187,6 @@ def check_inputs(given: dict[str, Any]) -> None:
     if isinstance(marked, torch.Tensor) and marked.device.type == "cpu" and not is_tracing(marked):
         is_padding = isinstance(mask, torch.Tensor) and mask.shape == marked.shape
         check_marked(marked, mask if is_padding else None)
-
-
-def check_positions(model: Any, given: dict[str, Any], cache: Any) -> None:
-    """Raise InputError for more tokens than a model has learned positions for, where torch would speak of sizes.
-
-    Positions that the call gives, and those behind a cache, are not looked at; nor is a table, unless the text is
-    as long as the config's.
-    """
-    if cache is not None or given.get("position_ids") is not None:
-        return
-    ids, embedded, config = given.get("input_ids"), given.get("inputs_embeds"), model.config
-    tokens: Any = ids if embedded is None else embedded
-    limit: Any = getattr(config, "max_position_embeddings", None)
-    is_known = isinstance(tokens, torch.Tensor) and isinstance(limit, int)
-    if not is_known or getattr(config, "rope_parameters", None):
-        return
-    num_tokens = tokens.shape[1]
-    # RoBERTa leaves out the first two
-    if num_tokens <= limit - 2 or getattr(config, "position_embedding_type", "absolute") != "absolute":
-        return
-    for table in position_tables(model):
-        padding, mask = table.padding_idx, given.get("attention_mask")
-        # RoBERTa and OPT count the tokens that are not padding
-        if padding is not None and ids is not None:
-            num_tokens = int((ids != padding).sum(1).max())
-        elif hasattr(table, "offset") and isinstance(mask, torch.Tensor) and mask.ndim == 2:
-            num_tokens = min(num_tokens, int((mask != 0).sum(1).max()))
-        rows = table.num_embeddings - (getattr(table, "offset", 0) if padding is None else padding + 1)
-        if num_tokens > rows:
-            raise InputError(
-                f"A text has {num_tokens} tokens, but this {type(model).__name__} has learned positions for {rows}. "
-                f"Cut the text (truncation=True, max_length={rows}); or make a model that hea.convert takes longer, "
-                f"hea.convert(model, max_position_embeddings={num_tokens})."
-            )
-
-
-def position_tables(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield the tables of learned positions of a model, without those of models below it."""
-    for name, child in module.named_children():
-        if name in POSITION_TABLES and isinstance(child, torch.nn.Embedding):
-            yield child
-        elif not isinstance(child, PreTrainedModel):
-            yield from position_tables(child)
 
 
 def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:
