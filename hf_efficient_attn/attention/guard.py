@@ -24,7 +24,7 @@ from hf_efficient_attn.attention.model_check import check_class, check_home, che
 from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
 from hf_efficient_attn.attention.notices import warn_of_base
 from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
-from hf_efficient_attn.attention.pictures import check_pictures, watch_pictures
+from hf_efficient_attn.attention.pictures import check_images
 from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.shared_configs import note_model
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
@@ -82,7 +82,6 @@ def guard(model: PreTrainedModel) -> None:
                 module.register_forward_hook(after_forward, with_kwargs=True)
             if has_pattern(module.config):
                 read_once(module)
-                watch_pictures(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
                 module._supports_context_parallel = False
 
@@ -124,6 +123,8 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
         InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
     refuse_other_attention(model, options)
+    if has_pattern(model.config):
+        check_images(model, inputs, options)
     if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
         return None
     current = getattr(PreTrainedModel.__init__, MARK, guard)
@@ -158,7 +159,7 @@ def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[s
     """Let the package check a model, by its guard, that a copy of these sources (`hub`) had built before it came."""
     hooks = model._forward_pre_hooks
     for module in model.modules():
-        for key in [key for key, hook in module._forward_pre_hooks.items() if hook in (before_forward, check_pictures)]:
+        for key in [key for key, hook in module._forward_pre_hooks.items() if hook is before_forward]:
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
         # what the copy has found are objects of its own
