@@ -8,8 +8,8 @@ EfficientAttentionError (ValueError)
 │       └── MaskLimitError   masks of a backend that would grow as the square of the length
 └── UnsupportedBackendError  an attention implementation that cannot compute what the model asks for
 
-The ConfigurationError of a field that transformers would refuse, `models.config_errors.FieldError`, is also all that
-transformers raises there.
+The ConfigurationError of a field of another type, `models.config.errors.FieldError`, is also what transformers raises
+there.
 """
 
 from hf_efficient_attn.messages import cut

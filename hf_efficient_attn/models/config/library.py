@@ -9,7 +9,6 @@ from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.attention.model_check import checked_pattern
 from hf_efficient_attn.attention.saved_implementation import SAVED_EXPERTS
-from hf_efficient_attn.models.config.errors import refused
 from hf_efficient_attn.models.config.patterns import write_pattern
 from hf_efficient_attn.models.config.unknown import check_names, foreign_fields, warn_of_unread
 
@@ -50,7 +49,7 @@ class LibraryConfig:
             setattr(self, FIELD, kwargs.pop(FIELD))
         this.check()
         foreign = kwargs.pop(FOREIGN, {})
-        check_names(self, kwargs, LibraryConfig.__subclasses__())
+        check_names(self, kwargs)
         parent.__post_init__(**{"auto_map": {}, **kwargs, **foreign})
 
     @property
@@ -106,14 +105,10 @@ class LibraryConfig:
 
         Nothing loads a family without this package, whose name it would be refused by. PEFT calls this before it looks
         up which modules a model of this type has.
-
-        Raises:
-            FieldError: a value that transformers cannot write.
         """
         parent: Any = super()
         name_adapted_modules(self)
-        with refused(type(self), vars(self)):
-            written: dict[str, Any] = parent.to_dict()
+        written: dict[str, Any] = parent.to_dict()
         written.pop(SAVED_EXPERTS, None)
         if not written.get("auto_map"):
             written.pop("auto_map", None)
