@@ -94,18 +94,16 @@ def test_a_family_that_needs_whole_texts_is_not_explained_on_shards() -> None:
             hea.explain(each, 4096, sequence_ranks=2)
 
 
-def test_etc_deals_out_its_heads() -> None:
-    """Of 64 long tokens each of two processes has 32, and 2 of 4 heads of 8 numbers, in single precision."""
-    config = hea.EtcTransformerConfig(**SMALL, num_hidden_layers=1, share_qkv_projections=True)
-    shared = hea.explain(config, 64, sequence_ranks=2).exchange
-    assert shared is not None
-    assert shared.mode == "heads"
-    # there queries, keys and values; back what they have read
-    assert shared.forward_bytes == (32 * 2 * (3 + 1) * 8 * 4,) * 2
-    # keys and values that global tokens read, too
-    apart = hea.explain(hea.EtcTransformerConfig(**SMALL, num_hidden_layers=1), 64, sequence_ranks=2).exchange
-    assert apart is not None
-    assert apart.forward_bytes == (32 * 2 * (5 + 1) * 8 * 4,) * 2
+CENTERED = hea.SimplifiedTransformerConfig(**SMALL, num_hidden_layers=1, centering_gain=1.0)
+GLOBALS = hea.SparseTransformerConfig(**SMALL, num_hidden_layers=1, attention_pattern=Band(4, 4), global_tokens="first")
+GLOBALS.global_projections = True
+
+
+@pytest.mark.parametrize("config", [CENTERED, GLOBALS])
+def test_layers_that_exchange_more_are_not_forecast(config: Any) -> None:
+    said = hea.explain(config, 64, sequence_ranks=2)
+    assert said.exchange is None
+    assert any("not forecast" in note for note in said.notes)
 
 
 def test_a_target_is_whole_in_every_process() -> None:
@@ -116,21 +114,6 @@ def test_a_target_is_whole_in_every_process() -> None:
     assert target.exchange is None
     assert any("have the whole target" in note for note in target.notes)
     assert not any("target" in note for note in source.notes)
-
-
-def test_heads_that_are_dealt_out_and_others_beside_them() -> None:
-    """Of 3 heads of 8 numbers that route, two processes get two and one; one that is local reads neighbours."""
-    fields = {"num_routing_heads": 3, "num_hidden_layers": 1, "attention_pattern": Band(5, 0)}
-    config = hea.RoutingTransformerConfig(**SMALL, **fields, position_embedding_type="rope")
-    said = hea.explain(config, 64, sequence_ranks=2).exchange
-    assert said is not None
-    assert said.mode == "heads and halo"
-    # forward: queries, which are keys, values and two numbers that say the cluster; back: what was read
-    states, read, neighbours = 2 * 8 * 4 + 16, 8 * 4, 5 * 2 * 8 * 4
-    assert said.forward_bytes == (32 * (states + 2 * read) + neighbours, 32 * (2 * states + read))
-    assert said.backward_bytes == (32 * (2 * 2 * 8 * 4 + read), 32 * (2 * 8 * 4 + 2 * read) + neighbours)
-    with pytest.raises(hea.ConfigurationError, match="4 processes cannot deal out 3 heads"):
-        hea.explain(config, 64, sequence_ranks=4)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
@@ -247,10 +246,8 @@ class LSHAttention(ReformerAttention):
         # in each round a token meets itself, which it reads only if it may read nothing else
         most = max(1, config.num_hashes * (config.lsh_attn_chunk_length * chunks - 1))
         chosen = self.chosen(buckets, NO_MASK, None, 1)
-        # queries are keys, too
-        dealt = HeadNumbers(2 * self.head_dim, self.head_dim)
         asked = super().layer_request(num_keys, task, (*notes, note))
-        return replace(asked, chosen=chosen, most_keys=most, dealt=dealt)
+        return replace(asked, chosen=chosen, most_keys=most, sends_more=True)
 
 
 def build_attention(config: Any, layer_idx: int) -> ReformerAttention:

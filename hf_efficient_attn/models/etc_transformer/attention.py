@@ -29,7 +29,6 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_patte
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.layout.device_numbers import device_numbers
 from hf_efficient_attn.layout.terms import Distance, Term
@@ -254,7 +253,7 @@ class EtcAttention(nn.Module):
             layer=self.layer_idx,
             labels=() if self.long_labels is None else (Distance(-reach, reach),),
             backend=backend_of(config),
-            dealt=HeadNumbers((3 + self.num_other) * config.head_dim, config.head_dim),
+            sends_more=True,
             notes=(
                 f"Besides, a head computes {besides:,} pairs with global tokens: {num_global:,} of them, one for every "
                 f"{config.chunk_tokens} tokens where a call gives no others.",

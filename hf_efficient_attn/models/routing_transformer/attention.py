@@ -16,7 +16,6 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.mechanisms import deal_layer
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Distance, Label
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
@@ -117,14 +116,13 @@ class RoutingAttention(nn.Module):
         if not self.num_routing:
             return self._asked_locally()
         asked = self._asked_by_routing(num_keys)
-        return replace(asked, beside=self._asked_locally(), heads="routing heads") if self.num_local else asked
+        return replace(asked, beside=self._asked_locally()) if self.num_local else asked
 
     def _asked_locally(self) -> LayerRequest:
         labels: tuple[Label, ...] = ()
         if self.local_distances is not None:
             labels = (Distance(self.local_distances.first, self.local_distances.last),)
-        asked = self._asked(self._followed_locally(), self.num_local)
-        return replace(asked, labels=labels, heads="local heads" if self.num_routing else "")
+        return replace(self._asked(self._followed_locally(), self.num_local), labels=labels)
 
     def _asked_by_routing(self, num_keys: int) -> LayerRequest:
         config, is_balanced = self.config, self.config.has_balanced_clusters
@@ -150,18 +148,10 @@ class RoutingAttention(nn.Module):
             backend=DENSE.get(asked.backend, asked.backend),
             notes=(f"{self.num_routing} of {self.num_heads} heads route: a query reads {says}.",),
             chosen=key_groups(groups, is_balanced, self.member_distances is not None),
-            dealt=self._dealt(),
+            sends_more=True,
             # a token is a member of its own cluster, whether it reads itself or not
             most_keys=most if config.include_self or is_balanced or not self.is_causal else most - 1,
         )
-
-    def _dealt(self) -> HeadNumbers:
-        """Return what a token takes where processes share a text: its states, and what decides on its clusters."""
-        config, states = self.config, 2 if self.config.shares_qk else 3
-        likeness = config.num_clusters * torch.float32.itemsize * (states - 1)
-        cluster = 2 * torch.int64.itemsize
-        told = likeness if config.has_balanced_clusters else cluster
-        return HeadNumbers(states * self.head_dim, self.head_dim, told)
 
     def _asked(self, followed: LayerPattern, num_heads: int) -> LayerRequest:
         return LayerRequest(

@@ -16,7 +16,6 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import layer_pattern, module_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.layout.terms import Label, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text
@@ -103,8 +102,7 @@ class BlockSoftmax(nn.Module):
             layer=self.layer_idx,
             fixed_labels=self.labels(num_keys),
             has_bias=config.position_embedding_type == "alibi",
-            bias_labels=config.bias_labels,
             backend=backend_of(config),
             notes=config.attention_notes if self.computes_mean else (),
-            of_mean=HeadNumbers(config.head_dim, config.head_dim) if config.is_centered else None,
+            sends_more=config.sends_more,
         )
