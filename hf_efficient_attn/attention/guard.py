@@ -14,14 +14,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.cache_argument import CACHE_NAME, OLD_CACHE_NAME, cache_in, with_cache
-from hf_efficient_attn.attention.call_documents import refuse_lost_marks
 from hf_efficient_attn.attention.follow_check import watch
-from hf_efficient_attn.attention.given_inputs import note_inputs
+from hf_efficient_attn.attention.forward_context import enter, leave
 from hf_efficient_attn.attention.input_checks import MARKED, check_marked, check_mask_values, refuse_empty
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, is_by_part
 from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
-from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
+from hf_efficient_attn.attention.model_parts import DECODER, PART, mark_parts, parts_of
 from hf_efficient_attn.attention.notices import warn_of_base
 from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
 from hf_efficient_attn.attention.pictures import check_images
@@ -30,7 +29,7 @@ from hf_efficient_attn.attention.shared_configs import note_model
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.attention.untraced import run_untraced
-from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.layers import layers_to_dict
 
@@ -79,7 +78,7 @@ def guard(model: PreTrainedModel) -> None:
             keep_own_part(module)
             if before_forward not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
-                module.register_forward_hook(after_forward, with_kwargs=True)
+                module.register_forward_hook(after_forward, with_kwargs=True, always_call=True)
             if has_pattern(module.config):
                 read_once(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
@@ -125,7 +124,10 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     refuse_other_attention(model, options)
     if has_pattern(model.config):
         check_images(model, inputs, options)
-    if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
+    if model.config._attn_implementation != NAME:
+        return None
+    if torch.compiler.is_compiling():
+        run_untraced(enter, model)
         return None
     current = getattr(PreTrainedModel.__init__, MARK, guard)
     if current is not guard:
@@ -137,7 +139,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     are_known = len(inputs) <= len(names)
     cache = cache_in(given)
     refuse_paged(cache)
-    note_inputs(model.config, given.get("position_ids"), are_known, cache)
+    enter(model, given.get("position_ids"), are_known, cache)
     # checks must not become part of a traced graph
     if not is_tracing():
         if has_pattern(model.config):
@@ -150,9 +152,24 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
 
 
 def after_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-    """Raise InputError if a call marked global tokens and none of the layers with a pattern got them; a hook."""
-    if options.get(MARKED) is not None and has_pattern(model.config):
-        run_untraced(refuse_lost_marks, model)
+    """Leave the context of a forward pass; a hook after every one, even if that fails.
+
+    Raises:
+        InputError: the call marked global tokens, and none of the layers with a pattern got them.
+    """
+    # models return nothing where they fail
+    run_untraced(leave_forward, model, options.get(MARKED) is not None and output is not None)
+
+
+def leave_forward(model: Any, is_marked: bool) -> None:
+    """Leave the context of a forward pass, and refuse marked tokens that reached no layer."""
+    context = leave(model)
+    is_lost = is_marked and context is not None and not context.has_marked
+    if is_lost and has_pattern(model.config) and getattr(model, PART, None) != DECODER:
+        raise InputError(
+            f"{MARKED} changes nothing in this {type(model).__name__}: it does not pass it on to layers that follow "
+            "attention_pattern. Leave it out, and give the positions in the pattern, band(...) | global(...)."
+        )
 
 
 def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:

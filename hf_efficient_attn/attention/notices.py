@@ -1,12 +1,12 @@
 """Warnings that users of the "efficient" attention get once."""
 
 import warnings
-import weakref
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.errors import WorkLimitError
@@ -23,8 +23,8 @@ MAX_PERIOD = 64
 NOTHING_BEFORE = DecodingReach(0, 0)
 # the attribute in which a model that was sparsified after loading keeps the name that it was loaded by
 BASE = "_name_without_pattern"
-# configs whose models were warned of, by identity, since configs have no hash
-_mixing: dict[int, "weakref.ref[Any]"] = {}
+# configs whose models were warned of; configs have no hash
+_mixing: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @lru_cache(maxsize=256)
@@ -70,11 +70,9 @@ def warn_of_weights() -> None:
 
 def warn_of_unseen_documents(config: Any) -> None:
     """Warn that packed documents read each other; once for the model of a config."""
-    key = id(config)
-    known = _mixing.get(key)
-    if known is not None and known() is config:
+    if config in _mixing:
         return
-    _mixing[key] = weakref.ref(config, lambda _: _mixing.pop(key, None))
+    _mixing[config] = True
     message = (
         f"position_ids restart within an example of this model ({type(config).__name__}), as those of packed documents "
         "do, but they do not separate documents after cached tokens, with a cache or an attention_mask, or in a model "

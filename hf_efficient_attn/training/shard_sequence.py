@@ -6,10 +6,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from hf_efficient_attn.attention.forward_context import set_whole_table
 from hf_efficient_attn.attention.sharded.layer import refuse_compiled
 from hf_efficient_attn.attention.sharded.sequence_shards import MODES, SHARDS, SequenceShards, shards_of
 from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
-from hf_efficient_attn.attention.sharded.whole_text import set_whole_text
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
@@ -138,14 +138,13 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     inputs = dict(batch.inputs)
     if not is_pair and isinstance(model, FamilyPreTrainedModel):
         inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
-    set_whole_text(model.config, batch.table)
+    set_whole_table(model.config, batch.table)
     model.__dict__[BATCH] = batch
     return (), inputs
 
 
 def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
     """Return the outputs with the loss of the whole texts; a hook after every forward pass, even if that fails."""
-    set_whole_text(None, None)
     batch: Any = model.__dict__.pop(BATCH, None)
     shards: Any = shards_of(model)
     if batch is None or outputs is None or model.config.is_encoder_decoder:
