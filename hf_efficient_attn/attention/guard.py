@@ -1,8 +1,7 @@
 """Checks before every forward pass of models on "efficient", however these were made.
 
-`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`, and through
-`post_init` once all their parts are there; existing models change by `set_attn_implementation`. These methods are
-replaced, since no other code sees all of these models.
+`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`, existing
+models change by `set_attn_implementation`. These methods are replaced, since no other code sees all of these models.
 """
 
 import functools
@@ -33,7 +32,7 @@ from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.layers import layers_to_dict
 
-GUARDED = ("__init__", "post_init", "set_attn_implementation")
+GUARDED = ("__init__", "set_attn_implementation")
 MARK = "_guards_models"
 # the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
