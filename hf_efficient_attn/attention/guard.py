@@ -36,8 +36,6 @@ GUARDED = ("__init__", "set_attn_implementation")
 MARK = "_guards_models"
 # the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
-# that in which it keeps the spec whose patterns were read
-READ = "_read_attention_pattern"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 # embeddings by the ids that they replace: `generate` passes no ids with them
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
@@ -79,7 +77,7 @@ def guard(model: PreTrainedModel) -> None:
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
                 module.register_forward_hook(after_forward, with_kwargs=True, always_call=True)
             if has_pattern(module.config):
-                read_once(module)
+                check_readable(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
                 module._supports_context_parallel = False
 
@@ -100,14 +98,12 @@ def has_pattern(config: PreTrainedConfig) -> bool:
     return getattr(config, FIELD, None) is not None
 
 
-def read_once(model: PreTrainedModel) -> None:
+def check_readable(model: PreTrainedModel) -> None:
     """Raise ConfigurationError where a model is built or loaded whose pattern nobody can read: a class not imported."""
     spec = getattr(model.config, FIELD)
-    if model.__dict__.get(READ) is not spec:
-        for each in spec.values() if is_by_part(spec) else [spec]:
-            if each is not None:
-                layers_to_dict(each)
-        model.__dict__[READ] = spec
+    for each in spec.values() if is_by_part(spec) else [spec]:
+        if each is not None:
+            layers_to_dict(each)
 
 
 def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
