@@ -104,6 +104,9 @@ def check_bytes(model: Any) -> None:
     except hea.UnsupportedBackendError:
         # layers that ask the engine for nothing are not explained
         return
+    if None in said:
+        # they send more than is forecast
+        return
     with Link(0) as link, torch.no_grad():
         model(ids)
     assert link.sent == ROWS * sum(each.forward_bytes[distributed.get_rank()] for each in said)

@@ -208,7 +208,10 @@ class PatternCache(Cache):
 
 
 class Origin(int):
-    """Where the keys begin: 0. Through it, the code that makes the mask tells the cache the padding and the config."""
+    """Where the keys begin: 0. Through it, the code that makes the mask tells the cache the padding and the config.
+
+    In compiled programs, too, where no forward context is known.
+    """
 
     cache: PatternCache
 

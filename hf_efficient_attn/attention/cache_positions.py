@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
-from hf_efficient_attn.attention.given_inputs import given_cache
+from hf_efficient_attn.attention.forward_context import given_cache
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 

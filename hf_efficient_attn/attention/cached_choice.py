@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_efficient_attn.attention.block_cache_layer import BlockLayer
-from hf_efficient_attn.attention.given_inputs import given_cache
+from hf_efficient_attn.attention.forward_context import given_cache
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.layout.chosen.block_choice import chosen_by_means
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys

@@ -9,10 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.given_inputs import given_positions, is_computed_again, was_called_without
+from hf_efficient_attn.attention.forward_context import (
+    given_positions,
+    is_computed_again,
+    note_marked,
+    was_called_without,
+)
 from hf_efficient_attn.attention.input_checks import MARKED, check_marked_shape
 from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, LayerPattern
+from hf_efficient_attn.attention.layer_patterns import NAME, LayerPattern
 from hf_efficient_attn.attention.model_parts import DECODER, PART
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts
@@ -23,9 +28,6 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.host_copies import bring, derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
-
-# the attribute of a layer that marked tokens reached: the spec of the patterns that it then followed
-TAKES_MARKED = "_takes_global_tokens"
 
 
 def with_said_documents(
@@ -102,7 +104,7 @@ def with_marked_tokens(
     marked = options.get(MARKED)
     if marked is None or followed.is_own or getattr(module, PART, None) == DECODER:
         return followed, tokens
-    run_untraced(_note_marked, module)
+    run_untraced(note_marked, module)
     if followed.shards is not None or followed.pattern.chooses_by_content:
         what = "processes share the texts" if followed.shards is not None else f"they follow {shown(followed.pattern)}"
         raise InputError(
@@ -117,22 +119,6 @@ def with_marked_tokens(
     check_marked_shape(marked, key.shape[0], known)
     is_global = derived(lambda marked: pad(marked.bool(), (0, num_keys - marked.shape[1])), marked)
     return followed.with_globals, replace(tokens, global_mask=is_global)
-
-
-def _note_marked(module: nn.Module) -> None:
-    module.__dict__[TAKES_MARKED] = getattr(module.config, FIELD)
-
-
-def refuse_lost_marks(model: Any) -> None:
-    """Raise InputError for a model that has computed with a `global_attention_mask` which reached no layer of it."""
-    spec = getattr(model.config.get_text_config(), FIELD, None)
-    if getattr(model, PART, None) != DECODER and all(
-        each.__dict__.get(TAKES_MARKED) != spec for each in model.modules()
-    ):
-        raise InputError(
-            f"{MARKED} changes nothing in this {type(model).__name__}: it does not pass it on to layers that follow "
-            "attention_pattern. Leave it out, and give the positions in the pattern, band(...) | global(...)."
-        )
 
 
 def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -195,8 +181,8 @@ def _warn_of_restarts(
     # checked before any length, which would become part of the graph; what takes longest, last
     if torch.compiler.is_compiling() or getattr(module, "layer_idx", None) or is_tracing(query) or num_queries == 1:
         return
-    # positions that the model counts itself start no document
-    if was_called_without(module.config):
+    # positions that the model counts itself start no document, and a layer that is computed again has been looked at
+    if was_called_without(module.config) or is_computed_again():
         return
     positions = _positions(options, query, given_positions(module.config))
     if positions is None or not is_table(mask) or tokens.segment_ids is not None:

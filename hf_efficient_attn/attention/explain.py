@@ -10,14 +10,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.checks import check_dtype, check_numbers
 from hf_efficient_attn.attention.explain_layers import with_all_layers
-from hf_efficient_attn.attention.explained_call import explained, requested_call, terms_of, with_chosen
+from hf_efficient_attn.attention.explained_call import explained, requested_call, with_chosen
 from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_patterns import LayerPattern, is_by_part
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, indexed_exchange, layer_exchange
+from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange, layer_exchange
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of, why_whole
 from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
@@ -38,6 +38,7 @@ PARTLY_CAUSAL = (
     "A part of the pattern is causal and the whole is not, so that the cost is over dense attention: in a causal model "
     "later keys are left out, as explain(pattern.causal()) says, or --causal on the command line."
 )
+SENDS_MORE = "What processes that share a text exchange in this layer is more than its pattern needs, and not forecast."
 
 
 def explain(
@@ -134,11 +135,13 @@ def explain(
     call = call if chosen is None else with_chosen(call, chosen)
     shards = shards_of(what) if isinstance(what, nn.Module) else None
     ranks = _ranks(shards, sequence_ranks)
-    missing = _missing_positions(request.followed.pattern, num_keys)
-    request = replace(request, notes=(*request.notes, *missing))
+    exchange, unshared = _exchange(call, request, ranks, AUTO if shards is None else shards.mode)
+    request = replace(
+        request, notes=(*request.notes, *_missing_positions(request.followed.pattern, num_keys), *unshared)
+    )
     said = explained(call, request, backend, line)
     said = said if layers is None else with_all_layers(said, layers.values(), backend)
-    return replace(said, exchange=_exchange(call, request, ranks, AUTO if shards is None else shards.mode))
+    return replace(said, exchange=exchange)
 
 
 def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
@@ -159,31 +162,24 @@ def _ranks(shards: SequenceShards | None, asked: int | None) -> int | None:
     return None if asked == 1 else asked
 
 
-def _exchange(call: AttentionCall, asked: LayerRequest, ranks: int | None, mode: str) -> LayerExchange | None:
-    """Return what so many processes send that share the text; None: one has all of it.
+def _exchange(
+    call: AttentionCall, asked: LayerRequest, ranks: int | None, mode: str
+) -> tuple[LayerExchange | None, tuple[str, ...]]:
+    """Return what so many processes send that share the text, or why that is not said; ranks None: one has it.
 
     Raises:
         UnsupportedBackendError: a model that reads whole sequences.
     """
     if ranks is None:
-        return None
+        return None, ()
     reason = None if asked.config is None else why_whole(asked.config)
     if reason is not None:
         raise UnsupportedBackendError(f"sequence_ranks={ranks}, but this model cannot share them: {reason}")
+    if asked.sends_more:
+        return None, (SENDS_MORE,)
     # a choice takes all keys of a head, whatever it then reads
     call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
-    if asked.index_dim is not None:
-        # the mean is of what the indexer has chosen, too
-        return indexed_exchange(call, asked.index_dim, ranks, mode, 1 if asked.of_mean is None else 2)
-    with_terms = replace(call, terms=(*call.terms, *terms_of(asked.bias_labels)))
-    found = layer_exchange(with_terms, asked.has_bias and not asked.bias_labels, ranks, mode)
-    if asked.besides is not None:
-        found = found + layer_exchange(call, False, ranks, mode, asked.besides)
-    if asked.of_mean is not None:
-        # with a pattern or a term it is attention, too
-        is_plain = asked.followed.is_own and not asked.fixed_labels
-        found = found + layer_exchange(call, False, ranks, mode, asked.of_mean if is_plain else None)
-    return found
+    return layer_exchange(call, asked.has_bias, ranks, mode), ()
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:

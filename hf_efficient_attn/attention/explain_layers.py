@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_efficient_attn.attention.explained_call import BASELINES, explained, requested_call, times
+from hf_efficient_attn.attention.explained_call import BASELINES, baseline_time, explained, requested_call
 from hf_efficient_attn.attention.explanation import AllLayers, Explanation
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_requests import numbered_requests
@@ -28,7 +28,7 @@ def explain_layers(
     found = []
     for request, layers in _groups(numbered.items()):
         call = requested_call(request, tokens, tokens, CPU, torch.float32, training=False, dropout=0.0)
-        found.append((layers, explained(call, request, AUTO, None)))
+        found.append((layers, explained(call, request, AUTO)))
     return found
 
 
@@ -43,13 +43,12 @@ def with_all_layers(said: Explanation, requests: Iterable[LayerRequest], backend
 
 def _all_layers(said: Explanation, groups: list[tuple[LayerRequest, list[int]]], backend: str) -> AllLayers:
     layout, inputs = said.call.layout, said.call.inputs
-    lengths = (layout.num_queries, layout.num_keys)
+    sizes = (layout.num_queries, layout.num_keys, inputs.device, inputs.dtype, inputs.needs_grad, said.call.dropout)
     total = total_baseline = 0.0
     for request, layers in groups:
-        call = requested_call(request, *lengths, inputs.device, inputs.dtype, inputs.needs_grad, said.call.dropout)
-        time, baseline = times(call, request, backend)
-        total += len(layers) * time
-        total_baseline += len(layers) * baseline
+        each = explained(requested_call(request, *sizes), request, backend)
+        total += len(layers) * each.relative_cost * baseline_time(each)
+        total_baseline += len(layers) * baseline_time(each)
     baselines = {BASELINES[request.is_causal] for request, _ in groups}
     name = baselines.pop() if len(baselines) == 1 else "dense attention, causal in causal layers"
     return AllLayers(sum(len(layers) for _, layers in groups), total / total_baseline, name)
@@ -59,7 +58,7 @@ def _groups(numbered: Iterable[tuple[int, LayerRequest]]) -> list[tuple[LayerReq
     """Return the first of all layers that compute alike, and their numbers."""
     groups: list[tuple[LayerRequest, list[int]]] = []
     for layer, request in sorted(numbered, key=lambda each: each[0]):
-        known = next((layers for first, layers in groups if first.likeness == request.likeness), None)
+        known = next((layers for first, layers in groups if first.alike == request.alike), None)
         if known is None:
             groups.append((request, [layer]))
         else:

@@ -1,6 +1,6 @@
 """What one layer's call of attention would be, and what is said about it: the backend and why, the pairs, the cost."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import isfinite
 
@@ -14,7 +14,7 @@ from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend
 from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.machines.current import machine_of
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError, WorkLimitError
+from hf_efficient_attn.errors import InputError, WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
@@ -89,9 +89,9 @@ def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
     return replace(call, chosen=chosen)
 
 
-def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None) -> Explanation:
+def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None = None) -> Explanation:
     """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
-    chosen = _selected(call, asked, wanted)
+    chosen = select(call, _wanted(asked, wanted))
     time, baseline = _own_times(call, asked, chosen)
     said = Explanation(
         pattern=asked.followed.pattern,
@@ -112,7 +112,11 @@ def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str |
         notes=(*asked.notes, *_notes(call)),
     )
     said = _with_bias(said) if asked.has_bias else said
-    return said if asked.beside is None else _with_beside(said, (time, baseline), asked.beside, wanted)
+    if asked.beside is None:
+        return said
+    layout, inputs = call.layout, call.inputs
+    sizes = (layout.num_queries, layout.num_keys, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
+    return with_beside(said, explained(requested_call(asked.beside, *sizes), asked.beside, wanted))
 
 
 def _notes(call: AttentionCall) -> list[str]:
@@ -123,16 +127,8 @@ def _notes(call: AttentionCall) -> list[str]:
     return notes if is_measured else [*notes, UNCONFIRMED.format(device=device)]
 
 
-def times(call: AttentionCall, asked: LayerRequest, wanted: str) -> tuple[float, float]:
-    """Return the estimated times of a layer and of its baseline, in scores of dense attention."""
-    time, baseline = _own_times(call, asked, _selected(call, asked, wanted))
-    if asked.beside is None:
-        return time, baseline
-    others = times(_call_beside(call, asked.beside), asked.beside, wanted)
-    return time + others[0], baseline + others[1]
-
-
 def _own_times(call: AttentionCall, asked: LayerRequest, chosen: Backend) -> tuple[float, float]:
+    """Return the estimated times of a call and of its baseline, in scores of dense attention."""
     baseline = sdpa.dense_cost(call, asked.is_causal)
     if asked.has_bias:
         return baseline, baseline
@@ -140,36 +136,29 @@ def _own_times(call: AttentionCall, asked: LayerRequest, chosen: Backend) -> tup
     return cost if isfinite(cost) else float(chosen.computed_pairs(call)), baseline
 
 
-def _call_beside(call: AttentionCall, asked: LayerRequest) -> AttentionCall:
-    """Return the call of the other heads of a layer, on inputs that are alike."""
-    layout, inputs = call.layout, call.inputs
-    lengths = (layout.num_queries, layout.num_keys)
-    return requested_call(asked, *lengths, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
-
-
-def _with_beside(said: Explanation, own: tuple[float, float], others: LayerRequest, wanted: str) -> Explanation:
-    """Return the explanation of all heads of a layer, of which some do something else; `own`: times without these."""
-    call = _call_beside(said.call, others)
-    beside, (time, baseline) = explained(call, others, wanted, None), times(call, others, wanted)
+def with_beside(said: Explanation, beside: Explanation) -> Explanation:
+    """Return the explanation of all heads of a layer, of which some do something else."""
     return replace(
         said,
         allowed_pairs=said.allowed_pairs + beside.allowed_pairs,
         computed_pairs=said.computed_pairs + beside.computed_pairs,
         total_pairs=said.total_pairs + beside.total_pairs,
         memory_bytes=said.memory_bytes + beside.memory_bytes,
-        relative_cost=(own[0] + time) / (own[1] + baseline),
+        relative_cost=joined_cost([said, beside]),
         beside=beside,
     )
 
 
-def _selected(call: AttentionCall, asked: LayerRequest, wanted: str) -> Backend:
-    """Return the backend for a call; a refusal names the heads, where others of the layer do something else."""
-    try:
-        return select(call, _wanted(asked, wanted))
-    except UnsupportedBackendError as refusal:
-        if not asked.heads:
-            raise
-        raise UnsupportedBackendError(f"The {asked.heads} of the layer: {refusal}") from refusal
+def joined_cost(parts: Sequence[Explanation]) -> float:
+    """Return the estimated time of several calls together over that of their baselines."""
+    baselines = [baseline_time(each) for each in parts]
+    return sum(each.relative_cost * time for each, time in zip(parts, baselines, strict=True)) / sum(baselines)
+
+
+def baseline_time(said: Explanation) -> float:
+    """Return the estimated time of what would be computed without the pattern, in scores of dense attention."""
+    beside = 0.0 if said.beside is None else baseline_time(said.beside)
+    return sdpa.dense_cost(said.call, said.baseline == BASELINES[True]) + beside
 
 
 def _wanted(asked: LayerRequest, wanted: str) -> str:

@@ -1,13 +1,11 @@
 """Checks before every forward pass of models on "efficient", however these were made.
 
-`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`, and through
-`post_init` once all their parts are there; existing models change by `set_attn_implementation`. These methods are
-replaced, since no other code sees all of these models.
+`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`, existing
+models change by `set_attn_implementation`. These methods are replaced, since no other code sees all of these models.
 """
 
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,17 +13,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.cache_argument import CACHE_NAME, OLD_CACHE_NAME, cache_in, with_cache
-from hf_efficient_attn.attention.call_documents import refuse_lost_marks
 from hf_efficient_attn.attention.follow_check import watch
-from hf_efficient_attn.attention.given_inputs import note_inputs
+from hf_efficient_attn.attention.forward_context import enter, leave
 from hf_efficient_attn.attention.input_checks import MARKED, check_marked, check_mask_values, refuse_empty
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, NAME, is_by_part
 from hf_efficient_attn.attention.mask_users import copies_of, mark_tried
 from hf_efficient_attn.attention.model_check import check_class, check_home, checked_pattern
-from hf_efficient_attn.attention.model_parts import mark_parts, parts_of
+from hf_efficient_attn.attention.model_parts import DECODER, PART, mark_parts, parts_of
 from hf_efficient_attn.attention.notices import warn_of_base
 from hf_efficient_attn.attention.own_part import keep_encoder, keep_own_part
-from hf_efficient_attn.attention.pictures import check_pictures, watch_pictures
+from hf_efficient_attn.attention.pictures import check_images
 from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.shared_configs import note_model
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
@@ -35,17 +32,13 @@ from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.layers import layers_to_dict
 
-GUARDED = ("__init__", "post_init", "set_attn_implementation")
+GUARDED = ("__init__", "set_attn_implementation")
 MARK = "_guards_models"
 # the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
-# that in which it keeps the spec whose patterns were read
-READ = "_read_attention_pattern"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 # embeddings by the ids that they replace: `generate` passes no ids with them
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
-# what transformers calls tables of learned positions
-POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 INPUTS = (*EMBEDDED, *EMBEDDED.values(), "pixel_values", "input_features", "input_values")
 
 _first_forward = threading.Lock()
@@ -82,10 +75,9 @@ def guard(model: PreTrainedModel) -> None:
             keep_own_part(module)
             if before_forward not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(before_forward, with_kwargs=True)
-                module.register_forward_hook(after_forward, with_kwargs=True)
+                module.register_forward_hook(after_forward, with_kwargs=True, always_call=True)
             if has_pattern(module.config):
-                read_once(module)
-                watch_pictures(module)
+                check_readable(module)
                 # older versions of transformers have no such flag, and refuse every attention but sdpa
                 module._supports_context_parallel = False
 
@@ -106,14 +98,12 @@ def has_pattern(config: PreTrainedConfig) -> bool:
     return getattr(config, FIELD, None) is not None
 
 
-def read_once(model: PreTrainedModel) -> None:
+def check_readable(model: PreTrainedModel) -> None:
     """Raise ConfigurationError where a model is built or loaded whose pattern nobody can read: a class not imported."""
     spec = getattr(model.config, FIELD)
-    if model.__dict__.get(READ) is not spec:
-        for each in spec.values() if is_by_part(spec) else [spec]:
-            if each is not None:
-                layers_to_dict(each)
-        model.__dict__[READ] = spec
+    for each in spec.values() if is_by_part(spec) else [spec]:
+        if each is not None:
+            layers_to_dict(each)
 
 
 def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -124,11 +114,15 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
             another attention, or is divided among processes in a way that fails.
-        InputError: no tokens, more than there are learned positions for, or a padding mask with values other than 0 and
-            1, if it is on the CPU.
+        InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
     """
     refuse_other_attention(model, options)
-    if torch.compiler.is_compiling() or model.config._attn_implementation != NAME:
+    if has_pattern(model.config):
+        check_images(model, inputs, options)
+    if model.config._attn_implementation != NAME:
+        return None
+    if torch.compiler.is_compiling():
+        run_untraced(enter, model)
         return None
     current = getattr(PreTrainedModel.__init__, MARK, guard)
     if current is not guard:
@@ -140,7 +134,7 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
     are_known = len(inputs) <= len(names)
     cache = cache_in(given)
     refuse_paged(cache)
-    note_inputs(model.config, given.get("position_ids"), are_known, cache)
+    enter(model, given.get("position_ids"), are_known, cache)
     # checks must not become part of a traced graph
     if not is_tracing():
         if has_pattern(model.config):
@@ -148,22 +142,36 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
             refuse_division(model)
             check_once(model)
         check_inputs(given)
-        check_positions(model, given, cache)
     has_two = options.get(OLD_CACHE_NAME) is not None and options.get(CACHE_NAME) is not None
     return (inputs, with_cache(options)) if has_two else None
 
 
 def after_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-    """Raise InputError if a call marked global tokens and none of the layers with a pattern got them; a hook."""
-    if options.get(MARKED) is not None and has_pattern(model.config):
-        run_untraced(refuse_lost_marks, model)
+    """Leave the context of a forward pass; a hook after every one, even if that fails.
+
+    Raises:
+        InputError: the call marked global tokens, and none of the layers with a pattern got them.
+    """
+    # models return nothing where they fail
+    run_untraced(leave_forward, model, options.get(MARKED) is not None and output is not None)
+
+
+def leave_forward(model: Any, is_marked: bool) -> None:
+    """Leave the context of a forward pass, and refuse marked tokens that reached no layer."""
+    context = leave(model)
+    is_lost = is_marked and context is not None and not context.has_marked
+    if is_lost and has_pattern(model.config) and getattr(model, PART, None) != DECODER:
+        raise InputError(
+            f"{MARKED} changes nothing in this {type(model).__name__}: it does not pass it on to layers that follow "
+            "attention_pattern. Leave it out, and give the positions in the pattern, band(...) | global(...)."
+        )
 
 
 def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Let the package check a model, by its guard, that a copy of these sources (`hub`) had built before it came."""
     hooks = model._forward_pre_hooks
     for module in model.modules():
-        for key in [key for key, hook in module._forward_pre_hooks.items() if hook in (before_forward, check_pictures)]:
+        for key in [key for key, hook in module._forward_pre_hooks.items() if hook is before_forward]:
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
         # what the copy has found are objects of its own
@@ -192,49 +200,6 @@ def check_inputs(given: dict[str, Any]) -> None:
     if isinstance(marked, torch.Tensor) and marked.device.type == "cpu" and not is_tracing(marked):
         is_padding = isinstance(mask, torch.Tensor) and mask.shape == marked.shape
         check_marked(marked, mask if is_padding else None)
-
-
-def check_positions(model: Any, given: dict[str, Any], cache: Any) -> None:
-    """Raise InputError for more tokens than a model has learned positions for, where torch would speak of sizes.
-
-    Positions that the call gives, and those behind a cache, are not looked at; nor is a table, unless the text is
-    as long as the config's.
-    """
-    if cache is not None or given.get("position_ids") is not None:
-        return
-    ids, embedded, config = given.get("input_ids"), given.get("inputs_embeds"), model.config
-    tokens: Any = ids if embedded is None else embedded
-    limit: Any = getattr(config, "max_position_embeddings", None)
-    is_known = isinstance(tokens, torch.Tensor) and isinstance(limit, int)
-    if not is_known or getattr(config, "rope_parameters", None):
-        return
-    num_tokens = tokens.shape[1]
-    # RoBERTa leaves out the first two
-    if num_tokens <= limit - 2 or getattr(config, "position_embedding_type", "absolute") != "absolute":
-        return
-    for table in position_tables(model):
-        padding, mask = table.padding_idx, given.get("attention_mask")
-        # RoBERTa and OPT count the tokens that are not padding
-        if padding is not None and ids is not None:
-            num_tokens = int((ids != padding).sum(1).max())
-        elif hasattr(table, "offset") and isinstance(mask, torch.Tensor) and mask.ndim == 2:
-            num_tokens = min(num_tokens, int((mask != 0).sum(1).max()))
-        rows = table.num_embeddings - (getattr(table, "offset", 0) if padding is None else padding + 1)
-        if num_tokens > rows:
-            raise InputError(
-                f"A text has {num_tokens} tokens, but this {type(model).__name__} has learned positions for {rows}. "
-                f"Cut the text (truncation=True, max_length={rows}); or make a model that hea.convert takes longer, "
-                f"hea.convert(model, max_position_embeddings={num_tokens})."
-            )
-
-
-def position_tables(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield the tables of learned positions of a model, without those of models below it."""
-    for name, child in module.named_children():
-        if name in POSITION_TABLES and isinstance(child, torch.nn.Embedding):
-            yield child
-        elif not isinstance(child, PreTrainedModel):
-            yield from position_tables(child)
 
 
 def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:

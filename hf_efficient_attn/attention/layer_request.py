@@ -1,6 +1,6 @@
 """What one attention layer of a model asks the engine for, as far as it does not depend on the text."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +9,6 @@ from hf_efficient_attn.attention.direction import is_named_cross
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, part_of
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.terms import Label
 
@@ -30,18 +29,12 @@ class LayerRequest:
         fixed_labels: of those with the same values for all queries.
         softcap: bound of its scores; None: there is none.
         has_sinks, has_bias: whether it has learned sinks, and whether it adds a matrix to its scores.
-        bias_labels: of the terms that it has instead of this matrix where processes share a text.
         backend: which backend it asks for.
         notes: what this leaves out, in sentences.
         chosen: the keys that it chooses by what tokens say, as tensors on the device "meta"; None: it chooses none.
         most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
-        index_dim: the width of the keys of its indexer; None: it has none at work.
-        heads: what these heads are called, where others of the layer do something else.
-        beside: what these others ask for.
-        of_mean: what a token of a head takes, where processes share a text and deal out the heads, for the mean of
-            what it may read, if the layer subtracts that; with a pattern or terms that takes as much as attention
-            does. None: it does not.
-        besides: as `of_mean`, for what it computes beside its attention; None: nothing.
+        beside: what other heads of the layer ask for, where some do something else.
+        sends_more: whether processes that share a text exchange more in the layer than its pattern needs.
     """
 
     followed: LayerPattern
@@ -59,32 +52,25 @@ class LayerRequest:
     softcap: float | None = None
     has_sinks: bool = False
     has_bias: bool = False
-    bias_labels: tuple[Label, ...] = ()
     backend: str = AUTO
     notes: tuple[str, ...] = ()
-    chosen: ChosenKeys | None = None
+    chosen: ChosenKeys | None = field(default=None, compare=False)
     most_keys: int | None = None
-    index_dim: int | None = None
-    heads: str = ""
     beside: "LayerRequest | None" = None
-    of_mean: HeadNumbers | None = None
-    besides: HeadNumbers | None = None
+    sends_more: bool = False
 
     @property
-    def likeness(self) -> list[Any]:
+    def alike(self) -> "LayerRequest":
         """What is equal in layers that compute alike: all but their index, on which blocks depend that are drawn."""
-        followed = replace(self.followed, layer=0)
-        own = replace(self, layer=None, followed=followed, chosen=None, beside=None)
-        chosen = None if self.chosen is None else self.chosen.traits
-        return [own, chosen, None if self.beside is None else self.beside.likeness]
+        beside = None if self.beside is None else self.beside.alike
+        return replace(self, layer=None, followed=replace(self.followed, layer=0), beside=beside)
 
 
 def asked_by(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
 ) -> LayerRequest:
     """Return what a module of transformers asks for; the arguments are those of the attention function."""
-    part, numbers_of_mean = part_of(module), getattr(module, "numbers_of_mean", None)
-    config = getattr(module, "config", None)
+    part, config = part_of(module), getattr(module, "config", None)
     own_is_causal = followed.is_own and followed.pattern.is_causal
     # a decoder never reads another sequence causally
     is_cross = followed.reads_all and (part == DECODER or is_named_cross(module))
@@ -102,6 +88,5 @@ def asked_by(
         softcap=options.get("softcap"),
         has_sinks=options.get("s_aux") is not None,
         has_bias=options.get("position_bias") is not None,
-        bias_labels=getattr(config, "bias_labels", ()),
-        of_mean=None if numbers_of_mean is None else numbers_of_mean(),
+        sends_more=getattr(config, "sends_more", False),
     )

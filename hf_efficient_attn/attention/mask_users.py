@@ -1,17 +1,17 @@
 """Models that use masks themselves, and would compute with a token table as numbers: they are refused before."""
 
 import functools
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_efficient_attn.attention import requested_table
 from hf_efficient_attn.attention.trial import base_class, takes_tables
 
-# configs whose models were tried, by identity, since configs have no hash
-_tried: dict[int, "weakref.ref[Any]"] = {}
+# configs whose models were tried; configs have no hash
+_tried: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @functools.wraps(requested_table.requested_table)
@@ -30,8 +30,7 @@ def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
 
 def refuse_mask_user(config: Any) -> None:
     """Raise UnsupportedBackendError if the base model of a config uses masks itself; tried once per config."""
-    known = _tried.get(id(config))
-    if known is not None and known() is config:
+    if config in _tried:
         return
     model_class = base_class(config)
     if model_class is not None and not getattr(config, "follows_patterns", False):
@@ -41,8 +40,7 @@ def refuse_mask_user(config: Any) -> None:
 
 def mark_tried(config: Any) -> None:
     """Note that the models of a config do not use masks themselves, or that no trial can tell."""
-    key = id(config)
-    _tried[key] = weakref.ref(config, lambda _: _tried.pop(key, None))
+    _tried[config] = True
 
 
 def copies_of(config: Any, model: Any) -> list[Any]:

@@ -146,7 +146,7 @@ def with_indexer(asked: LayerRequest, field: dict[str, Any] | None) -> LayerRequ
         return asked
     top_k = field["top_k"]
     what = f"An indexer of {field['num_heads']} heads of {field['head_dim']} dimensions"
-    asked = replace(asked, index_dim=field["head_dim"])
+    asked = replace(asked, sends_more=True)
     if field["stage"] == WARMUP:
         return replace(asked, notes=(*asked.notes, f"{what} learns which {top_k:,} keys are worth reading."))
     note = f"{what} chooses up to {top_k:,} keys for a query; the time of its scores is left out."

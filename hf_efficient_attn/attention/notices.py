@@ -1,12 +1,12 @@
 """Warnings that users of the "efficient" attention get once."""
 
 import warnings
-import weakref
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.errors import WorkLimitError
@@ -17,15 +17,14 @@ from hf_efficient_attn.patterns.bounds import DecodingReach
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.work import SMALL_SHARE, bounded
 
-# with a period up to this, one query of each residue class is looked at, first near by
-MAX_CLASSES = 64
-NEAR_TOKENS = 1024
+# of a pattern with a period up to this, one token of each residue class is asked whether it reads itself
+MAX_PERIOD = 64
 # the reach of a query that reads its own token alone
 NOTHING_BEFORE = DecodingReach(0, 0)
 # the attribute in which a model that was sparsified after loading keeps the name that it was loaded by
 BASE = "_name_without_pattern"
-# configs whose models were warned of, by identity, since configs have no hash
-_mixing: dict[int, "weakref.ref[Any]"] = {}
+# configs whose models were warned of; configs have no hash
+_mixing: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @lru_cache(maxsize=256)
@@ -71,11 +70,9 @@ def warn_of_weights() -> None:
 
 def warn_of_unseen_documents(config: Any) -> None:
     """Warn that packed documents read each other; once for the model of a config."""
-    key = id(config)
-    known = _mixing.get(key)
-    if known is not None and known() is config:
+    if config in _mixing:
         return
-    _mixing[key] = weakref.ref(config, lambda _: _mixing.pop(key, None))
+    _mixing[config] = True
     message = (
         f"position_ids restart within an example of this model ({type(config).__name__}), as those of packed documents "
         "do, but they do not separate documents after cached tokens, with a cache or an attention_mask, or in a model "
@@ -122,47 +119,15 @@ def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
     if start >= num_tokens:
         return None
     period = pattern.period
-    if period is not None and period <= MAX_CLASSES:
-        return first_keyless_of_period(pattern, period, start, num_tokens)
+    if period is not None and period <= MAX_PERIOD and all(pattern.allowed(token, token) for token in range(period)):
+        # every token reads itself
+        return None
     try:
         with bounded("Looking for tokens without keys", share=SMALL_SHARE):
             return first_keyless(pattern, start, num_tokens - 1, num_tokens)
     except WorkLimitError:
         # it is only for a warning
         return None
-
-
-def first_keyless_of_period(pattern: Pattern, period: int, start: int, num_tokens: int) -> int | None:
-    """Return the first query from `start` on that may read no key; None: every query has one.
-
-    It looks at one query of each residue class, however long the input.
-
-    >>> from hf_efficient_attn.patterns.bands import Dilated
-    >>> first_keyless_of_period(Dilated(9, -1, 3), 1, 1, 1000), first_keyless_of_period(Dilated(9, 0, 3), 1, 1, 1000)
-    (1, None)
-    """
-    found = []
-    for query in range(min(period, num_tokens)):
-        before, after = _nearest_keys(pattern, period, query, num_tokens)
-        # a query has no key if they would all lie before the first or after the last token
-        first = max(start, num_tokens - after)
-        first += (query - first) % period
-        found += [first] if first < min(before, num_tokens) else []
-    return min(found, default=None)
-
-
-def _nearest_keys(pattern: Pattern, period: int, query: int, num_tokens: int) -> tuple[int, int]:
-    """Return how far before and after the queries of a class their nearest keys lie; num_tokens means too far."""
-    is_causal = pattern.is_causal
-    for reach in (min(NEAR_TOKENS, num_tokens), num_tokens):
-        room = period * -(-reach // period)
-        place = room + query
-        intervals = pattern.key_intervals(place, place, 3 * room)
-        before = min((max(0, place + 1 - stop) for first, stop in intervals if first <= place), default=num_tokens)
-        after = min((max(0, first - place) for first, stop in intervals if stop > place), default=num_tokens)
-        if before < num_tokens and (is_causal or after < num_tokens):
-            break
-    return before, after
 
 
 def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int | None:

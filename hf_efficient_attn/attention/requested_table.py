@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from hf_efficient_attn.attention.forward_context import given_positions, whole_table
 from hf_efficient_attn.attention.given_choice import is_indexed
-from hf_efficient_attn.attention.given_inputs import given_positions
 from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.mask_probe import MaskFunction, Probe
 from hf_efficient_attn.attention.overridden import refuse_lost_padding
-from hf_efficient_attn.attention.sharded.whole_text import whole_table
 from hf_efficient_attn.attention.table_form import is_causal_request, with_kind
 from hf_efficient_attn.attention.token_table import empty_table, write_table
 from hf_efficient_attn.errors import InputError
@@ -53,7 +52,7 @@ def requested_table(
         as_matrix: Any = sdpa_mask
         asked_for = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
         return as_matrix(*lengths, mask_function, attention_mask, **asked_for)  # type: ignore[no-any-return]
-    table = None if torch.compiler.is_compiling() else whole_table(config)
+    table = whole_table(config)
     if table is not None:
         return with_kind(table, is_causal)
     can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]

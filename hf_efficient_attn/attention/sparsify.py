@@ -1,9 +1,9 @@
 """`sparsify`: give a transformers model or config an attention pattern, or remove it."""
 
 import copy
-import weakref
 from typing import Any, TypeVar
 
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.follow_check import watch
@@ -19,8 +19,8 @@ from hf_efficient_attn.errors import ConfigurationError
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
-# attention implementations that sparsify replaced, by the identity of the config, since configs have no hash
-_replaced: dict[int, tuple["weakref.ref[PreTrainedConfig]", str | None]] = {}
+# attention implementations that sparsify replaced, by config; configs have no hash
+_replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def sparsify(model_or_config: T, pattern: Any) -> T:
@@ -84,10 +84,10 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
 def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     check_class(type(model), model.config)
     is_tried = _try(type(model), model.config, pattern)
-    replaced = _replaced.get(id(model.config))
+    shared = model.config
     leave_shared_configs(model)
-    if replaced is not None and replaced[0]() is not model.config:
-        _keep_replaced(model.config, replaced[1])
+    if shared in _replaced:
+        _replaced[model.config] = _replaced[shared]
     text_config = model.config.get_text_config()
     before = getattr(text_config, FIELD, None)
     spec = _record(model.config, pattern)
@@ -140,19 +140,12 @@ def _write(config: PreTrainedConfig, spec: Any) -> None:
         setattr(config, FIELD, spec)
 
 
-def _keep_replaced(config: PreTrainedConfig, implementation: str | None) -> None:
-    key = id(config)
-    _replaced[key] = (weakref.ref(config, lambda _: _replaced.pop(key, None)), implementation)
-
-
 def _implementation(config: PreTrainedConfig, pattern: Any) -> str | None:
     """Return the attention implementation to set, None for the default; remember which one "efficient" replaces."""
-    key, current = id(config), config._attn_implementation
+    current = config._attn_implementation
     if pattern is not None:
         if current != NAME:
-            _keep_replaced(config, current)
+            _replaced[config] = current
         return NAME
-    replaced, before = _replaced.pop(key, (lambda: None, None))
-    if current != NAME:
-        return current
-    return before if replaced() is config else None
+    replaced: str | None = _replaced.pop(config, None)
+    return replaced if current == NAME else current

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
+from hf_efficient_attn.attention.forward_context import set_whole_table
 from hf_efficient_attn.attention.packing import said_positions
 from hf_efficient_attn.attention.sharded.layer import refuse_compiled
 from hf_efficient_attn.attention.sharded.sequence_shards import MODES, SHARDS, SequenceShards, shards_of
 from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
-from hf_efficient_attn.attention.sharded.whole_text import set_whole_text
 from hf_efficient_attn.attention.table_form import with_kind
 from hf_efficient_attn.attention.token_table import write_table
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
@@ -191,14 +191,13 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     inputs = dict(batch.inputs)
     if isinstance(model, FamilyPreTrainedModel):
         inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
-    set_whole_text(model.config, batch.table)
+    set_whole_table(model.config, batch.table)
     model.__dict__[BATCH] = batch
     return (), inputs
 
 
 def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
     """Return the outputs with the loss of the whole texts; a hook after every forward pass, even if that fails."""
-    set_whole_text(None, None)
     batch: Any = model.__dict__.pop(BATCH, None)
     shards: Any = shards_of(model)
     if batch is None or outputs is None:

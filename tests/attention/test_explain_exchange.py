@@ -94,6 +94,18 @@ def test_a_family_that_needs_whole_texts_is_not_explained_on_shards() -> None:
             hea.explain(each, 4096, sequence_ranks=2)
 
 
+CENTERED = hea.SimplifiedTransformerConfig(**SMALL, num_hidden_layers=1, centering_gain=1.0)
+GLOBALS = hea.SparseTransformerConfig(**SMALL, num_hidden_layers=1, attention_pattern=Band(4, 4), global_tokens="first")
+GLOBALS.global_projections = True
+
+
+@pytest.mark.parametrize("config", [CENTERED, GLOBALS])
+def test_layers_that_exchange_more_are_not_forecast(config: Any) -> None:
+    said = hea.explain(config, 64, sequence_ranks=2)
+    assert said.exchange is None
+    assert any("not forecast" in note for note in said.notes)
+
+
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "band(1024, 0)", "--tokens", "131072", "--sequence-ranks", "8", "--json"])
     exchange = json.loads(capsys.readouterr().out)["exchange"]

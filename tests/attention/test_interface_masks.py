@@ -159,18 +159,6 @@ def test_a_matrix_is_obeyed_and_cut_by_the_pattern(name: str, kind: str) -> None
     torch.testing.assert_close(outputs_of(hea.sparsify(model, PATTERN), inputs), cut, **TOLERANCE)
 
 
-@pytest.mark.parametrize(("name", "longest"), [("bert", 512), ("roberta", 510), ("gpt2", 1024), ("llama", None)])
-def test_texts_of_more_tokens_than_learned_positions_are_refused(name: str, longest: int | None) -> None:
-    model = hea.sparsify(build(name), Band(2, 2))
-    for tokens in (longest or 512, (longest or 512) + 1):
-        ids = token_ids(1, tokens)
-        if longest is None or tokens == longest:
-            assert outputs_of(model, {"input_ids": ids}).shape[1] == tokens
-        else:
-            with pytest.raises(hea.InputError, match=f"positions for {longest}"):
-                model(ids)
-
-
 def test_masks_that_do_not_fit_are_refused() -> None:
     for name in ("llama", "bert"):
         model, ids = hea.sparsify(build(name), PATTERN), token_ids(2, 9)

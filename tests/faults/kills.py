@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import transformers
+from hf_efficient_attn.bench.harness.report import describe_machine
 from hub_server import Hub
 from training.kill_while_saving import finish, in_child
 
 from faults.jobs import Conversion, Pull, Push, Training
-from hf_efficient_attn.bench.harness.report import describe_machine
 
 # later, and earlier, than the last time: about one in six has then ended before
 LONGER, SHORTER = 1.02, 0.9

@@ -3,11 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hf_efficient_attn.attention.sharded.dealt_heads import INDEXED, refuse_few_heads, refuse_heads
 from hf_efficient_attn.attention.sharded.key_exchange import Text
 from hf_efficient_attn.attention.sharded.layer import exchange_of, refuse_on_shards
-from hf_efficient_attn.attention.sharded.sequence_shards import HALO, HEADS, shard_bounds
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers, HeadSizes, dealt_bytes, gather_traffic
+from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
+from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.token_mask import Document
@@ -59,33 +58,13 @@ class LayerExchange:
             f"(with all keys at all processes: {shown_bytes(self.gathered_bytes)} each way)"
         )
 
-    def __add__(self, other: "LayerExchange") -> "LayerExchange":
-        """Return what is exchanged for some heads of a layer, and for others."""
-        mode = self.mode if self.mode == other.mode else f"{self.mode} and {other.mode}"
-        forward, backward = (
-            tuple(map(sum, zip(*both, strict=True)))
-            for both in (
-                (self.forward_bytes, other.forward_bytes),
-                (self.backward_bytes, other.backward_bytes),
-            )
-        )
-        reduced = (
-            self.reduced_bytes[0] + other.reduced_bytes[0],
-            self.reduced_bytes[1] + other.reduced_bytes[1],
-        )
-        return LayerExchange(mode, forward, backward, reduced, self.gathered_bytes + other.gathered_bytes)
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything in JSON types."""
         return {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
 
 
-def layer_exchange(
-    call: AttentionCall, has_bias: bool, num_processes: int, mode: str, dealt: HeadNumbers | None = None
-) -> LayerExchange:
+def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode: str) -> LayerExchange:
     """Return what processes that share a text send for a call, which is that of one process with the whole text.
-
-    dealt: what a token of a head takes, if the layer deals out its heads whatever they read.
 
     Raises:
         InputError: queries and keys that are not one text, or fewer tokens than processes.
@@ -106,9 +85,6 @@ def layer_exchange(
     bounds = shard_bounds(layout.num_keys, num_processes)
     width = inputs.dtype.itemsize
     gathered = max(gather_traffic(bounds, sizes).sent) * width
-    if dealt is not None:
-        refuse_few_heads(layout.num_heads, num_processes)
-        return LayerExchange(HEADS, *dealt_bytes(bounds, layout.num_heads, dealt, width), (0, 0), gathered)
     text = Text((Document(0, layout.num_keys),), ((0, layout.num_keys),))
     _, traffic = exchange_of(layout, (text,), bounds, sizes, mode, bool(call.terms))
     reduced = (traffic.reduced * max(width, REDUCED_BYTES), traffic.reduced_backward * max(width, REDUCED_BYTES))
@@ -118,29 +94,4 @@ def layer_exchange(
         tuple(count * width for count in traffic.received),
         reduced,
         gathered,
-    )
-
-
-def indexed_exchange(call: AttentionCall, index_dim: int, num_processes: int, mode: str, times: int) -> LayerExchange:
-    """Return what processes that share a text send for a layer with an indexer: its keys, beside keys and values.
-
-    Args:
-        call: that of one process with the whole text.
-        index_dim: the width of the keys of the indexer.
-        times: how often the layer reads what it has chosen.
-
-    Raises:
-        InputError: fewer tokens than processes.
-        ConfigurationError: the mode that deals out heads.
-    """
-    refuse_heads(mode, f"a layer, {INDEXED}")
-    inputs, bounds = call.inputs, shard_bounds(call.layout.num_keys, num_processes)
-    width = inputs.num_key_heads * (inputs.head_dim + inputs.value_dim) + index_dim
-    width *= inputs.dtype.itemsize * times
-    return LayerExchange(
-        HALO,
-        tuple((stop - first) * (num_processes - 1 - rank) * width for rank, (first, stop) in enumerate(bounds)),
-        tuple(first * width for first, _ in bounds),
-        (0, 0),
-        max(stop - first for first, stop in bounds) * (num_processes - 1) * width,
     )

@@ -23,19 +23,6 @@ class HeadSizes:
 
 
 @dataclass(frozen=True)
-class HeadNumbers:
-    """What a token of one head takes in a layer whose heads processes deal out, whatever they read.
-
-    Attributes:
-        there: numbers of states that a process gets of its heads, and whose gradients it sends back.
-        back: numbers of what they have read.
-    """
-
-    there: int
-    back: int
-
-
-@dataclass(frozen=True)
 class Traffic:
     """What each process sends and receives in the forward pass of one layer, in numbers of an example.
 
@@ -92,23 +79,6 @@ def heads_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
         here = heads * of_query + of_keys * of_key
         received.append(foreign * here + own * (sizes.num_heads - heads) * sizes.value_dim)
     return Traffic(HEADS, tuple(sent), tuple(received))
-
-
-def dealt_bytes(
-    bounds: Bounds, num_heads: int, numbers: HeadNumbers, width: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the bytes that each process sends forward and backward where such heads are dealt out.
-
-    width: the bytes of a number.
-    """
-    num_tokens, dealt = bounds[-1][1], shard_bounds(num_heads, len(bounds))
-    forward, backward = [], []
-    for (first, stop), (head, end) in zip(bounds, dealt, strict=True):
-        leaving = (stop - first) * (num_heads - (end - head))
-        coming = (num_tokens - (stop - first)) * (end - head)
-        forward.append((leaving * numbers.there + coming * numbers.back) * width)
-        backward.append(coming * numbers.there * width + leaving * numbers.back * width)
-    return tuple(forward), tuple(backward)
 
 
 def repeated_heads(num_key_heads: int, num_heads: int, num_shards: int) -> int:

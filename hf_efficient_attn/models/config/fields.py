@@ -7,22 +7,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.layout.terms import Label, Slope
 from hf_efficient_attn.models.config.numbers import check_heads
 
 # kinds of positions that are pairs of a sine and a cosine
 SINUSOIDS = ("sinusoidal", "scaled_sinusoidal", "relative")
-
-
-class SlopeFields:
-    """What ALiBi adds to the scores of a layer."""
-
-    position_embedding_type: str
-
-    @property
-    def bias_labels(self) -> tuple[Label, ...]:
-        """Of the terms that ALiBi has instead of a matrix where processes share a text."""
-        return (Slope(),) if self.position_embedding_type == "alibi" else ()
 
 
 class RopeCheck:

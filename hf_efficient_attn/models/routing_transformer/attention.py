@@ -114,14 +114,13 @@ class RoutingAttention(nn.Module):
         if not self.num_routing:
             return self._asked_locally()
         asked = self._asked_by_routing(num_keys)
-        return replace(asked, beside=self._asked_locally(), heads="routing heads") if self.num_local else asked
+        return replace(asked, beside=self._asked_locally()) if self.num_local else asked
 
     def _asked_locally(self) -> LayerRequest:
         labels: tuple[Label, ...] = ()
         if self.local_distances is not None:
             labels = (Distance(self.local_distances.first, self.local_distances.last),)
-        asked = self._asked(self._followed_locally(), self.num_local)
-        return replace(asked, labels=labels, heads="local heads" if self.num_routing else "")
+        return replace(self._asked(self._followed_locally(), self.num_local), labels=labels)
 
     def _asked_by_routing(self, num_keys: int) -> LayerRequest:
         config, is_balanced = self.config, self.config.has_balanced_clusters

@@ -11,7 +11,6 @@ from hf_efficient_attn.attention.cache_argument import append_paged, is_paged
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.models.parts.blocks import InitializedLinear, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.parts.positions import rotate_both
 
@@ -108,10 +107,6 @@ class SimplifiedTransformerAttention(nn.Module):
             out = self.centering_gain(centre, onto=out, sign=-1)
         out = out.reshape(*values.shape[:-1], -1)
         return out if self.o_proj is None else self.o_proj(out)
-
-    def numbers_of_mean(self) -> HeadNumbers | None:
-        """Return what a token takes for C·V where processes share a text; None: there is none."""
-        return HeadNumbers(self.head_dim, self.head_dim) if self.config.is_centered else None
 
     def _centre(
         self, centering: Centering, value: torch.Tensor, values: torch.Tensor, past_sum: torch.Tensor | float

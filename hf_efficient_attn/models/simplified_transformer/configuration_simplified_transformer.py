@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, SlopeFields
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, PRIOR_FIELDS
 from hf_efficient_attn.models.spans.config import SpanFields
@@ -34,7 +34,6 @@ class SimplifiedTransformerConfig(
     SpanFields,
     GatedMLPFields,
     DropoutFields,
-    SlopeFields,
     HeadSizes,
     LibraryConfig,
     PreTrainedConfig,
@@ -241,6 +240,11 @@ class SimplifiedTransformerConfig(
     def is_centered(self) -> bool:
         """Whether attention subtracts the mean over the allowed keys."""
         return self._is_active("centering_gain", 0.0)
+
+    @property
+    def sends_more(self) -> bool:
+        """Whether processes that share a text exchange more in a layer than `explain` forecasts."""
+        return self.is_centered or self.position_embedding_type == "alibi"
 
     @property
     def has_head_gains(self) -> bool:

@@ -18,7 +18,6 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_patte
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.sharded.traffic import HeadNumbers
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.terms import Label
@@ -160,10 +159,8 @@ class SparseAttention(nn.Module):
         if self.relative is not None:
             reach = (self.config.max_position_embeddings, self.num_heads)
             labels = (reach_of(followed.pattern, *reach),)
-        besides = None
         if self.global_attention is not None:
             notes = (*notes, "Rows of global tokens have projections of their own, and are computed besides.")
-            besides = HeadNumbers(2 * self.head_dim, 0)
         return LayerRequest(
             followed,
             self.num_heads,
@@ -177,7 +174,7 @@ class SparseAttention(nn.Module):
             labels=labels,
             backend=backend_of(self.config),
             notes=notes,
-            besides=besides,
+            sends_more=self.global_attention is not None,
         )
 
     def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,44 @@
+"""The methods of transformers that importing this package extends, and why: nothing else is called where they are.
+
+What a subclass, a registration (Auto classes, attention interfaces) or a callback can do is done so. Models and configs
+without a pattern come out of these methods as before; `tests/attention/test_replaced.py` compares them with those of a
+process that has not imported this package.
+"""
+
+# class and method, or function of the package → what happens there
+REPLACED: dict[str, str] = {
+    "PreTrainedModel.__init__": (
+        "Every model that is built or loaded goes through it: those on attn_implementation='efficient' get the hooks "
+        "by which a model that cannot follow its pattern is refused (attention/guard.py)."
+    ),
+    "PreTrainedModel.set_attn_implementation": "Models that exist are put on 'efficient' by it (attention/guard.py).",
+    "PreTrainedModel.post_init": (
+        "The last step before weights are loaded: models whose config has indexers get them "
+        "(models/indexed/loaded_indexers.py)."
+    ),
+    "PreTrainedModel.from_pretrained": (
+        "It makes all weights learn, also those that do not in the stage of an indexer "
+        "(models/indexed/loaded_indexers.py)."
+    ),
+    "PreTrainedConfig.to_dict": (
+        "All that saves a config calls it. transformers never writes attn_implementation, without which a saved model "
+        "would be loaded with its pattern ignored (attention/saved_implementation.py)."
+    ),
+    "PreTrainedConfig._attn_implementation": (
+        "The saved name, which transformers refuses where this package is not imported, is read as 'efficient' "
+        "(attention/saved_implementation.py)."
+    ),
+    "PreTrainedConfig._experts_implementation": "The same name is saved here and read as nothing said.",
+    "PreTrainedConfig.to_json_file": (
+        "Models, Trainer and PEFT all write config.json by it: the file that imports this package, or the copy of its "
+        "sources, is placed beside it (hub/config_saving.py)."
+    ),
+    "CallbackHandler.on_push_begin": (
+        "Trainer pushes a copy of a checkpoint's config without the code beside it. A default callback would do, but "
+        "the list of these is in transformers.trainer, whose import takes seconds (hub/saving.py)."
+    ),
+    "_LazyModule.__getattr__": (
+        "`transformers serve` and others find the classes of saved `architectures` as attributes of transformers "
+        "(attention/saved_architectures.py)."
+    ),
+}
