@@ -32,7 +32,7 @@ FLOORS = {
     "__main__": 8,
 }
 # what backends share; no backend itself
-SHARED_BY_BACKENDS = ("alignment", "dense_kernel", "fused_cpu", "kernels", "machines")
+SHARED_BY_BACKENDS = ("alignment", "dense_kernel", "fused_cpu", "kernels", "machine_costs")
 OPTIONAL = ("accelerate", "datasets", "evaluate", "matplotlib", "onnx", "peft", "triton")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from hf_efficient_attn.attention.direct_calls import DirectCall, DirectStep, direct_call, direct_step
 from hf_efficient_attn.attention.refusals import refuse_tracing
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, backend_of, preferred_backend
-from hf_efficient_attn.backends.machines.current import machine_of
-from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.backends.machine_costs import Machine, machine_of
 from hf_efficient_attn.backends.sdpa import NAME as SDPA
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache

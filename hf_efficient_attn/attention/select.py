@@ -10,8 +10,7 @@ from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.gathered import backend as gathered
-from hf_efficient_attn.backends.machines.current import machine_of
-from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.backends.machine_costs import Machine, machine_of
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.cache import MEBIBYTE, SMALL_BYTES, BoundedCache

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.dense_kernel import fused, joined
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.dense_pairs import num_counted

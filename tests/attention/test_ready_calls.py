@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from attention_models import build, token_ids
+from backends_contract import EPYC
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import attention
 from hf_efficient_attn.attention import functional, layer_attention, ready_calls
 from hf_efficient_attn.attention.ready_calls import _ready
 from hf_efficient_attn.attention.select import BACKENDS, use_backend
-from hf_efficient_attn.backends.machines import current
-from hf_efficient_attn.backends.machines.known import EPYC
+from hf_efficient_attn.backends import machine_costs
 from hf_efficient_attn.bench.calibrate.measure import uniform
 from hf_efficient_attn.patterns import (
     Band,
@@ -119,7 +119,7 @@ def test_the_chosen_backend_and_the_machine_count(built: list[Any], monkeypatch:
         attention(q, k, v, PATTERN, return_lse=True)
         with use_backend("reference"):
             attention(q, k, v, PATTERN, return_lse=True)
-        with current.on_machine(uniform(EPYC, 64)):
+        with machine_costs.on_machine(uniform(EPYC, 64)):
             attention(q, k, v, PATTERN, return_lse=True)
         attention(q, k, v, PATTERN, return_lse=True, backend="sdpa")
     assert used[1::4] == ["reference"] * 2

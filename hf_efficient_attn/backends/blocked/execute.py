@@ -29,7 +29,7 @@ from hf_efficient_attn.backends.kernels import (
     sink_gradient,
     wide_dtype,
 )
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.sinks import join_sinks

@@ -32,7 +32,7 @@ from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import Mods, mods_of
 from hf_efficient_attn.backends.flex.order import order_of
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.blocks.globals_first import globals_first
 from hf_efficient_attn.layout.blocks.table import block_table
 from hf_efficient_attn.layout.call import AttentionCall

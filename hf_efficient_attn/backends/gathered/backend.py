@@ -6,7 +6,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.gathered.execute import ANY_PAIRS, MOST_PAIRS, MOST_PAIRS_OFF_CPU, key_cost
 from hf_efficient_attn.backends.gathered.operator import gathered_attention
 from hf_efficient_attn.backends.kernels import is_fused
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.call_text import write_call_text
 from hf_efficient_attn.layout.chosen.chosen_text import write_chosen_text

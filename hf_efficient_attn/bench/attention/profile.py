@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from hf_efficient_attn.attention.explained_call import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends.blocked import backend as blocked
-from hf_efficient_attn.backends.machines.current import machine_of
+from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.bench.attention.cases import (
     Call,
     Shape,

@@ -8,7 +8,7 @@ import torch
 from hf_efficient_attn.attention.select import AUTO, is_light
 from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.blocked.backend import NAME as BLOCKED
-from hf_efficient_attn.backends.machines.current import machine_of
+from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.bench.attention.cases import Call, Shape, own_call, pattern_of
 from hf_efficient_attn.bench.attention.measure import call_of
 from hf_efficient_attn.bench.calibrate.measure import LENGTHS, on, uniform

@@ -16,9 +16,14 @@ from typing import Any
 
 import torch
 
-from hf_efficient_attn.backends.machines.current import machine_of, on_machine, path_of_measured, remember
-from hf_efficient_attn.backends.machines.machine import Machine
-from hf_efficient_attn.backends.machines.processor import processor_of
+from hf_efficient_attn.backends.machine_costs import (
+    Machine,
+    machine_of,
+    on_machine,
+    path_of_measured,
+    processor_of,
+    remember,
+)
 from hf_efficient_attn.bench.attention.cases import Shape
 from hf_efficient_attn.bench.calibrate.check import PATTERNS, check
 from hf_efficient_attn.bench.calibrate.measure import Calibration
@@ -102,4 +107,4 @@ def measured(device: torch.device, repeats: int) -> tuple[Machine, float]:
     source = f"measured on {machine['date'][:10]} with torch {machine['torch']}, {machine['torch_threads']} threads"
     found = {str(dtype).removeprefix("torch."): Calibration(device, dtype).measure(repeats) for dtype in DTYPES}
     costs = tuple((name, each) for name, (each, _) in found.items())
-    return Machine(processor_of(device.type), source, costs).rounded(), max(differs for _, differs in found.values())
+    return Machine(processor_of(device.type), source, costs), max(differs for _, differs in found.values())

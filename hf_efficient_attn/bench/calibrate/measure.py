@@ -14,9 +14,15 @@ from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.backends.blocked.views import take
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import is_fused
-from hf_efficient_attn.backends.machines.costs import EXPLICIT_BLOCK_TOKENS, Costs, PassCosts
-from hf_efficient_attn.backends.machines.current import costs_of, machine_of, on_machine
-from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.backends.machine_costs import (
+    EXPLICIT_BLOCK_TOKENS,
+    Costs,
+    Machine,
+    PassCosts,
+    costs_of,
+    machine_of,
+    on_machine,
+)
 from hf_efficient_attn.bench.attention.cases import repeated
 from hf_efficient_attn.bench.harness.timing import Case, Timing, clock_of, time_interleaved
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
