@@ -27,14 +27,19 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, Nq, Dv] and the log-sum-exp [B, H, Nq] of a call, by `gathered` if it has chosen keys.
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Return output and lse, which is never None, by `gathered` if there are chosen keys; see `Backend`.
 
     Dropout is drawn from torch's global generator, once per call.
     """
     seed = torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None
-    if is_traced(q):
+    # an offset in a tensor is for programs that are traced
+    if is_traced(q) or call.query_start is not None:
         out, lse, _ = attention_operator(q, k, v, *_arguments(call, seed))
+    elif not call.inputs.needs_grad:
+        with torch.no_grad():
+            execute: Any = blocked if call.chosen is None else gathered
+            out, lse, *_ = execute.forward(q, k, v, call, _number(seed))
     else:
         learned = [term.values for term in call.terms]
         learned = learned if call.sinks is None else [*learned, call.sinks]

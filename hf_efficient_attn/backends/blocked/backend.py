@@ -1,13 +1,13 @@
 """The blocked backend: pure PyTorch, time and memory linear in the length, forward and backward, on any device."""
 
 import torch
-from torch import Tensor
 
 from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.blocked.estimate import forward_estimate, time
 from hf_efficient_attn.layout.call import AttentionCall
 
 NAME = "blocked"
+attend = operator.attend
 RANK = 30
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -58,11 +58,3 @@ def computed_pairs(call: AttentionCall) -> int:
 def working_bytes(call: AttentionCall) -> int:
     """Return the memory of the masks of its blocks."""
     return forward_estimate(call).num_mask_bytes
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Return output and lse, which is never None; see `Backend`.
-
-    Dropout is drawn from torch's global generator, once per call.
-    """
-    return operator.attend(q, k, v, call)

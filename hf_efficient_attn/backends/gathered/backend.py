@@ -1,7 +1,5 @@
 """The gathered backend: keys chosen by what tokens say, gathered tile by tile; forward and backward, on any device."""
 
-from torch import Tensor
-
 from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.gathered.execute import ANY_PAIRS, MOST_PAIRS, MOST_PAIRS_OFF_CPU, key_cost
 from hf_efficient_attn.backends.kernels import is_fused
@@ -11,6 +9,7 @@ from hf_efficient_attn.layout.chosen.tiles import Sizes, TileWork
 from hf_efficient_attn.layout.chosen.token_tiles import MOST_ENTRIES, MOST_KEY_ROWS
 
 NAME = "gathered"
+attend = operator.attend
 # before sdpa, which takes memory for all pairs
 RANK = 5
 # times, in scores of dense attention without a mask, on a CPU: per score with its mask, that of the explicit kernel,
@@ -102,11 +101,3 @@ def working_bytes(call: AttentionCall) -> int:
         keys = copies * MOST_KEY_ROWS * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     sums = 4 * layout.num_rows * (inputs.value_dim + NUMBERS_PER_ROW)
     return sums + keys + BYTES_PER_PAIR * min(most, computed_pairs(call))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Return output and lse, which is never None; see `Backend`.
-
-    Dropout is drawn from torch's global generator, once per call.
-    """
-    return operator.attend(q, k, v, call)
