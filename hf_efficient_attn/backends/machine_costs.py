@@ -56,7 +56,7 @@ class PassCosts:
     def in_fast_dtype(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors, all of one dtype, in that in which they are computed."""
         dtype = self.fast_dtype(tensors[0].dtype, tensors[0].device.type)
-        return tuple(tensor.to(dtype) for tensor in tensors)
+        return tensors if dtype == tensors[0].dtype else tuple(tensor.to(dtype) for tensor in tensors)
 
 
 @dataclass(frozen=True)

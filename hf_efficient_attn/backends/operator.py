@@ -36,15 +36,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     # an offset in a tensor is for programs that are traced
     if is_traced(q) or call.query_start is not None:
         out, lse, _ = attention_operator(q, k, v, *_arguments(call, seed))
-    elif not call.inputs.needs_grad:
-        with torch.no_grad():
-            execute: Any = blocked if call.chosen is None else gathered
-            out, lse, *_ = execute.forward(q, k, v, call, _number(seed))
-    else:
-        learned = [term.values for term in call.terms]
-        learned = learned if call.sinks is None else [*learned, call.sinks]
-        out, lse = _Attention.apply(call, _number(seed), q, k, v, *learned)  # type: ignore[no-untyped-call]
-    return out, lse if call.lse_needs_grad else lse.detach()
+        return out, lse if call.lse_needs_grad else lse.detach()
+    learned = [term.values for term in call.terms] if call.terms else []
+    learned = learned if call.sinks is None else [*learned, call.sinks]
+    needs_grad = q.requires_grad or k.requires_grad or v.requires_grad or any(each.requires_grad for each in learned)
+    number = 0 if seed is None else int(seed)
+    if needs_grad and torch.is_grad_enabled():
+        out, lse = _Attention.apply(call, number, q, k, v, *learned)  # type: ignore[no-untyped-call]
+        return out, lse if call.lse_needs_grad else lse.detach()
+    execute: Any = blocked if call.chosen is None else gathered
+    out, lse, *_ = execute.forward(q, k, v, call, number)
+    return out, lse
 
 
 def is_traced(q: Tensor) -> bool:
@@ -60,14 +62,13 @@ class _Attention(torch.autograd.Function):
         ctx: Any, call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor
     ) -> tuple[Tensor, Tensor]:
         out, lse, alone = _forward(q, k, v, call, seed)
-        if any(ctx.needs_input_grad):
-            # no zeros for an lse that nothing was computed from: with them the fused kernel could not be used
-            ctx.set_materialize_grads(False)
-            masks = [as_they_are(mask) for mask in call.tokens.tensors]
-            tensors = [*masks, *([] if call.chosen is None else call.chosen.tensors), *learned]
-            # all tensors are saved, none is held by the call, for checkpointing and for the hooks of saved tensors
-            ctx.call, ctx.seed = _with_tensors(call, [None] * len(tensors)), seed
-            ctx.save_for_backward(q, k, v, out, lse, alone, *tensors)
+        # no zeros for an lse that nothing was computed from: with them the fused kernel could not be used
+        ctx.set_materialize_grads(False)
+        masks = [as_they_are(mask) for mask in call.tokens.tensors]
+        tensors = [*masks, *([] if call.chosen is None else call.chosen.tensors), *learned]
+        # all tensors are saved, none is held by the call, for checkpointing and for the hooks of saved tensors
+        ctx.call, ctx.seed = _with_tensors(call, [None] * len(tensors)), seed
+        ctx.save_for_backward(q, k, v, out, lse, alone, *tensors)
         return out, lse
 
     @staticmethod
@@ -155,11 +156,7 @@ def _read_call(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Attent
     masks, chosen, values, sinks, seed, query_start, call_text, chosen_text, *numbers = arguments
     choice = read_chosen(chosen_text, chosen) if chosen_text else None
     call = read_call(q, k, v, masks, choice, values, sinks, query_start, call_text, *numbers)
-    return call, _number(seed)
-
-
-def _number(seed: Tensor | None) -> int:
-    return 0 if seed is None else int(seed)
+    return call, 0 if seed is None else int(seed)
 
 
 def _name(call: AttentionCall) -> str:
