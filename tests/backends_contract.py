@@ -8,7 +8,7 @@ from backends_cases import BATCH_SIZE, SCALE, Case, Tensors, tensors_of
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference
-from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.backends.machine_costs import Machine, known_machines
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.chosen.dense_groups import in_groups
 from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
@@ -23,6 +23,7 @@ WITHOUT_LSE = ("mean of groups",)
 Results = dict[str, Tensor]
 
 
+EPYC, XEON, TILELESS_XEON, GPU = known_machines()
 # how many times the error of plain attention on a CPU: on GPUs a product in float32 may be three of TF32
 FACTORS = {"cpu": 4, "cuda": 8}
 

@@ -49,11 +49,11 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 @pytest.fixture
 def machine_anew() -> Generator[None]:
     """Let a test find the machine and its costs anew, and the tests behind it, too."""
-    from hf_efficient_attn.backends.machines import current
+    from hf_efficient_attn.backends import machine_costs
 
-    current._found.cache_clear()
+    machine_costs._found.cache_clear()
     yield
-    current._found.cache_clear()
+    machine_costs._found.cache_clear()
 
 
 @pytest.fixture

@@ -234,15 +234,12 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 
 
 def _register() -> None:
-    from hf_efficient_attn.backends.blocked import operator as blocked
-    from hf_efficient_attn.backends.gathered import operator as gathered
+    from hf_efficient_attn.backends.operator import attention_backward_operator, attention_operator
     from hf_efficient_attn.layout.chosen import block_choice, token_choice
     from hf_efficient_attn.layout.dense import pairs
 
-    backends = (blocked.blocked_attention, gathered.gathered_attention)
-    backward = (blocked.blocked_attention_backward, gathered.gathered_attention_backward)
     choices = (block_choice.choose_blocks, token_choice.choose_tokens)
-    for made in (*backends, *backward, *choices, pairs.pairs_operator):
+    for made in (attention_operator, attention_backward_operator, *choices, pairs.pairs_operator):
         OPERATORS[made._name] = made._init_fn
 
 

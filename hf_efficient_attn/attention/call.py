@@ -1,7 +1,6 @@
 """From the tensors of a layer to its `AttentionCall`, and from there to the backend that computes it."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +22,10 @@ from hf_efficient_attn.attention.checks import (
 from hf_efficient_attn.attention.key_tokens import unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_keyless
-from hf_efficient_attn.attention.select import AUTO, backend_of, preferred_backend
+from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
 from hf_efficient_attn.backends.gathered.backend import NAME as GATHERED
 from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
-from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
+from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.chosen.unit_keys import unit
@@ -35,9 +34,6 @@ from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.sinks import join_sinks
 from hf_efficient_attn.layout.terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
-
-# calls that hold no tensor
-_calls: BoundedCache[AttentionCall] = BoundedCache(SMALL_BYTES)
 
 
 def checked_states(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,32 +76,6 @@ def build_call(
     check_terms(terms, q)
     check_softcap(softcap)
     check_chosen(chosen, q, k, followed.is_cross, sinks)
-    parts = (query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
-    has_tensors = not tokens.is_empty or len(terms) > 0 or sinks is not None or isinstance(query_offset, Tensor)
-    has_tensors = has_tensors or chosen is not None
-    # every step of decoding has a length of its own, for which nothing is worth keeping
-    if has_tensors or torch.compiler.is_compiling() or q.shape[2] == 1:
-        return _built(q, k, v, followed, *parts)
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    numbers = (query_offset, softcap, scale, dropout, needs_grad)
-    key = (followed, numbers, q.shape, k.shape, v.shape, q.dtype, q.device.type)
-    return _calls.get(key, lambda: _built(q, k, v, followed, *parts))
-
-
-def _built(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    followed: LayerPattern,
-    query_offset: int | Tensor | None,
-    tokens: TokenMask,
-    terms: Sequence[Term],
-    sinks: Tensor | None,
-    softcap: float | None,
-    scale: float | None,
-    dropout: float,
-    chosen: ChosenKeys | None,
-) -> AttentionCall:
     layout = layout_of(followed, query_offset, q, k)
     tokens.check(q.shape[0], k.shape[2], q.device, layout.num_positions)
     sinks = own_sinks(sinks, q, followed.first_head, followed.num_model_heads)
@@ -163,11 +133,17 @@ def compute(
     if not call.inputs.is_compiling and 0 in (call.inputs.batch_size, call.layout.num_queries, call.layout.num_keys):
         return _without_pairs(q, k, v, call)
     name = preferred_backend() if backend == AUTO else backend
-    chosen = backend_of(call, name)
-    with autocast_off(q.device.type) if is_autocast(q.device.type) else nullcontext():
-        if call.chosen is not None and call.chosen.unit_keys and not (k is q and chosen.NAME == GATHERED):
-            k, call = unit(k), replace(call, chosen=replace(call.chosen, unit_keys=False))  # type: ignore[type-var]
-        return chosen.attend(q, k, v, call, need_lse=need_lse)
+    chosen_backend = select(call, name)
+    with autocast_off(q.device.type):
+        k, call = with_unit_keys(q, k, call, chosen_backend.NAME)
+        return chosen_backend.attend(q, k, v, call, need_lse=need_lse)
+
+
+def with_unit_keys(q: Tensor, k: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, AttentionCall]:
+    """Return keys at length 1 if the chosen keys of a call ask for them and its backend does not see to it."""
+    if call.chosen is None or not call.chosen.unit_keys or (k is q and backend == GATHERED):
+        return k, call
+    return unit(k), replace(call, chosen=replace(call.chosen, unit_keys=False))  # type: ignore[type-var]
 
 
 def _without_pairs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:

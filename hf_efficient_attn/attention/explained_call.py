@@ -12,7 +12,7 @@ from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends import sdpa
-from hf_efficient_attn.backends.machines.current import machine_of
+from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import InputError, WorkLimitError
 from hf_efficient_attn.layout.blocks.compile import compile_layout

@@ -6,7 +6,7 @@ from typing import Any
 from hf_efficient_attn.attention.choice_in_words import choice_in_words
 from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange
-from hf_efficient_attn.backends.machines.current import machine_of
+from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.expressions import write_expression

@@ -6,18 +6,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.call import build_call, checked_states, compute
-from hf_efficient_attn.attention.content_choice import with_choice
-from hf_efficient_attn.attention.joined import with_lse_gradient
+from hf_efficient_attn.attention.dispatch import attend
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.ready_calls import Extras, call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
-from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
+from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.terms import Term
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.patterns.expressions import parse_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -126,23 +122,10 @@ def attention(
     if unknown:
         refuse_unknown(unknown, attention)
     pattern = _parsed(pattern) if isinstance(pattern, str) else pattern
-    masks = (key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
-    extras, heads = Extras((*masks, sinks, chosen), terms, (lse_gradient,)), (layer, first_head, num_model_heads, cross)
-    key = call_key(q, k, v, backend, extras, pattern, query_offset, *heads, softcap, scale, dropout)
-    ready = ready_call(key)
-    if ready is None:
-        q, k, v = checked_states(q, k, v, cross)
-        if return_lse and isinstance(chosen, ChosenKeys) and chosen.join == MEAN:
-            raise InputError("A mean over groups (join='mean') has no log-sum-exp. Leave return_lse out.")
-        followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
-        tokens = TokenMask(*masks)
-        followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset, backend)
-        call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
-        if lse_gradient:
-            call = with_lse_gradient(call, return_lse)
-        ready = made_ready(key, call, q.device)
-    if ready is None:
-        out, lse = compute(q, k, v, call, backend, need_lse=return_lse)
-    else:
-        out, lse = ready.run(q, k, v, return_lse)
+    followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
+    tokens = NO_MASK
+    if not (key_mask is segment_ids is global_mask is query_mask is query_segment_ids is None):
+        tokens = TokenMask(key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
+    settings = (query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen, backend)
+    out, lse = attend(q, k, v, followed, *settings, need_lse=return_lse, lse_gradient=lse_gradient)
     return out if lse is None or not return_lse else (out, lse)

@@ -7,13 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.call import build_call, checked_states, compute, layout_of
+from hf_efficient_attn.attention.call import layout_of
 from hf_efficient_attn.attention.checks import check_chosen, own_sinks
 from hf_efficient_attn.attention.content_choice import with_choice
 from hf_efficient_attn.attention.dense_matrix import check_matrix, dense_attention
+from hf_efficient_attn.attention.dispatch import attend
 from hf_efficient_attn.attention.key_tokens import QueryOffset, unknown_start
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.ready_calls import Extras, call_key, made_ready, ready_call
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_shards
 from hf_efficient_attn.attention.weight_rows import rows_or_all
@@ -69,11 +69,6 @@ def attend_layer(
         options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
         out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
-    extras = Extras((*tokens.tensors, matrix, bias, sinks, chosen), terms, (need_weights, followed.reads_all))
-    numbers = (softcap, scale, dropout)
-    wanted = call_key(query, key, value, backend, extras, followed.pattern, query_offset, followed, *numbers)
-    if (ready := ready_call(wanted)) is not None:
-        return ready.run(query, key, value)[0].transpose(1, 2).contiguous(), None
     if len(terms) > 0:
         # torch alone would keep several numbers for each pair
         followed = replace(followed, reads_all=False)
@@ -81,14 +76,11 @@ def attend_layer(
     if matrix is not None and not followed.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
-    followed, chosen = with_choice(followed, chosen, query, key, tokens, query_offset, backend)
     reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None
     if not (reads_all or matrix is not None or bias is not None or need_weights):
-        query, key, value = checked_states(query, key, value)
-        call = build_call(query, key, value, followed, query_offset, tokens, terms, sinks, *numbers, chosen)
-        ready = made_ready(wanted, call, query.device)
-        out, _ = compute(query, key, value, call, backend) if ready is None else ready.run(query, key, value)
-        return out.transpose(1, 2).contiguous(), None
+        settings = (query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen, backend)
+        return attend(query, key, value, followed, *settings)[0].transpose(1, 2).contiguous(), None
+    followed, chosen = with_choice(followed, chosen, query, key, tokens, query_offset, backend)
     key = unit(key) if chosen is not None and chosen.unit_keys else key
     sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
     pairs, added = pairs_and_scores(query, key, followed, tokens, query_offset, matrix, bias, terms, chosen)

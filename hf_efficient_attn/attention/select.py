@@ -10,11 +10,9 @@ from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.gathered import backend as gathered
-from hf_efficient_attn.backends.machines.current import machine_of
-from hf_efficient_attn.backends.machines.machine import Machine
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.cache import MEBIBYTE, SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.onnx import is_written
 
@@ -36,8 +34,6 @@ class Preference:
     name: str
 
 
-# names by the traits of calls and the machine, which is kept so that no other gets its identity
-_choices: BoundedCache[tuple[str, Machine]] = BoundedCache(SMALL_BYTES)
 # the innermost block comes last; a plain list, since a compiler cannot read context variables
 _preferred = [Preference(AUTO)]
 
@@ -88,23 +84,6 @@ def select(call: AttentionCall, name: str = AUTO) -> Backend:
         raise UnsupportedBackendError(
             f"backend='{name}' cannot compute this: {reason} Use backend='auto' to have one chosen that can."
         )
-    return BACKENDS[name]
-
-
-def backend_of(call: AttentionCall, name: str) -> Backend:
-    """Return the backend as `select` does, but what "auto" takes as it was chosen for the first call of these traits.
-
-    Raises:
-        UnsupportedBackendError: there is no such backend, or it cannot compute the call.
-    """
-    if name != AUTO or call.inputs.is_compiling:
-        return select(call, name)
-    fastest_of_all = _known_fastest(call)
-    # found at once, and for steps of decoding: not worth remembering
-    if fastest_of_all is not None:
-        return BACKENDS[fastest_of_all]
-    machine = machine_of(call.inputs.device)
-    name, _ = _choices.get((call.traits, id(machine)), lambda: (select(call).NAME, machine))
     return BACKENDS[name]
 
 

@@ -23,7 +23,7 @@ from hf_efficient_attn.attention.select import AUTO, BACKENDS, select
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import is_fused
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.bench.attention_report import add_ratios, results_figure, results_markdown
 from hf_efficient_attn.bench.cases import (
     DENSE,

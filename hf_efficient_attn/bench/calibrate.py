@@ -30,10 +30,18 @@ from hf_efficient_attn.backends.blocked.backend import NAME as BLOCKED
 from hf_efficient_attn.backends.blocked.views import take
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import is_fused
-from hf_efficient_attn.backends.machines.costs import EXPLICIT_BLOCK_TOKENS, Costs, PassCosts
-from hf_efficient_attn.backends.machines.current import costs_of, machine_of, on_machine, path_of_measured, remember
-from hf_efficient_attn.backends.machines.machine import Machine
-from hf_efficient_attn.backends.machines.processor import processor_of
+from hf_efficient_attn.backends.machine_costs import (
+    EXPLICIT_BLOCK_TOKENS,
+    Costs,
+    Machine,
+    PassCosts,
+    costs_of,
+    machine_of,
+    on_machine,
+    path_of_measured,
+    processor_of,
+    remember,
+)
 from hf_efficient_attn.bench.cases import Call, Shape, call_of, own_call, pattern_of, repeated
 from hf_efficient_attn.bench.contest import (
     add_counts,
@@ -468,4 +476,4 @@ def measured(device: torch.device, repeats: int) -> tuple[Machine, float]:
     source = f"measured on {machine['date'][:10]} with torch {machine['torch']}, {machine['torch_threads']} threads"
     found = {str(dtype).removeprefix("torch."): Calibration(device, dtype).measure(repeats) for dtype in DTYPES}
     costs = tuple((name, each) for name, (each, _) in found.items())
-    return Machine(processor_of(device.type), source, costs).rounded(), max(differs for _, differs in found.values())
+    return Machine(processor_of(device.type), source, costs), max(differs for _, differs in found.values())

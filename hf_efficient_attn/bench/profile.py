@@ -30,7 +30,7 @@ from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.machines.current import machine_of
+from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.bench.cases import Call, Shape, call_of, clear_caches, dense_call, own_call, pattern_of, repeated
 from hf_efficient_attn.bench.report import Row, describe_machine, machine_line, markdown_table
 from hf_efficient_attn.bench.timing import LEAST_ROUNDS, Case, time_once

@@ -4,7 +4,6 @@ import json
 from operator import index
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hf_efficient_attn.layout.cache import cached
@@ -31,26 +30,10 @@ def write_call_text(
     >>> write_call_text(Band(2, 0), 1, ())
     '{"pattern": {"kind": "band", "left": 2, "right": 0}, "layer": 1, "labels": [], "heads": [0, null], "cross": false}'
     """
-    if torch.compiler.is_compiling():
-        # traced, so that the compiled graph is guarded by every field it depends on
-        return _write_call_text(pattern, layer, labels, first_head, num_model_heads, is_cross)
-    return _written_call_text(pattern, layer, labels, first_head, num_model_heads, is_cross)
-
-
-def _write_call_text(
-    pattern: Pattern,
-    layer: int,
-    labels: tuple[Label, ...],
-    first_head: int,
-    num_model_heads: int | None,
-    is_cross: bool,
-) -> str:
+    # traced, so that the compiled graph is guarded by every field it depends on
     heads = f"[{to_text(first_head)}, {to_text(num_model_heads)}]"
     of_pattern = f'"pattern": {to_text(pattern)}, "layer": {to_text(layer)}, "labels": {to_text(labels)}'
     return "{" + f'{of_pattern}, "heads": {heads}, "cross": {to_text(is_cross)}' + "}"
-
-
-_written_call_text = cached()(_write_call_text)
 
 
 def to_text(value: Any) -> str:
@@ -90,6 +73,7 @@ def read_call(
     k: Tensor,
     v: Tensor,
     masks: list[Tensor | None],
+    chosen: ChosenKeys | None,
     term_values: list[Tensor],
     sinks: Tensor | None,
     query_start: Tensor | None,
@@ -98,7 +82,6 @@ def read_call(
     softcap: float | None,
     scale: float,
     dropout: float,
-    chosen: ChosenKeys | None = None,
 ) -> AttentionCall:
     """Return the call made of an operator's arguments, which can only be tensors, numbers and text.
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.backends.blocked.operator import blocked_attention, blocked_attention_backward
+from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.errors import ConfigurationError, InputError
-from hf_efficient_attn.layout.call_text import write_call_text
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns import Band, Causal, CompressedKeys, Full, GlobalTokens, Pattern, bigbird
 
 NUM_QUERIES, NUM_KEYS = 30, 12
@@ -110,17 +111,21 @@ def test_a_compiler_knows_no_offset_of_query_masks() -> None:
 def test_keys_in_several_calls_join_by_lse_and_their_gradients_add_up() -> None:
     """Long and global keys of one softmax (ETC): each call gets the joined output and log-sum-exp in its backward."""
     q, k, v = (each.double().requires_grad_() for each in inputs())
-    parts, text = (slice(0, 5), slice(5, NUM_KEYS)), write_call_text(Full(), 0, (), is_cross=True)
-    rest: list[Any] = [[None] * 5, [], None, None, None, text, 0, None, 0.5, 0.0]
-    outs, lses = zip(*(blocked_attention(q, k[:, :, keys], v[:, :, keys], *rest) for keys in parts), strict=True)
+    states = (q.detach(), k.detach(), v.detach())
+
+    def part(keys: slice) -> tuple[tuple[Tensor, ...], AttentionCall]:
+        own = (states[0], states[1][:, :, keys], states[2][:, :, keys])
+        layout = Layout(Full(), q.shape[1], q.shape[2], own[1].shape[2], is_cross=True)
+        return own, AttentionCall(layout, inputs_of(*own), scale=0.5)
+
+    parts = [part(slice(0, 5)), part(slice(5, NUM_KEYS))]
+    outs, lses = zip(*(execute.forward(*own, call) for own, call in parts), strict=True)
     lse = torch.stack(lses).logsumexp(0)
     out = sum(each * torch.exp(own - lse)[..., None] for each, own in zip(outs, lses, strict=True))
     whole = cross(q, k, v, Full(), scale=0.5)
     torch.testing.assert_close(out, whole)
     grad = torch.randn_like(out)
-    shares = [
-        blocked_attention_backward(grad, None, q, k[:, :, keys], v[:, :, keys], out, lse, *rest)[:3] for keys in parts
-    ]
+    shares = [execute.backward(grad, None, *own, out, lse, call)[:3] for own, call in parts]
     (dq, *one), (more, *other) = shares
     joined = (dq + more, *(torch.cat(each, 2) for each in zip(one, other, strict=True)))
     torch.testing.assert_close(joined, torch.autograd.grad(whole, (q, k, v), grad))

@@ -11,7 +11,7 @@ import transformers
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import explain_layers
 from hf_efficient_attn.attention.explanation import AllLayers
-from hf_efficient_attn.backends.machines.current import machine_of, on_machine
+from hf_efficient_attn.backends.machine_costs import machine_of, on_machine
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.hub.card import attention_text
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts

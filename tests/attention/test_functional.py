@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.call import _calls, _laid_out
+from hf_efficient_attn.attention.call import _laid_out
+from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
-from hf_efficient_attn.attention.ready_calls import _ready
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import FusedCPU
@@ -136,8 +136,7 @@ def test_an_expression_is_its_pattern() -> None:
 
 def test_queries_without_keys_are_named_once() -> None:
     _laid_out.cache_clear()
-    _calls.clear()
-    _ready.clear()
+    _plans.clear()
     warn_of_keyless.cache_clear()
     warn_once.cache_clear()
     # where tokens read only those before them, the first has none, and pytest would turn a warning into an error

@@ -14,9 +14,9 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.call import _calls, _laid_out
+from hf_efficient_attn.attention.call import _laid_out
+from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
-from hf_efficient_attn.attention.ready_calls import _ready
 from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
 from hf_efficient_attn.patterns import Band, BlockTopK, Dilated, GlobalTokens, PerHead
 
@@ -272,8 +272,7 @@ def test_cross_attention_reads_every_token(num_queries: int) -> None:
 def test_the_first_token_without_keys_is_named_once() -> None:
     warn_once.cache_clear()
     _laid_out.cache_clear()
-    _calls.clear()
-    _ready.clear()
+    _plans.clear()
     warn_of_keyless.cache_clear()
     model = hea.sparsify(build("llama"), Dilated(left=4, right=-1, step=2) | GlobalTokens([1], reads_all=False))
     with pytest.warns(UserWarning, match="the first at position 0"):

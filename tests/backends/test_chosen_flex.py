@@ -1,4 +1,4 @@
-"""Chosen blocks and orders in flex: gradients by its functions, the blocks that its kernel visits, what it refuses."""
+"""Chosen blocks in flex: gradients by its functions, the blocks that its kernel visits, what it refuses."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,14 +17,12 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask, documents_of
 from hf_efficient_attn.backends.flex.chosen_blocks import chosen_tables
-from hf_efficient_attn.backends.flex.chosen_order import AS_ALL, NEVER, ONLY, ordered_places
 from hf_efficient_attn.backends.flex.lists import are_listed
 from hf_efficient_attn.backends.flex.mods import mods_of
 from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
 from hf_efficient_attn.layout.dense.pairs import allowed_pairs
 
 CPU = torch.device("cpu")
-ORDERS = ("order", "order of rounds", "order of lists")
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{start}:UserWarning")
     for start in ("flex_attention called without", "There is a performance drop")
@@ -51,10 +49,9 @@ def pretended_gpu(triton: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def computed_by_flex() -> list[Case]:
-    """Return cases of blocks and orders, without gradients of terms, which flex has on GPUs and in programs alone."""
+    """Return cases of blocks, without gradients of terms, which flex has on GPUs and in programs alone."""
     cases = [replace(case, learned=(0, 1, 2)) for case in (*varied_cases(), *special_cases())]
-    kinds = ("blocks", "own blocks", *ORDERS)
-    return [case for case in cases if case.choice.startswith(kinds) and case.dtype != torch.float64]
+    return [case for case in cases if case.choice.startswith(("blocks", "own blocks")) and case.dtype != torch.float64]
 
 
 def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, call: Any) -> tuple[Tensor, Tensor | None]:
@@ -65,7 +62,7 @@ def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, call: Any) -> tuple[Tensor, T
 def test_contract_by_the_functions_of_the_kernel(case: Case, pretended_gpu: None) -> None:
     """Gradients included, as torch computes them of all pairs by these functions."""
     reason = flex.why_not(on_gpu(case))
-    assert reason is None or any(each in reason for each in ("drawn anew", "several documents", "here it counts once"))
+    assert reason is None or any(each in reason for each in ("drawn anew", "several documents"))
     if reason is None:
         check(case, SimpleNamespace(NAME="flex", attend=attend_on_gpu))
 
@@ -126,23 +123,6 @@ def test_the_kernel_visits_the_blocks_of_chosen_pairs(choice: str, mask: str) ->
         assert full.any() == (choice == "wide")
 
 
-@pytest.mark.parametrize("mask", ["none", "documents"])
-@pytest.mark.parametrize("choice", ORDERS)
-def test_the_kernel_visits_the_places_that_are_read(choice: str, mask: str) -> None:
-    call = on_gpu(Case("causal", 200, mask, choice=choice))
-    places = ordered_places(call, CPU)
-    for self_pairs in (AS_ALL, NEVER, ONLY):
-        mods, visited = places.kernel(self_pairs)
-        sizes = (BATCH_SIZE, 4, *visited.seq_lengths)
-        read = mods.mask_mod(*(torch.arange(size).view(-1, *[1] * (3 - dim)) for dim, size in enumerate(sizes)))
-        partial = are_listed(visited.kv_num_blocks, visited.kv_indices)
-        by_column = are_listed(visited.q_num_blocks, visited.q_indices)
-        assert torch.equal(partial, by_column.transpose(-1, -2))
-        assert (pooled(read, BLOCK_SIZES["cpu"], lambda blocks: blocks.any(4), False) <= partial).all()
-        assert not visited.full_kv_num_blocks.any()
-        assert not partial.all()
-
-
 def test_the_choice_is_part_of_the_kind_of_a_kernel() -> None:
     chosen = hea.ChosenBlocks(torch.zeros(1, 4, 64, 3, dtype=torch.long), 8)
     kinds = {}
@@ -161,28 +141,15 @@ def test_the_choice_is_part_of_the_kind_of_a_kernel() -> None:
     assert len(set(kinds.values())) == len(kinds) - 1
 
 
-def test_a_kernel_for_an_order_serves_other_lengths() -> None:
-    def kind(num_tokens: int, **changes: Any) -> object:
-        call = on_gpu(Case("causal", num_tokens, choice="order"))
-        return ordered_places(replace(call, chosen=replace(call.chosen, **changes)), CPU).kernel(NEVER)[0].kind
-
-    assert kind(200) == kind(220)
-    assert kind(200) != kind(200, chunks_after=1)
-
-
-@pytest.mark.parametrize("choice", ["own blocks", *ORDERS])
-def test_the_host_does_not_wait_for_what_was_chosen(choice: str) -> None:
-    call, device = on_gpu(Case("causal", 90, choice=choice)), torch.device("cuda", 0)
+def test_the_host_does_not_wait_for_what_was_chosen() -> None:
+    call, device = on_gpu(Case("causal", 90, choice="own blocks")), torch.device("cuda", 0)
     with pretended_cuda() as waits:
         tensors = zip(call.chosen.tensor_names, call.chosen.tensors, strict=True)
         own = {name: on_cuda(each) for name, each in tensors if each is not None}
         moved = replace(call, chosen=replace(call.chosen, **own))
         for _ in range(2):
             waits.clear()
-            if call.chosen.are_chunks:
-                ordered_places(moved, device).kernel(NEVER)
-            else:
-                block_mask(moved, device, mods_of(moved, device).mask_mod)
+            block_mask(moved, device, mods_of(moved, device).mask_mod)
     assert waits.total() == 0, dict(waits)
 
 
@@ -190,13 +157,9 @@ def test_refusals() -> None:
     def refusal(chosen: Any) -> str:
         return str(flex.why_not(replace(Case("causal", 64, needs_grad=False).call(), chosen=chosen)))
 
-    assert "not chosen ones" in refusal(hea.ChosenTokens(torch.zeros(1, 1, 64, 3, dtype=torch.long)))
     order = hea.ChunkedOrder(torch.arange(64).expand(1, 1, 1, -1), 8)
-    assert "no log-sum-exp on cpu, by which the rounds of an order are joined" in refusal(order)
-    assert "here it counts once" in refusal(replace(order, counts_duplicates=False))
-    compiling = Case("causal", 64).call()
-    compiling = replace(compiling, inputs=replace(compiling.inputs, device="cuda", is_compiling=True), chosen=order)
-    assert "outside of compiled programs" in str(flex.why_not(compiling))
+    for other in (hea.ChosenTokens(torch.zeros(1, 1, 64, 3, dtype=torch.long)), order):
+        assert "ChosenBlocks alone: use gathered" in refusal(other)
     assert "up to 64 chosen blocks, not with 65" in refusal(hea.ChosenBlocks(torch.zeros(1, 1, 64, 65).long(), 1))
     two_axes = Case("full", 40, "documents", num_queries=60, cross_offset=3, choice="blocks", needs_grad=False)
     assert "several documents of another sequence" in str(flex.why_not(two_axes.call()))
@@ -226,21 +189,6 @@ def test_explain_counts_the_blocks_of_scores(triton: None) -> None:
     dense = hea.explain(hea.patterns.Causal(), 1024, **options)
     unknown = hea.explain(hea.patterns.BlockTopK(256, 2), 1024, **options)
     assert said.block_density < unknown.block_density == dense.block_density
-    shared = hea.ChosenBlocks(torch.zeros(1, 1, 8, 2, device="meta", dtype=torch.int32), 128, 128)
-    known = hea.explain(hea.patterns.Causal(), 1024, chosen=shared, **options)
-    assert known.computed_pairs == 2 * 8 * 2 * 128**2
-
-
-def test_explain_counts_the_places_of_an_order(triton: None) -> None:
-    order = torch.arange(1024).expand(1, 2, 2, -1)
-    options: dict[str, Any] = {"device": "cuda", "num_heads": 2, "backend": "flex"}
-    for shape_alone in (False, True):
-        chosen = hea.ChunkedOrder(order.to("meta") if shape_alone else order, 128, reads_self_last=False)
-        said = hea.explain(hea.patterns.Full(), 1024, chosen=chosen, **options)
-        # two rounds of 8 chunks, which read themselves and another
-        assert said.computed_pairs == 2 * 16 * 2 * 128**2
-    said = hea.explain(hea.patterns.Full(), 1024, chosen=chosen, **{**options, "backend": "auto"})
-    assert "chosen by name" in said.reasons["flex"]
 
 
 def test_auto_leaves_chosen_keys_to_gathered(triton: None) -> None:
@@ -254,18 +202,11 @@ def test_auto_leaves_chosen_keys_to_gathered(triton: None) -> None:
         assert "it is chosen by name" in said.reasons["flex"]
 
 
-OWN_KEY = [
-    hea.ChosenBlocks(torch.arange(50).expand(1, 1, -1)[..., None], 1),
-    hea.ChunkedOrder(torch.arange(50).expand(1, 1, 1, -1), 1, chunks_before=0),
-    hea.ChunkedOrder(torch.arange(50).expand(1, 1, 1, -1), 1, chunks_before=0, reads_self_last=False),
-]
-
-
-@pytest.mark.parametrize("chosen", OWN_KEY, ids=["block", "alone", "order"])
-def test_dropout_is_that_of_the_functions(chosen: Any, pretended_gpu: None) -> None:
+def test_dropout_is_that_of_the_functions(pretended_gpu: None) -> None:
     """Of a query that reads one key, the weight is dropped or divided by the share that is kept."""
     case = Case("causal", 50)
     tensors = tensors_of(case, torch.float32)
+    chosen = hea.ChosenBlocks(torch.arange(50).expand(1, 1, -1)[..., None], 1)
     call = replace(on_gpu(case), chosen=chosen, dropout=0.25)
     out, _ = flex.attend(tensors.q, tensors.k, tensors.v, call)
     values = tensors.v.repeat_interleave(2, 1)

@@ -11,13 +11,12 @@ import pytest
 import torch
 from backends.compared_cases import cross_cases, huge_score_cases, memory_cases, pairwise_cases, special_cases
 from backends_cases import MEMORY, THREE_PATTERNS, Case, tensors_of
-from backends_contract import check, results, widening
+from backends_contract import EPYC, check, results, widening
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.machines.current import on_machine
-from hf_efficient_attn.backends.machines.known import EPYC
+from hf_efficient_attn.backends.machine_costs import on_machine
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.terms import Distance, SoftSpan
 

@@ -87,7 +87,7 @@ def test_the_program_has_no_breaks_and_holds_flex(build: Callable[[], PreTrained
     code = "".join(program.code for program in explanation.graphs)
     assert explanation.graph_break_count == 0
     assert "flex_attention" in code
-    assert "blocked_attention" not in code
+    assert "hf_efficient_attn.attention" not in code
     assert "allowed_pairs" not in code
 
 

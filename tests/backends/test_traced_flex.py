@@ -31,7 +31,7 @@ from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.tables import KeyTable
 
 SCALE = 0.25
-NAMES = {"flex": "flex_attention", "blocked": "blocked_attention", "dense": "allowed_pairs"}
+NAMES = {"flex": "flex_attention", "blocked": "hf_efficient_attn.attention", "dense": "allowed_pairs"}
 
 
 @pytest.fixture(autouse=True)

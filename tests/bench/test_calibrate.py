@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_efficient_attn.backends.machines import current
-from hf_efficient_attn.backends.machines.machine import Machine
+from hf_efficient_attn.backends import machine_costs
+from hf_efficient_attn.backends.machine_costs import Machine
 from hf_efficient_attn.bench import calibrate, timing
 from hf_efficient_attn.cli import main
 
@@ -22,12 +22,12 @@ def test_costs_are_kept_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "machines.json"
-    monkeypatch.setenv(current.VARIABLE, str(kept))
+    monkeypatch.setenv(machine_costs.VARIABLE, str(kept))
     # one round agrees with itself
-    before = current.machine_of("cpu")
+    before = machine_costs.machine_of("cpu")
     main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
     said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
-    machine = current.machine_of("cpu")
+    machine = machine_costs.machine_of("cpu")
     assert machine == Machine.from_dict(results["calibration"]) != before
     assert f"Kept in {kept}" in said
     assert before.source in said
@@ -41,7 +41,7 @@ def test_costs_are_kept_and_used(
 def test_few_rounds_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(current.VARIABLE, str(tmp_path / "machines.json"))
+    monkeypatch.setenv(machine_costs.VARIABLE, str(tmp_path / "machines.json"))
     monkeypatch.setattr(calibrate, "LEAST_ROUNDS", 2)
     main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
     assert "1 rounds (--repeats) say too little: it takes 2." in capsys.readouterr().out
@@ -86,7 +86,7 @@ def test_rounds_that_disagree_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "machines.json"
-    monkeypatch.setenv(current.VARIABLE, str(kept))
+    monkeypatch.setenv(machine_costs.VARIABLE, str(kept))
     ticks = iter(range(10**9))
     # ever slower
     monkeypatch.setattr(timing.time, "process_time", lambda: float(next(ticks)) ** 3)

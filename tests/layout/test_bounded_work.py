@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from hf_efficient_attn import attention, explain
 from hf_efficient_attn.attention import select as selection
-from hf_efficient_attn.attention.ready_calls import _ready
+from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.errors import InputError, MaskLimitError
 from hf_efficient_attn.layout.blocks import run_masks
@@ -174,12 +174,10 @@ def test_what_blocked_refuses_is_computed_densely(monkeypatch: pytest.MonkeyPatc
     assert explanation.allowed_pairs == 2 * pattern.num_pairs(200, 200)
     assert "would look at" in explanation.reasons["blocked"]
     monkeypatch.setattr(selection, "MAX_WORKING_BYTES", 1000)
-    selection._choices.clear()
-    _ready.clear()
+    _plans.clear()
     attention(q, q, q, pattern)
     monkeypatch.setattr(selection, "MAX_WORKING_BYTES_ALONE", 1000)
-    selection._choices.clear()
-    _ready.clear()
+    _plans.clear()
     with pytest.raises(MaskLimitError, match="would look at"):
         attention(q, q, q, pattern)
 

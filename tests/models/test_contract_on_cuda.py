@@ -14,6 +14,7 @@ import pytest
 import seq2seq_cases
 import torch
 import transformers
+from backends_contract import GPU
 from families import CASES, SEQ2SEQ_CASES, SPARSIFIED, one_each
 from models.shared_checks import check_cached_generation
 from models_cases import first_tensor, head_inputs, random_ids, switch_off_dropout
@@ -21,8 +22,7 @@ from test_waits_of_families import DYNAMIC, IN_CALL, LAYERS, MAX_WAITS
 from torch import Tensor, nn
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.backends.machines.current import on_machine
-from hf_efficient_attn.backends.machines.known import GPU
+from hf_efficient_attn.backends.machine_costs import on_machine
 
 # the imports of torch's compiler warn
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

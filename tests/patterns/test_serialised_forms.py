@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import patterns
-from hf_efficient_attn.layout.call_text import _write_call_text, read_call_text, write_call_text
+from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
 from hf_efficient_attn.patterns import (
     Band,
     BigBirdBlocks,
@@ -85,10 +85,6 @@ def through_config(pattern: Pattern, folder: Path) -> Pattern:
     return Pattern.from_dict(AutoConfig.from_pretrained(folder).attention_pattern)
 
 
-def through_traced_text(pattern: Pattern) -> Pattern:
-    return read_call_text(_write_call_text(pattern, 1, (), 0, None, False))[0]
-
-
 def through_compiler(pattern: Pattern) -> Pattern:
     texts = []
 
@@ -112,7 +108,6 @@ FORMS: dict[str, Callable[[Pattern], Pattern]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "call text": lambda pattern: read_call_text(write_call_text(pattern, 1, ()))[0],
-    "traced call text": through_traced_text,
     "compiled call text": through_compiler,
     "repr": lambda pattern: eval(repr(pattern), vars(patterns)),
     "expression": through_expression,
@@ -151,4 +146,4 @@ def check_same(found: Pattern, pattern: Pattern) -> None:
 
 def check_same_text(found: Pattern, pattern: Pattern) -> None:
     assert write_call_text(found, 0, ()) == write_call_text(pattern, 0, ())
-    assert read_call_text(_write_call_text(found, 0, (), 0, None, False))[:3] == (pattern, 0, ())
+    assert read_call_text(write_call_text(found, 0, (), 0, None, False))[:3] == (pattern, 0, ())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.call import build_call, compute
+from hf_efficient_attn.attention.dispatch import attend
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.sharded.exchange import Exchange, Tie, route_of
 from hf_efficient_attn.attention.sharded.held_keys import HeldKeys, cut_tokens, keys_at, split_received
@@ -135,8 +135,7 @@ def attend_part(query: Tensor, held: Sequence[HeldKeys], part: RowPart, text: Te
     terms = terms_at([of_examples(term, chosen) for term in scores.terms], placed, rows)
     followed = LayerPattern(placed.pattern, is_own=False, is_cross=placed.is_cross)
     settings = (scores.sinks, scores.softcap, scores.scale, scores.dropout)
-    built = build_call(q, k, v, followed, placed.query_offset, NO_MASK, terms, *settings)
-    return compute(q, k, v, built, scores.backend)[0]
+    return attend(q, k, v, followed, placed.query_offset, NO_MASK, terms, *settings, backend=scores.backend)[0]
 
 
 def terms_at(terms: Sequence[Term], placed: PlacedPattern, rows: slice) -> tuple[Term, ...]:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hf_efficient_attn.attention.call import build_call, compute
-from hf_efficient_attn.attention.content_choice import with_choice
+from hf_efficient_attn.attention.dispatch import attend
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads, deal_heads
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
@@ -40,11 +39,10 @@ def attend_heads(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -
         first_head=layout.first_head + dealt.own.start,
         num_model_heads=layout.num_model_heads or layout.num_heads,
     )
-    followed, chosen = with_choice(followed, None, query, key, call.tokens, None)
     sinks = None if scores.sinks is None else scores.sinks[dealt.own]
     settings = (sinks, scores.softcap, scores.scale, scores.dropout)
-    built = build_call(query, key, value, followed, None, call.tokens, terms, *settings, chosen)
-    return dealt.own_tokens(compute(query, key, value, built, scores.backend)[0])
+    out, _ = attend(query, key, value, followed, None, call.tokens, terms, *settings, backend=scores.backend)
+    return dealt.own_tokens(out)
 
 
 def term_of_heads(term: Term, dealt: DealtHeads) -> Term:

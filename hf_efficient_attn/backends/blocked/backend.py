@@ -1,14 +1,13 @@
 """The blocked backend: pure PyTorch, time and memory linear in the length, forward and backward, on any device."""
 
 import torch
-from torch import Tensor
 
+from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.blocked.estimate import forward_estimate, time
-from hf_efficient_attn.backends.blocked.operator import blocked_attention
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.call_text import write_call_text
 
 NAME = "blocked"
+attend = operator.attend
 RANK = 30
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -59,30 +58,3 @@ def computed_pairs(call: AttentionCall) -> int:
 def working_bytes(call: AttentionCall) -> int:
     """Return the memory of the masks of its blocks."""
     return forward_estimate(call).num_mask_bytes
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Return output and lse, which is never None; see `Backend`.
-
-    Dropout is drawn from torch's global generator, once per call.
-    """
-    layout, tokens = call.layout, call.tokens
-    labels = tuple(term.label for term in call.terms)
-    out, lse = blocked_attention(
-        q,
-        k,
-        v,
-        list(tokens.tensors),
-        [term.values for term in call.terms],
-        call.sinks,
-        torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None,
-        call.query_start,
-        write_call_text(
-            layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads, layout.is_cross
-        ),
-        layout.query_offset,
-        call.softcap,
-        call.scale,
-        call.dropout,
-    )
-    return out, lse if call.lse_needs_grad else lse.detach()

@@ -7,8 +7,7 @@ from math import inf
 import torch
 
 from hf_efficient_attn.backends.kernels import is_fused
-from hf_efficient_attn.backends.machines.costs import Costs
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import Costs, costs_of
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout

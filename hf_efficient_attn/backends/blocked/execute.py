@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from hf_efficient_attn.backends.blocked.views import (
     add_key_blocks,
     in_order,
     key_blocks,
-    put_back,
     query_blocks,
 )
 from hf_efficient_attn.backends.fused_cpu import plain_rows
@@ -29,7 +29,7 @@ from hf_efficient_attn.backends.kernels import (
     sink_gradient,
     wide_dtype,
 )
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.blocks.layout import Run
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.sinks import join_sinks
@@ -91,17 +91,15 @@ def forward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], wr
     for heads, rows in blank_rows(call, costs, q.device) if writes else ():
         out_rows[:, heads, rows], lse_rows[:, heads, rows] = 0.0, float("-inf")
     writes = writes and not shares_queries(call)
+    sizes = (fused, q.shape[-1], q.device, torch.get_num_threads())
     for region in regions(call, q, k, costs):
-        share = region.share
-        queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, out_rows, lse_rows)]
-        keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v)]
-        for run in share.runs:
-            width = buffer_width(run, q.shape[-1], fused)
-            for piece in run.cut(max(1, max_buffer(run, fused, q.device) // (queries[0].shape[0] * width))):
-                kernel, bias = kernels.next(region, run, piece), bias_of(region, piece)
-                forward_run(kernel, queries, key_blocks(keys, piece, kernels.scratch), piece, bias, writes)
-        for tensor, part in zip((out_rows, lse_rows), queries[1:], strict=True):
-            put_back(region.of_queries(tensor), share.queries, part)
+        queries, keys = region.take((q, out_rows, lse_rows), (k, v))
+        most = partial(forward_queries, len(queries[0]), *sizes)
+        for run, piece in region.share.pieces((forward_queries, len(queries[0]), sizes), most):
+            bias = piece.bias if region.hole_bias is None else bias_of(region, piece)
+            kernel = kernels.next(region, run, piece)
+            forward_run(kernel, queries, key_blocks(keys, piece, kernels.scratch), piece, bias, writes)
+        region.put_back((out_rows, lse_rows), queries[1:], (), ())
 
 
 def forward_run(
@@ -113,7 +111,7 @@ def forward_run(
     writes: bool,
 ) -> None:
     """Compute a run, and write it to the output and the log-sum-exp if it is the first of its queries, or join it."""
-    q, total, lse = (query_blocks(tensor, run) for tensor in queries)
+    q, total, lse = query_blocks(queries, run)
     k, v = keys
     out, run_lse = kernel.forward(q, k, v, bias)
     if bias is not None:
@@ -181,24 +179,17 @@ def backward_part(
     for heads, places in blank_rows(call, costs, q.device) if writes else ():
         rows[-1][:, heads, places] = 0.0
     writes = writes and not shares_queries(call)
+    sizes = (fused, q.shape[-1], q.device, torch.get_num_threads())
     for region in regions(call, q, k, costs):
-        share = region.share
-        queries = [in_order(region.of_queries(tensor), share.queries) for tensor in (q, *rows)]
-        keys = [in_order(region.of_keys(tensor), share.keys) for tensor in (k, v, dk, dv)]
-        for run in share.runs:
-            copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
-            copies *= 1 if run.gathered is None else 2
-            # pieces with dropout are those of the forward pass
-            width = q.shape[-1] * copies if fused else buffer_width(run, q.shape[-1], fused)
-            for piece in run.cut(max(1, int(max_buffer(run, fused, q.device) / (queries[0].shape[0] * width)))):
-                kernel, bias = kernels.next(region, run, piece), bias_of(region, piece)
-                blocks = key_blocks(keys[:2], piece, kernels.scratch)
-                d_scores = backward_run(kernel, queries, blocks, keys[2:], piece, bias, writes)
-                if d_scores is not None:
-                    kernels.lookups.add_gradients(d_scores, region, run, piece)
-        put_back(region.of_queries(rows[-1]), share.queries, queries[-1])
-        for tensor, part_keys in zip((dk, dv), keys[2:], strict=True):
-            put_back(region.of_keys(tensor), share.keys, part_keys)
+        queries, keys = region.take((q, *rows), (k, v, dk, dv))
+        most = partial(backward_queries, len(queries[0]), *sizes)
+        for run, piece in region.share.pieces((backward_queries, len(queries[0]), sizes), most):
+            bias = piece.bias if region.hole_bias is None else bias_of(region, piece)
+            kernel, blocks = kernels.next(region, run, piece), key_blocks(keys[:2], piece, kernels.scratch)
+            d_scores = backward_run(kernel, queries, blocks, keys[2:], piece, bias, writes)
+            if d_scores is not None:
+                kernels.lookups.add_gradients(d_scores, region, run, piece)
+        region.put_back(rows[-1:], queries[-1:], (dk, dv), keys[2:])
     for total, gradient, term in zip(d_terms, kernels.lookups.finish(), terms, strict=False):
         total.add_(unfold_gradient(gradient, batch_size, term.values))
 
@@ -216,7 +207,7 @@ def backward_run(
 
     That of the first run of some queries is written to dq if `writes`.
     """
-    q, grad, out, lse, *delta, dq = (query_blocks(tensor, run) for tensor in queries)
+    q, grad, out, lse, *delta, dq = query_blocks(queries, run)
     k, v = keys
     run_dq, run_dk, run_dv, *d_scores = kernel.backward(grad, q, k, v, out, lse, bias, *delta)
     if writes and run.is_first:
@@ -254,13 +245,27 @@ class Kernels:
         return dropper(self.call.dropout, self.seed + self.count, self.device)
 
 
+def forward_queries(num_heads: int, fused: bool, head_dim: int, device: torch.device, threads: int, run: Run) -> int:
+    """Return how many queries of a run are computed together in a forward pass."""
+    return max_buffer(run, fused, device, threads) // (num_heads * buffer_width(run, head_dim, fused))
+
+
+def backward_queries(num_heads: int, fused: bool, head_dim: int, device: torch.device, threads: int, run: Run) -> int:
+    """Return how many queries of a run are computed together in a backward pass."""
+    copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
+    copies *= 1 if run.gathered is None else 2
+    # pieces with dropout are those of the forward pass
+    width = head_dim * copies if fused else buffer_width(run, head_dim, fused)
+    return int(max_buffer(run, fused, device, threads) / (num_heads * width))
+
+
 def buffer_width(run: Run, head_dim: int, is_fused: bool) -> int:
     """Return how many elements the largest buffer of a forward pass has for each query: scores, or copies of keys."""
     width = head_dim if is_fused else run.key_tokens
     return width if run.gathered is None else max(width, head_dim * run.key_tokens // run.block_tokens)
 
 
-def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:
+def max_buffer(run: Run, is_fused: bool, device: torch.device, threads: int) -> int:
     """Return how many elements the largest buffer of one kernel call may have."""
     if device.type != "cpu":
         return MAX_BUFFER_OFF_CPU
@@ -268,13 +273,12 @@ def max_buffer(run: Run, is_fused: bool, device: torch.device) -> int:
         return MAX_SCORES
     if run.gathered is None:
         return MAX_BUFFER
-    return min(MAX_BUFFER, MAX_GATHERED * torch.get_num_threads())
+    return min(MAX_BUFFER, MAX_GATHERED * threads)
 
 
 def bias_of(region: Region, run: Run) -> Tensor | None:
-    """Return the bias of a run, with -inf for masked keys: [blocks or 1, queries or 1, keys]."""
-    if region.hole_bias is None:
-        return run.bias
+    """Return the bias of a run, with -inf for the masked keys of its region: [blocks or 1, queries or 1, keys]."""
+    assert region.hole_bias is not None
     holes = in_order(region.hole_bias[None], region.share.keys)[..., None]
     holes = key_blocks([holes], run, [Scratch()])[0][0, :, None, :, 0]
     return holes.expand(-1, run.block_tokens, -1) if run.bias is None else run.bias + holes

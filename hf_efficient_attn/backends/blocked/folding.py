@@ -14,8 +14,9 @@ def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[Attent
     one example, for which it is compiled.
     """
     batch_size, num_heads = tensors[0].shape[:2]
-    is_alike = call.tokens.is_empty and len(call.layout.head_groups()) == 1
-    if batch_size == 1 or not is_alike or any(not is_foldable(tensor, num_heads) for tensor in tensors):
+    if batch_size == 1 or not call.tokens.is_empty or len(call.layout.head_groups()) > 1:
+        return call, tensors
+    if not all(is_foldable(tensor, num_heads) for tensor in tensors):
         return call, tensors
     terms = tuple(replace(term, values=fold_values(term.values, batch_size, num_heads)) for term in call.terms)
     return replace(call, terms=terms), tuple(tensor.flatten(0, 1)[None] for tensor in tensors)

@@ -1,6 +1,6 @@
 """A call divided into regions: one document, one share of its block layout, heads that are computed together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
 from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.blocks.layout import CompiledShare
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.token_mask import Document, TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, Document, TokenMask
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,28 @@ class Region:
     share: CompiledShare
     hole_bias: Tensor | None = None
 
-    def of_queries(self, tensor: Tensor) -> Tensor:
-        """Return [heads, queries, ...] of a tensor [batch, heads, queries, ...], a view."""
-        return tensor[self.example, self.heads, self.queries]
+    def take(self, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return [heads, queries, ...] of tensors [batch, heads, queries, ...], and the same of keys, in their order.
 
-    def of_keys(self, tensor: Tensor) -> Tensor:
-        """Return [heads, keys, ...] of a tensor [batch, key heads, keys, ...], a view."""
-        return tensor[self.example, self.key_heads, self.keys]
+        Those in the order of a range are views.
+        """
+        found, share = [], self.share
+        axes = ((of_queries, self.heads, self.queries, share.queries), (of_keys, self.key_heads, self.keys, share.keys))
+        for tensors, heads, rows, order in axes:
+            places = slice(order.start, order.stop, order.step) if isinstance(order, range) else order
+            found.append([tensor[self.example, heads, rows][:, places] for tensor in tensors])
+        return found[0], found[1]
+
+    def put_back(
+        self, of_queries: Sequence[Tensor], queries: Sequence[Tensor], of_keys: Sequence[Tensor], keys: Sequence[Tensor]
+    ) -> None:
+        """Write what `take` has taken back into the tensors; views need no writing."""
+        if not isinstance(self.share.queries, range):
+            for tensor, part in zip(of_queries, queries, strict=True):
+                tensor[self.example, self.heads, self.queries].index_copy_(1, self.share.queries, part)
+        if not isinstance(self.share.keys, range):
+            for tensor, part in zip(of_keys, keys, strict=True):
+                tensor[self.example, self.key_heads, self.keys].index_copy_(1, self.share.keys, part)
 
 
 def regions(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Iterator[Region]:
@@ -50,6 +65,13 @@ def regions(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Ite
     """
     layout, tokens, group = call.layout, call.tokens, q.shape[1] // k.shape[1]
     num_folded = q.shape[1] // layout.num_heads
+    if tokens is NO_MASK:
+        shares, rows = compile_layout(layout, costs, q.device).shares, (slice(0, layout.num_queries), slice(None))
+        for example in range(q.shape[0]):
+            for share in shares:
+                for heads, key_heads in head_slices(share.first_head, num_folded * share.num_heads, group):
+                    yield Region(example, heads, key_heads, *rows, layout.query_offset, share)
+        return
     for example, documents in enumerate(tokens.documents(q.shape[0], layout.num_keys, layout.num_positions)):
         for document in documents:
             own = layout.of_document(document)

@@ -51,7 +51,7 @@ class TermLookup:
             d_values = self.by_label(labels, d_scores, values.shape[-1])
         if self.is_per_query:
             rows = in_order(target, self.region.share.queries)
-            query_blocks(rows, self.run).add_(d_values)
+            query_blocks([rows], self.run)[0].add_(d_values)
             put_back(target, self.region.share.queries, rows)
         else:
             target[:, None].add_(d_values)
@@ -69,7 +69,7 @@ class TermLookup:
         """The values of the run, [heads or 1, blocks or 1, queries or 1, values of a query]."""
         values = self.select(wide(self.term.values))
         if self.is_per_query:
-            return query_blocks(in_order(values, self.region.share.queries), self.run)
+            return query_blocks([in_order(values, self.region.share.queries)], self.run)[0]
         return values[:, None]
 
     @property

@@ -22,10 +22,13 @@ def put_back(tensor: Tensor, order: range | Tensor, part: Tensor) -> None:
         tensor.index_copy_(1, order, part)
 
 
-def query_blocks(tensor: Tensor, run: Run) -> Tensor:
-    """Return [heads, tokens, ...] as the run's blocks of queries, a view [heads, blocks, queries, ...]."""
-    rows = tensor.narrow(1, run.first_query, run.num_blocks * run.block_tokens)
-    return rows.unflatten(1, (run.num_blocks, run.block_tokens))
+def query_blocks(tensors: Sequence[Tensor], run: Run) -> list[Tensor]:
+    """Return tensors [heads, tokens, ...] as the run's blocks of queries, views [heads, blocks, queries, ...]."""
+    found, shape = [], (run.num_blocks, run.block_tokens)
+    for tensor in tensors:
+        rows = tensor.narrow(1, run.first_query, run.num_blocks * run.block_tokens)
+        found.append(rows.unflatten(1, shape))
+    return found
 
 
 class Scratch:

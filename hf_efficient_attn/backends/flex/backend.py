@@ -9,6 +9,7 @@ of the program, so that their length must be fixed.
 """
 
 import shutil
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
@@ -21,25 +22,21 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
 from hf_efficient_attn.backends.flex.captured import by_pair, in_memory
-from hf_efficient_attn.backends.flex.chosen_order import AS_ALL, NEVER, ONLY, ordered_places
-from hf_efficient_attn.backends.flex.chosen_work import (
-    choice_bytes,
-    pairs_of_choice,
-    refused_choice,
-)
+from hf_efficient_attn.backends.flex.chosen_blocks import blocks_with_pairs
 from hf_efficient_attn.backends.flex.dropout import Dropout, draw_seed
 from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import Mods, mods_of
 from hf_efficient_attn.backends.flex.order import order_of
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.blocks.globals_first import globals_first
-from hf_efficient_attn.layout.blocks.table import block_table
+from hf_efficient_attn.layout.blocks.table import MAX_TABLE_BYTES, block_table
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.dense.lse import row_lse
 from hf_efficient_attn.layout.exporting import is_exporting
 from hf_efficient_attn.layout.sinks import join_sinks
+from hf_efficient_attn.layout.token_mask import NO_MASK
 
 NAME = "flex"
 RANK_WORTH_COMPILING = 20
@@ -47,6 +44,10 @@ RANK_WORTH_COMPILING = 20
 DROPOUT_COST = 1.7
 CUDA_MIN_HEAD_DIM = 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# blocks of keys that a query may have chosen: a kernel compares every pair with each of them
+MOST_CHOSEN = 64
+# of the lists of partial and of full blocks
+BYTES_PER_BLOCK = 8
 
 
 def why_not(call: AttentionCall) -> str | None:
@@ -54,8 +55,30 @@ def why_not(call: AttentionCall) -> str | None:
     device = call.inputs.device
     if call.query_start is not None:
         return "flex cannot compile a query_offset that is a tensor: use blocked."
-    refused = refused_choice(call) or _refused_inputs(call) or _refused_pattern(call)
+    refused = _refused_choice(call) or _refused_inputs(call) or _refused_pattern(call)
     return refused or (None if _compiler(device)[1] else _not_installed(device))
+
+
+def _refused_choice(call: AttentionCall) -> str | None:
+    chosen = call.chosen
+    if chosen is None:
+        return None
+    if not chosen.are_blocks:
+        return "flex leaves out whole blocks of keys, and computes of chosen keys ChosenBlocks alone: use gathered."
+    num_read = cast(ChosenBlocks, chosen).blocks.shape[3]
+    if num_read > MOST_CHOSEN:
+        return f"flex compares a pair with up to {MOST_CHOSEN} chosen blocks, not with {num_read}: use gathered."
+    if call.counts_from_other_documents:
+        return (
+            "flex cannot count blocks from the start of several documents of another sequence: use sdpa or "
+            "reference, or counted_from='axis'."
+        )
+    # lengths may be symbols to a compiler
+    is_known = not call.inputs.is_compiling and call.inputs.device in BLOCK_SIZES
+    num_bytes = call.inputs.batch_size * working_bytes(call) if is_known else 0
+    if num_bytes > MAX_TABLE_BYTES:
+        return f"flex would make tables of chosen blocks of {num_bytes / 2**30:,.0f} GiB: use gathered."
+    return None
 
 
 def _refused_inputs(call: AttentionCall) -> str | None:
@@ -155,10 +178,6 @@ def remark(call: AttentionCall) -> str:
         return "flex compiles a kernel for seconds at its first call; on cpu it is chosen only by name."
     if call.layout.num_queries == 1:
         return "flex would list the blocks again at every step of cached decoding."
-    if call.chosen is not None and call.chosen.are_chunks:
-        return (
-            "flex sorts queries and keys into the order of each head, which nobody has measured: it is chosen by name."
-        )
     if call.chosen is not None:
         queries, keys = BLOCK_SIZES[call.inputs.device]
         said = f"flex computes all blocks of {keys} keys of which one of {queries} neighbouring queries has chosen any"
@@ -167,27 +186,31 @@ def remark(call: AttentionCall) -> str:
 
 
 def computed_pairs(call: AttentionCall) -> int:
-    """Return the scores of all blocks that hold an allowed pair, in all heads; of chosen keys without contents, the
-    most that there can be.
+    """Return the scores of all blocks that hold an allowed pair, in all heads.
+
+    Of chosen blocks, those of the first example; without their contents, all that the pattern allows.
     """
-    pairs = _pairs_of_pattern(call)
-    return pairs if call.chosen is None else pairs_of_choice(call, pairs)
-
-
-def _pairs_of_pattern(call: AttentionCall) -> int:
-    """Return the scores of all blocks that hold a pair which the pattern allows, in all heads."""
-    layout, block_size = call.layout, BLOCK_SIZES[call.inputs.device]
-    device, order = torch.device("cpu"), globals_first(layout, None) if call.chosen is None else None
-    table = block_table(layout, None, block_size, device, order)
-    num_blocks = int(table.num_partial.sum() + table.num_full.sum())
+    layout, block_size, chosen = call.layout, BLOCK_SIZES[call.inputs.device], cast(ChosenBlocks | None, call.chosen)
+    if chosen is not None and chosen.blocks.device.type != "meta":
+        first = replace(chosen, blocks=chosen.blocks[:1])
+        partial, full = blocks_with_pairs(first, layout, NO_MASK, None, block_size, chosen.blocks.device)
+        num_blocks, num_tables = int((partial | full).sum()), partial.shape[1]
+    else:
+        order = globals_first(layout, None) if chosen is None else None
+        table = block_table(layout, None, block_size, torch.device("cpu"), order)
+        num_blocks, num_tables = int(table.num_partial.sum() + table.num_full.sum()), table.num_full.shape[1]
     # all heads may share one table
-    heads = layout.num_heads // table.num_full.shape[1]
-    return min(num_blocks * heads * block_size[0] * block_size[1], layout.num_pairs)
+    num_pairs = num_blocks * layout.num_heads // num_tables * block_size[0] * block_size[1]
+    return min(num_pairs, layout.num_pairs)
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return that of the tables of chosen blocks; beyond its tensors a kernel needs little memory."""
-    return choice_bytes(call)
+    """Return that of the tables of chosen blocks, of each head its own; beyond its tensors a kernel needs little."""
+    if call.chosen is None:
+        return 0
+    layout, sizes = call.layout, BLOCK_SIZES[call.inputs.device]
+    num_blocks = layout.num_heads * -(-layout.num_queries // sizes[0]) * -(-layout.num_keys // sizes[1])
+    return BYTES_PER_BLOCK * num_blocks * (2 if call.inputs.needs_grad else 1)
 
 
 # a constant in programs that are being compiled
@@ -230,8 +253,6 @@ def _in_best_order(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return output and, if needed, lse, computed in an order of tokens in which few blocks hold allowed pairs."""
-    if call.chosen is not None and call.chosen.are_chunks:
-        return _in_chosen_order(q, k, v, call)
     order = order_of(call, q.device)
     if order is None:
         mods = mods_of(call, q.device)
@@ -241,20 +262,6 @@ def _in_best_order(
     q, k, v = (order.sort(each) for each in (q, k, v))
     out, lse = _kernel(q, k, v, call, mods, mask, need_lse)
     return order.sort_back(out), None if lse is None else order.sort_back(lse)
-
-
-def _in_chosen_order(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return output and lse of queries that read chunks of an order."""
-    places, reads_self_last = ordered_places(call, q.device), cast(ChosenKeys, call.chosen).reads_self_last
-    states = (places.of_queries(q), places.of_keys(k), places.of_keys(v))
-    out, lse = _kernel(*states, call, *places.kernel(NEVER if reads_self_last else AS_ALL), need_lse=True)
-    out, lse = places.joined(out, cast(Tensor, lse))
-    if not reads_self_last:
-        return out, lse
-    # no output of it is used
-    queries, keys, values = (*states[:2], states[2].detach()[..., :CUDA_MIN_HEAD_DIM])
-    _, alone = run(queries, keys, values, *places.kernel(ONLY), call.scale, need_lse=True)
-    return places.with_self(out, lse, v, cast(Tensor, alone.lse))
 
 
 def _kernel(

@@ -56,14 +56,6 @@ class BlockChoice:
             found = found | (self._chosen(example, head, query, number) == block)
         return found
 
-    def count(self, example: Tensor, head: Tensor, query: Tensor, place: Tensor) -> Tensor:
-        """Return how often a query has chosen this block."""
-        block = place // self.block_tokens
-        found = block * 0
-        for number in range(self.numbers.shape[3]):
-            found = found + (self._chosen(example, head, query, number) == block)
-        return found
-
     def _chosen(self, example: Tensor, head: Tensor, query: Tensor, number: int) -> Tensor:
         """Return one of the blocks of a query."""
         sizes = (self.numbers.shape[0], self.numbers.shape[1])
@@ -97,11 +89,7 @@ def chosen_tables(
     needs_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Return the tables of a BlockMask, made anew for every call: of its rows, and with gradients of its columns."""
-    return lists_of_blocks(*blocks_with_pairs(chosen, layout, tokens, documents, block_size, device), needs_grad)
-
-
-def lists_of_blocks(partial: Tensor, full: Tensor, needs_grad: bool) -> tuple[Tensor, ...]:
-    """Return the tables of a BlockMask: of its rows, and with gradients of its columns."""
+    partial, full = blocks_with_pairs(chosen, layout, tokens, documents, block_size, device)
     of_rows = (*listed(partial), *listed(full))
     if not needs_grad:
         return of_rows

@@ -1,19 +1,15 @@
 """The gathered backend: keys chosen by what tokens say, gathered tile by tile; forward and backward, on any device."""
 
-import torch
-from torch import Tensor
-
+from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.gathered.execute import ANY_PAIRS, MOST_PAIRS, MOST_PAIRS_OFF_CPU, key_cost
-from hf_efficient_attn.backends.gathered.operator import gathered_attention
 from hf_efficient_attn.backends.kernels import is_fused
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.call_text import write_call_text
-from hf_efficient_attn.layout.chosen.chosen_text import write_chosen_text
 from hf_efficient_attn.layout.chosen.tiles import Sizes, TileWork
 from hf_efficient_attn.layout.chosen.token_tiles import MOST_ENTRIES, MOST_KEY_ROWS
 
 NAME = "gathered"
+attend = operator.attend
 # before sdpa, which takes memory for all pairs
 RANK = 5
 # times, in scores of dense attention without a mask, on a CPU: per score with its mask, that of the explicit kernel,
@@ -105,33 +101,3 @@ def working_bytes(call: AttentionCall) -> int:
         keys = copies * MOST_KEY_ROWS * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     sums = 4 * layout.num_rows * (inputs.value_dim + NUMBERS_PER_ROW)
     return sums + keys + BYTES_PER_PAIR * min(most, computed_pairs(call))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Return output and lse, which is never None; see `Backend`.
-
-    Dropout is drawn from torch's global generator, once per call.
-    """
-    layout, chosen = call.layout, call.chosen
-    assert chosen is not None
-    labels = tuple(term.label for term in call.terms)
-    out, lse, _ = gathered_attention(
-        q,
-        k,
-        v,
-        list(call.tokens.tensors),
-        chosen.tensors,
-        [term.values for term in call.terms],
-        call.sinks,
-        torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None,
-        call.query_start,
-        write_call_text(
-            layout.pattern, layout.layer, labels, layout.first_head, layout.num_model_heads, layout.is_cross
-        ),
-        write_chosen_text(chosen),
-        layout.query_offset,
-        call.softcap,
-        call.scale,
-        call.dropout,
-    )
-    return out, lse

@@ -21,7 +21,7 @@ from hf_efficient_attn.backends.kernels import (
     wide,
     wide_dtype,
 )
-from hf_efficient_attn.backends.machines.current import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, PLACES
 from hf_efficient_attn.layout.chosen.tiles import Sizes, Tiles

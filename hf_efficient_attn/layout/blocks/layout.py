@@ -1,6 +1,6 @@
 """BlockLayout: which blocks of keys each block of queries reads, compressed into runs of similar blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -99,6 +99,18 @@ class CompiledShare:
     queries: range | Tensor
     keys: range | Tensor
     runs: tuple[Run, ...]
+
+    @cached_property
+    def _pieces(self) -> dict[Hashable, tuple[tuple[Run, Run], ...]]:
+        return {}
+
+    def pieces(self, key: Hashable, max_queries: Callable[[Run], int]) -> tuple[tuple[Run, Run], ...]:
+        """Return each run with each of its pieces of about `max_queries(run)` queries; kept by key."""
+        found = self._pieces.get(key)
+        if found is None:
+            found = tuple((run, piece) for run in self.runs for piece in run.cut(max(1, max_queries(run))))
+            found = self._pieces.setdefault(key, found)
+        return found
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,6 @@ class ChosenKeys:
     shares_masks: ClassVar[bool] = False
     # whether what is listed for each query are blocks of neighbouring keys (`ChosenBlocks`)
     are_blocks: ClassVar[bool] = False
-    # whether keys are read in whole chunks of an order of tokens (`ChunkedOrder`)
-    are_chunks: ClassVar[bool] = False
 
     @property
     def tensors(self) -> list[Tensor | None]:

@@ -146,7 +146,6 @@ class ChunkedOrder(GroupedKeys):
     reads: Tensor | None = None
     unit_keys: bool = False
     kind: ClassVar[str] = "order"
-    are_chunks: ClassVar[bool] = True
     tensor_names: ClassVar[tuple[str, ...]] = ("order", "buckets", "reads")
     number_names: ClassVar[tuple[str, ...]] = (
         "chunk_tokens",

@@ -1,4 +1,4 @@
-"""The blocked backend as an operator of torch: registered right, compiled and exported, refusals clear."""
+"""The operator of blocked of torch: registered right, compiled and exported, refusals clear."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.functional import attention
-from hf_efficient_attn.backends.blocked.operator import blocked_attention
+from hf_efficient_attn.backends.operator import attention_operator
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.call_text import write_call_text
 from hf_efficient_attn.layout.terms import Distance, Term
@@ -33,8 +33,8 @@ def test_opcheck(with_term: bool) -> None:
     masks = [torch.arange(100).expand(2, -1) < torch.tensor([[100], [80]]), *[None] * 4]
     call_text = write_call_text(PATTERN, 0, labels)
     sinks, softcap = (torch.randn(4, requires_grad=True), 2.0) if with_term else (None, None)
-    arguments = (*inputs(), masks, values, sinks, None, None, call_text, 0, softcap, 0.25, 0.0)
-    torch.library.opcheck(blocked_attention, arguments)
+    arguments = (*inputs(), masks, [], values, sinks, None, None, call_text, "", 0, softcap, 0.25, 0.0)
+    torch.library.opcheck(attention_operator, arguments)
 
 
 def test_compiles_without_breaks_and_sees_a_changed_pattern() -> None:

@@ -1,4 +1,4 @@
-"""Calls that were made ready: used where all that a choice depends on is the same, and nowhere else."""
+"""Plans of calls: used where everything that a plan depends on is the same, and nowhere else."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -6,18 +6,17 @@ from typing import Any
 import pytest
 import torch
 from attention_models import build, token_ids
+from backends_contract import EPYC
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import attention
-from hf_efficient_attn.attention import functional, layer_attention, ready_calls
-from hf_efficient_attn.attention.ready_calls import _ready
+from hf_efficient_attn.attention import dispatch
+from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.attention.select import BACKENDS, use_backend
-from hf_efficient_attn.backends.machines import current
-from hf_efficient_attn.backends.machines.known import EPYC
+from hf_efficient_attn.backends import machine_costs
 from hf_efficient_attn.bench.calibrate import uniform
 from hf_efficient_attn.patterns import (
     Band,
-    BlockTopK,
     Causal,
     Full,
     GlobalTokens,
@@ -29,17 +28,16 @@ PATTERN = Band(3, 2) | GlobalTokens([1])
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the calls that are built, from none that is ready on."""
-    _ready.clear()
+    """Return the calls that are built, from no plan on."""
+    _plans.clear()
     calls: list[Any] = []
-    build_call = functional.build_call
+    build_call = dispatch.build_call
 
     def noted(*args: Any, **options: Any) -> Any:
         calls.append(build_call(*args, **options))
         return calls[-1]
 
-    monkeypatch.setattr(functional, "build_call", noted)
-    monkeypatch.setattr(layer_attention, "build_call", noted)
+    monkeypatch.setattr(dispatch, "build_call", noted)
     return calls
 
 
@@ -55,7 +53,7 @@ def test_a_call_is_checked_and_built_once(built: list[Any]) -> None:
     assert len(built) == 2
 
 
-def test_what_differs_is_made_ready_apart(built: list[Any]) -> None:
+def test_what_differs_has_plans_of_its_own(built: list[Any]) -> None:
     q, k, v = states()
     others: list[Any] = [
         lambda: attention(q, k, v, PATTERN),
@@ -78,21 +76,45 @@ def test_what_differs_is_made_ready_apart(built: list[Any]) -> None:
             other()
         assert len(built) == len(others)
         q = q.detach()
-    assert len(_ready) == len(others)
+    assert len(_plans) == len(others)
 
 
-def test_calls_with_tensors_of_their_own_have_none(built: list[Any]) -> None:
+def test_masks_terms_sinks_and_chosen_keys_have_plans(built: list[Any]) -> None:
+    """One for all contents of tensors; and another one for other kinds of tensors."""
+    q, k, v = states()
+    mask, ids = torch.ones(1, 20, dtype=torch.bool), torch.zeros(1, 20, dtype=torch.int64)
+    values, blocks = torch.randn(1, 1, 1, 3), torch.zeros(1, 1, 20, 1, dtype=torch.int64)
+    others: list[dict[str, Any]] = [
+        {"key_mask": mask},
+        {"segment_ids": ids},
+        {"segment_ids": ids.int()},
+        {"key_mask": mask, "global_mask": ~mask},
+        {"sinks": torch.zeros(2)},
+        {"sinks": torch.zeros(4), "num_model_heads": 4, "first_head": 1},
+        {"sinks": torch.zeros(2, requires_grad=True)},
+        {"terms": [hea.Term(values, hea.Distance(-1, 1))]},
+        {"terms": [hea.Term(values.expand(1, 2, 1, 3), hea.Distance(-1, 1))]},
+        {"terms": [hea.Term(values, hea.Distance(0, 2))]},
+        {"chosen": hea.ChosenBlocks(blocks, 10)},
+        {"chosen": hea.ChosenBlocks(blocks, 5)},
+    ]
+    for moved in range(3):
+        mask[:, moved : 2 * moved], ids[:, 4 * moved + 4 :], blocks[:, :, 5:] = False, moved, moved
+        values.normal_()
+        for number, other in enumerate(others):
+            wanted = attention(q, k, v, PATTERN, backend="reference", **other)
+            torch.testing.assert_close(attention(q, k, v, PATTERN, **other), wanted, rtol=1e-4, atol=1e-5)
+            assert len(built) == 2 * (number + 1 if moved == 0 else len(others))
+
+
+def test_calls_without_a_plan(built: list[Any]) -> None:
     q, k, v = states()
     for _ in range(2):
-        attention(q, k, v, PATTERN, key_mask=torch.ones(1, 20, dtype=torch.bool))
-        attention(q, k, v, PATTERN, sinks=torch.zeros(2))
         attention(q[:, :, :1], k, v, PATTERN, query_offset=3)
-        attention(q[:, :, :1], k, v, Full(), cross=True)
         attention(q[:, :, :4], k, v, PATTERN, query_offset=torch.tensor(2))
         attention(q[:0], k[:0], v[:0], PATTERN)
-        attention(q, k, v, BlockTopK(4, 2))
-    assert len(built) == 14
-    assert len(_ready) == 0
+    assert len(built) == 6
+    assert len(_plans) == 0
 
 
 @pytest.mark.parametrize("name", ["key_mask", "segment_ids", "global_mask", "sinks", "chosen", "query_mask"])
@@ -119,7 +141,7 @@ def test_the_chosen_backend_and_the_machine_count(built: list[Any], monkeypatch:
         attention(q, k, v, PATTERN, return_lse=True)
         with use_backend("reference"):
             attention(q, k, v, PATTERN, return_lse=True)
-        with current.on_machine(uniform(EPYC, 64)):
+        with machine_costs.on_machine(uniform(EPYC, 64)):
             attention(q, k, v, PATTERN, return_lse=True)
         attention(q, k, v, PATTERN, return_lse=True, backend="sdpa")
     assert used[1::4] == ["reference"] * 2
@@ -164,7 +186,7 @@ def test_autocast_has_calls_of_its_own(built: list[Any]) -> None:
     assert len(built) == 5
 
 
-def test_gradients_and_lse_of_ready_calls() -> None:
+def test_gradients_and_lse_of_plans() -> None:
     for _ in range(2):
         inputs = [each.requires_grad_() for each in states(torch.float64)]
         out, lse = attention(*inputs, PATTERN, return_lse=True)  # type: ignore[misc]
@@ -183,7 +205,7 @@ def test_gradients_and_lse_of_ready_calls() -> None:
 )
 @pytest.mark.parametrize("options", [{}, {"scale": -0.5}, {"query_offset": 3}], ids=str)
 def test_direct_calls_are_as_others(pattern: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    _ready.clear()
+    _plans.clear()
     q, k, v = states(torch.float64)
     q = q[:, :, :12] if "query_offset" in options else q
     wide = torch.randn(2, 20, 3, 8, dtype=torch.float64).transpose(1, 2)
@@ -204,14 +226,14 @@ def test_direct_calls_are_as_others(pattern: Any, options: dict[str, Any], monke
 
 
 def test_long_masks_are_kept_once() -> None:
-    _ready.clear()
+    _plans.clear()
     for tokens, most in ((300, 2**19), (1100, 2**14)):
         attention(*states(tokens=tokens), PATTERN, backend="sdpa")
-        (key,) = (each for each in _ready._entries if each[2][2] == tokens)
-        assert _ready._entries[key].num_bytes < most
+        (key,) = (each for each in _plans._entries if each[2][2] == tokens)
+        assert _plans._entries[key].num_bytes < most
 
 
-def test_layers_of_models_use_ready_calls(built: list[Any]) -> None:
+def test_layers_of_models_use_plans(built: list[Any]) -> None:
     model = hea.sparsify(build("llama"), Band(3, 0)).eval()
     for tokens in (9, 12, 9):
         ids = token_ids(2, tokens)
@@ -226,7 +248,7 @@ def test_layers_of_models_use_ready_calls(built: list[Any]) -> None:
 def test_threads_that_prefer_others_get_their_own() -> None:
     q, k, v = states(torch.float64)
     expected = attention(q, k, v, PATTERN, backend="reference")
-    _ready.clear()
+    _plans.clear()
 
     def call(name: str) -> None:
         for _ in range(30):
@@ -235,17 +257,17 @@ def test_threads_that_prefer_others_get_their_own() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(call, ["auto", "sdpa", "blocked"]))
-    for key, entry in _ready._entries.items():
+    for key, entry in _plans._entries.items():
         name: Any = key[0]  # type: ignore[index]
         assert name == "auto" or entry.value.backend == name
 
 
 def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready_calls, "_ready", ready_calls.BoundedCache(1 << 16))
+    monkeypatch.setattr(dispatch, "_plans", dispatch.BoundedCache(1 << 16))
     attention(*states(), PATTERN)
     # about what one takes: neither modules nor tensors
-    assert ready_calls._ready.num_bytes < 1 << 14
+    assert dispatch._plans.num_bytes < 1 << 14
     for tokens in range(2, 40):
         attention(*states(tokens=tokens), PATTERN)
-    assert ready_calls._ready.num_bytes <= 1 << 16
-    assert 0 < len(ready_calls._ready) < 38
+    assert dispatch._plans.num_bytes <= 1 << 16
+    assert 0 < len(dispatch._plans) < 38

@@ -9,9 +9,9 @@ from transformers import DynamicCache
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import attention
-from hf_efficient_attn.attention import functional
+from hf_efficient_attn.attention import dispatch
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.ready_calls import _ready
+from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.patterns import (
     Band,
     BlockTopK,
@@ -46,10 +46,10 @@ STEPS = {
 def test_steps_of_decoding_are_built_once(
     pattern: Any, backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _ready.clear()
+    _plans.clear()
     built: list[Any] = []
-    build_call = functional.build_call
-    monkeypatch.setattr(functional, "build_call", lambda *args: built.append(args) or build_call(*args))
+    build_call = dispatch.build_call
+    monkeypatch.setattr(dispatch, "build_call", lambda *args: built.append(args) or build_call(*args))
     if backend == "sdpa" and "softcap" in options:
         for _ in range(2):
             with pytest.raises(hea.UnsupportedBackendError, match="softcap"):
@@ -71,6 +71,24 @@ def test_steps_of_decoding_are_built_once(
                 torch.testing.assert_close(gradient, other)
     # keys of all heads and of half of them, by two backends
     assert len(built) == 4
+
+
+@pytest.mark.parametrize("backend", ["auto", "blocked", "sdpa"])
+def test_padded_steps_with_sinks_and_terms_are_built_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _plans.clear()
+    built: list[Any] = []
+    build_call = dispatch.build_call
+    monkeypatch.setattr(dispatch, "build_call", lambda *args: built.append(args) or build_call(*args))
+    term = hea.Term(torch.randn(1, 4, 1, 6, dtype=torch.float64), hea.Distance(0, 5))
+    for given in ({}, {"sinks": torch.randn(4, dtype=torch.float64)}, {"terms": (term,)}):
+        built.clear()
+        for num_keys in (5, 17, 40, 17):
+            q, k, v = states(torch.float64, num_keys, heads=4)
+            masks = {"key_mask": torch.arange(num_keys)[None] > 2, "segment_ids": torch.arange(num_keys)[None] // 20}
+            out = attention(q[:, :, -1:], k, v, Band(6, 0), backend=backend, **masks, **given)
+            wanted = attention(q[:, :, -1:], k, v, Band(6, 0), backend="reference", **masks, **given)
+            torch.testing.assert_close(out, wanted)
+        assert len(built) == 2
 
 
 def test_steps_in_lower_precision_are_as_others() -> None:
@@ -111,7 +129,7 @@ def test_models_decode_as_without_a_cache_after_other_lengths(pattern: Any) -> N
                 torch.testing.assert_close(out[:, 0], wanted[:, place])
 
 
-def test_wrong_steps_are_refused_when_others_are_ready() -> None:
+def test_wrong_steps_are_refused_when_others_have_plans() -> None:
     q, k, v = states()
     pattern = Grid([4, 5], [Band(1, 1), Band(1, 1)])
     attention(q[:, :, -1:], k, v, pattern)

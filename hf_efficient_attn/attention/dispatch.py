@@ -1,0 +1,237 @@
+"""From the arguments of a call to the backend that computes it: checked and chosen once, and found by a key after that.
+
+Short calls spend less on their scores than on checks and on the choice of a backend, and models repeat them. So do
+steps of decoding, each with a length of its own.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.attention.call import build_call, checked_states, compute, with_unit_keys
+from hf_efficient_attn.attention.content_choice import with_choice
+from hf_efficient_attn.attention.joined import with_lse_gradient
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.refusals import refuse_tracing
+from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
+from hf_efficient_attn.backends.machine_costs import Machine, machine_of
+from hf_efficient_attn.backends.sdpa import NAME as SDPA
+from hf_efficient_attn.backends.sdpa import DirectCall, DirectStep, direct_call, direct_step
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
+from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+
+Key = tuple[Any, ...]
+# token mask, terms, sinks, chosen keys
+Tensors = tuple[TokenMask, Sequence[Term], Tensor | None, ChosenKeys | None]
+AS_IT_IS = nullcontext()
+NUMBERS = frozenset((int, float, bool, type(None)))
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    followed: LayerPattern,
+    query_offset: int | Tensor | None = None,
+    tokens: TokenMask = NO_MASK,
+    terms: Sequence[Term] = (),
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    chosen: ChosenKeys | None = None,
+    backend: str = AUTO,
+    need_lse: bool = False,
+    lse_gradient: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [B, H, Nq, Dv] and, if needed, its log-sum-exp; see `attention` for the arguments.
+
+    Raises:
+        ConfigurationError, InputError, UnsupportedBackendError: as `attention`.
+    """
+    if getattr(followed.pattern, "chooses_by_content", False):
+        q, k, v = checked_states(q, k, v, followed.is_cross)
+        followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset, backend)
+    if need_lse and isinstance(chosen, ChosenKeys) and chosen.join == MEAN:
+        raise InputError("A mean over groups (join='mean') has no log-sum-exp. Leave return_lse out.")
+    place = (followed.layer, followed.first_head, followed.num_model_heads, followed.is_cross)
+    numbers = (query_offset, softcap, scale, dropout, lse_gradient, lse_gradient and need_lse, *place)
+    tensors = (tokens, terms, sinks, chosen)
+    key = plan_key(q, k, v, followed.pattern, numbers, tensors, backend)
+    try:
+        entry = None if key is None else _plans.find(key)
+    except TypeError:
+        # what cannot be hashed is refused by the checks, or computed without a plan
+        key = entry = None
+    if entry is not None:
+        return entry.value.run(q, k, v, tensors, need_lse)
+    q, k, v = checked_states(q, k, v, followed.is_cross)
+    call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
+    call = with_lse_gradient(call, need_lse) if lse_gradient else call
+    if key is None:
+        return compute(q, k, v, call, backend, need_lse)
+    plan = plan_of(call, key[0], q.device)
+    # by another machine than that of the key if this was changed meanwhile
+    plan = _plans.get(key, lambda: plan) if id(plan.machine) == key[1] else plan
+    return plan.run(q, k, v, tensors, need_lse)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A call that was checked, and what computes it.
+
+    Attributes:
+        call: without its tensors; of a step of decoding, that of some number of keys.
+        backend: its name; of a step, whose backend may depend on the number of keys, the name that was asked for.
+        is_step: whether it is for a single query that is the last of any number of keys.
+        has_tensors: whether the call has masks, terms, sinks or chosen keys.
+        machine: the machine by whose costs the backend was chosen; kept, so that no other gets its identity.
+        is_cast: whether the states are cast for autocast.
+        direct: what the call passes to torch's SDPA, if it is no more than that.
+    """
+
+    call: AttentionCall
+    backend: str
+    is_step: bool
+    has_tensors: bool
+    machine: Machine
+    is_cast: bool
+    direct: DirectCall | DirectStep | None
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors, need_lse: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, if needed, its log-sum-exp."""
+        if self.is_cast:
+            q, k, v = autocast_states(q, k, v)
+        with autocast_off(q.device.type) if self.is_cast else AS_IT_IS:
+            if self.direct is not None and not need_lse:
+                out = self.direct.run(q, k, v)
+                if out is not None:
+                    return out, None
+            call, backend = self.call, self.backend
+            if self.is_step or self.has_tensors:
+                call = self._call(k.shape[2], *tensors)
+            if self.is_step:
+                backend = select(call, backend).NAME
+            if call.chosen is not None:
+                k, call = with_unit_keys(q, k, call, backend)
+            return BACKENDS[backend].attend(q, k, v, call, need_lse=need_lse)
+
+    def _call(
+        self, num_keys: int, tokens: TokenMask, terms: Sequence[Term], sinks: Tensor | None, chosen: ChosenKeys | None
+    ) -> AttentionCall:
+        """Return the call with its tensors."""
+        call = self.call
+        layout = call.layout.at_step(num_keys) if self.is_step else call.layout
+        for term in terms:
+            term.label.check(term.values)
+        if sinks is not None and len(sinks) != layout.num_heads:
+            sinks = sinks[layout.first_head : layout.first_head + layout.num_heads]
+        numbers = (call.softcap, call.scale, call.dropout, None)
+        return AttentionCall(layout, call.inputs, tokens, tuple(terms), sinks, *numbers, chosen, call.lse_needs_grad)
+
+
+# without tensors but short masks of direct calls
+_plans: BoundedCache[Plan] = BoundedCache(SMALL_BYTES)
+
+
+def plan_of(call: AttentionCall, name: str, device: torch.device) -> Plan:
+    """Return the plan of a call on a device.
+
+    Args:
+        name: "auto" or the name of a backend.
+
+    Raises:
+        UnsupportedBackendError: the backend that was asked for cannot compute the call.
+    """
+    is_step = call.layout.num_queries == 1 and not call.layout.is_cross
+    direct: DirectCall | DirectStep | None = None
+    if is_step:
+        # "auto" computes a step whose keys are neighbours so
+        direct = direct_step(call) if name in (AUTO, SDPA) else None
+    else:
+        name = select(call, name).NAME
+        direct = direct_call(call, device) if name == SDPA else None
+    has_tensors = not (call.tokens.is_empty and not call.terms and call.sinks is None and call.chosen is None)
+    call = replace(call, tokens=NO_MASK, terms=(), sinks=None, chosen=None) if has_tensors else call
+    return Plan(call, name, is_step, has_tensors, machine_of(device.type), is_autocast(device.type), direct)
+
+
+def plan_key(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Any, numbers: tuple[Any, ...], tensors: Tensors, backend: str
+) -> Key | None:
+    """Return everything that a plan depends on, the name of its backend first; None: the call has no plan.
+
+    Args:
+        numbers: all other arguments that are no tensors, the position of the first query first.
+
+    Raises:
+        UnsupportedBackendError: under `torch.jit.trace`.
+    """
+    # compilers and transforms see the call as it is; C functions, since each further line of Python is felt
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._is_tracing():
+        refuse_tracing()
+    if torch._C._functorch.peek_interpreter_stack() is not None or not isinstance(backend, str):
+        return None
+    # 1 equals True and 1.0, but is not refused where these are; no tensor is kept, nor compared
+    types = tuple(map(type, numbers))
+    if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and NUMBERS.issuperset(types)):
+        return None
+    tokens, terms, sinks, chosen = tensors
+    shape, key_shape, value_shape, device = q.shape, k.shape, v.shape, q.device
+    if not len(shape) == len(key_shape) == len(value_shape) == 4 or 0 in shape or 0 in key_shape:
+        return None
+    lengths: tuple[Any, ...] = (key_shape, value_shape)
+    if shape[2] == 1 and not numbers[-1]:
+        # a step of decoding has one plan for all numbers of keys, and none if a caller says where its query is
+        if numbers[0] is not None or chosen is not None or key_shape[:3] != value_shape[:3]:
+            return None
+        lengths = (key_shape[:2], key_shape[3], value_shape[3])
+    needs_grad, others = q.requires_grad or k.requires_grad or v.requires_grad, None
+    if not (tokens is NO_MASK and sinks is None and chosen is None and type(terms) is tuple and not terms):
+        others = _kinds(tokens, terms, sinks, chosen, key_shape)
+        if others is None:
+            return None
+        needs_grad = needs_grad or others[0]
+    needs_grad = needs_grad and torch.is_grad_enabled()
+    cast = torch.get_autocast_dtype(device.type) if is_autocast(device.type) else None
+    kinds = (q.dtype, k.dtype, v.dtype, device, k.device, v.device, needs_grad, cast)
+    name = preferred_backend() if backend == AUTO else backend
+    return name, id(machine_of(device.type)), shape, lengths, kinds, pattern, numbers, types, others
+
+
+def _kinds(
+    tokens: TokenMask, terms: Sequence[Term], sinks: Any, chosen: Any, key_shape: torch.Size
+) -> tuple[Any, ...] | None:
+    """Return whether terms or sinks are learned, and what a plan depends on of them, of masks and of chosen keys.
+
+    None: the checks must see them.
+    """
+    if not isinstance(terms, tuple | list) or not all(type(term) is Term for term in terms):
+        return None
+    if not (chosen is None or isinstance(chosen, ChosenKeys)):
+        return None
+    learned = [*(term.values for term in terms), *([] if sinks is None else [sinks])]
+    given = [] if chosen is None else [each for each in chosen.tensors if each is not None]
+    masks = [each for each in tokens.tensors if each is not None]
+    if not all(type(each) in (Tensor, nn.Parameter) for each in (*learned, *given, *masks)):
+        return None
+    kinds: list[Any] = [(each.dtype, each.device, each.shape) for each in (*learned, *given)]
+    for number, mask in enumerate(tokens.tensors):
+        # masks of keys are as long as these, and a step of decoding has one plan for all lengths
+        if mask is not None and number < 3 and mask.shape != (key_shape[0], key_shape[2]):
+            return None
+        kinds.append(None if mask is None else (mask.dtype, mask.device, None if number < 3 else mask.shape))
+    choice = None if chosen is None else (chosen.traits, *map(type, chosen.numbers))
+    labels = tuple(term.label for term in terms)
+    return any(each.requires_grad for each in learned), labels, sinks is None, choice, *kinds

@@ -1,0 +1,354 @@
+"""What attention costs on a machine, by which backends and lengths of blocks are chosen; results do not depend on it.
+
+The costs are those that the user has measured on this machine (`hf-efficient-attn bench calibrate`), or else those of
+the nearest machine in `KNOWN_JSON`, by vendor and instruction set.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+from hf_efficient_attn.layout.call import AttentionCall
+
+# names another file of the user's own measurements
+VARIABLE = "HF_EFFICIENT_ATTN_MACHINES"
+# queries per block of the kernel that multiplies, normalises and multiplies
+EXPLICIT_BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Times of one score in a forward or a backward pass, in scores of dense attention without a mask in that pass.
+
+    Attributes:
+        blocks: of torch's fused kernel for CPUs, as blocked calls it, by the length of the blocks of queries.
+        explicit: of the kernel that multiplies, normalises and multiplies: caps, terms, dropout, other devices.
+        masked: of dense attention with a mask.
+        is_widened: whether bfloat16 is computed in float32, which takes less time where a processor has no instructions
+            for it: by blocked and gathered, and by sdpa in both passes if it is so in the backward pass.
+    """
+
+    blocks: BlockCosts
+    explicit: float
+    masked: float
+    is_widened: bool = False
+
+    def of_kernel(self, is_fused: bool) -> BlockCosts:
+        """Return the costs of the kernel that computes blocks of queries, by their length."""
+        return self.blocks if is_fused else BlockCosts.only(EXPLICIT_BLOCK_TOKENS, self.explicit)
+
+    def fast_dtype(self, dtype: torch.dtype, device: str) -> torch.dtype:
+        """Return the dtype in which a type of device computes: float16 takes five times as long as float32 on CPUs."""
+        is_slow = (dtype == torch.float16 and device == "cpu") or (dtype == torch.bfloat16 and self.is_widened)
+        return torch.float32 if is_slow else dtype
+
+    def in_fast_dtype(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors, all of one dtype, in that in which they are computed."""
+        dtype = self.fast_dtype(tensors[0].dtype, tensors[0].device.type)
+        return tensors if dtype == tensors[0].dtype else tuple(tensor.to(dtype) for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What attention in one dtype costs on a machine.
+
+    Attributes:
+        dense_backward: time of a score in the backward pass over that in the forward pass, in dense attention.
+        key: time to read a key for a single query, in scores of a forward pass, as all that follow.
+        gathered: time to copy a key and its value to their place in a block.
+        call: fixed time of a call that is computed in blocks.
+        run: fixed time of one of its kernels, with what surrounds it.
+        moved: time of a query that is moved to its place in a token order and back.
+        flex: time of a score in flex's kernel, forward and backward alike.
+        flex_call: fixed time of a call of flex beyond that of dense attention.
+        tile_key: time of a key of a tile of chosen keys, besides that of its scores: it is gathered, and read from
+            memory several times.
+        listed: time of a pair that a list of chosen keys names, to find its tile and to make its mask.
+    """
+
+    forward: PassCosts
+    backward: PassCosts
+    dense_backward: float
+    key: float
+    gathered: float
+    call: float
+    run: float
+    moved: float
+    flex: float = 1.2
+    flex_call: float = 0.0
+    tile_key: float = 80.0
+    listed: float = 5.0
+
+    def shares(self, needs_grad: bool) -> tuple[tuple[PassCosts, float], ...]:
+        """Return the passes of a call, and their shares in the time of a score of dense attention."""
+        if not needs_grad:
+            return ((self.forward, 1.0),)
+        both = 1.0 + self.dense_backward
+        return (self.forward, 1.0 / both), (self.backward, self.dense_backward / both)
+
+    def masked(self, needs_grad: bool) -> float:
+        """Return the time of a score of dense attention with a mask."""
+        return sum(share * each.masked for each, share in self.shares(needs_grad))
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor, or a GPU.
+
+    Attributes:
+        device: "cpu", or the type of another device.
+        name: as the system or the driver knows it; "" in a file of the user's own: any processor.
+        vendor: as the processor reports it; "" where the system does not say.
+        vectors: the widest instructions that torch's kernels use, such as "AVX2" or "AVX512".
+        has_tiles: whether it multiplies matrices in tiles (AMX), as far as the system shows it.
+    """
+
+    device: str
+    name: str
+    vendor: str = ""
+    vectors: str = ""
+    has_tiles: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in (self.name, self.vectors, "AMX" if self.has_tiles else "") if part)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A processor and what attention costs there.
+
+    Attributes:
+        source: where its costs come from, in words.
+        costs: (name of a dtype, its costs).
+    """
+
+    processor: Processor
+    source: str
+    costs: tuple[tuple[str, Costs], ...]
+
+    def __str__(self) -> str:
+        return f"{self.processor}: {self.source}" if self.processor.name else self.source
+
+    def costs_in(self, dtype: str) -> Costs:
+        """Return the costs in a dtype; without them, in the first that was measured."""
+        return dict(self.costs).get(dtype, self.costs[0][1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the machine in JSON types."""
+        costs = {name: asdict(each) for name, each in self.costs}
+        return {"processor": asdict(self.processor), "source": self.source, "costs": costs}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Machine":
+        """Return the machine that `to_dict` wrote.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: it did not.
+        """
+        costs = tuple((name, _costs_from(each)) for name, each in data["costs"].items())
+        # number of cores: in files from before it stopped to count
+        processor = {name: value for name, value in data["processor"].items() if name != "num_cores"}
+        return cls(Processor(**processor), data["source"], costs)
+
+
+def _costs_from(data: dict[str, Any]) -> Costs:
+    passes = {}
+    for name in ("forward", "backward"):
+        blocks = tuple((int(tokens), float(time)) for tokens, time in data[name]["blocks"]["per_score"])
+        passes[name] = PassCosts(**{**data[name], "blocks": BlockCosts(blocks)})
+    return Costs(**{**data, **passes})
+
+
+# the innermost `on_machine` block comes last
+_pretended: list[Machine] = []
+
+
+def costs_of(call: AttentionCall) -> Costs:
+    """Return what a call costs on the device of its inputs.
+
+    float16 is computed in float32, and float64 compared within itself, so that both have the costs of float32.
+    """
+    return machine_of(call.inputs.device).costs_in("bfloat16" if call.inputs.dtype == torch.bfloat16 else "float32")
+
+
+def machine_of(device: str) -> Machine:
+    """Return the machine whose costs are used for a type of device."""
+    return _pretended[-1] if _pretended else _found(device)
+
+
+@contextmanager
+def on_machine(machine: Machine) -> Iterator[None]:
+    """Choose lengths of blocks, and backends for calls unlike any before, as on another machine, in all threads."""
+    _pretended.append(machine)
+    try:
+        yield
+    finally:
+        _pretended.remove(machine)
+
+
+@lru_cache
+def _found(device: str) -> Machine:
+    processor = processor_of(device)
+    own = [each for each in measured() if each.processor in (processor, Processor(device, ""))]
+    return nearest(processor, own or known_machines())
+
+
+def nearest(processor: Processor, machines: Sequence[Machine]) -> Machine:
+    """Return the machine that is most like a processor; the first of several.
+
+    By device, name, vendor and instructions. Virtual machines hide instructions that the processor has, so that its
+    name and its vendor count first.
+    """
+
+    def likeness(machine: Machine) -> list[bool]:
+        return [value == getattr(machine.processor, name) for name, value in asdict(processor).items()]
+
+    return max(machines, key=likeness)
+
+
+@lru_cache
+def processor_of(device: str) -> Processor:
+    """Return the processor behind a type of device."""
+    if device != "cpu":
+        # an explanation may ask for a device that is not there
+        is_there = device == "cuda" and torch.cuda.is_available()
+        return Processor(device, torch.cuda.get_device_name() if is_there else "")
+    listing = Path("/proc/cpuinfo")
+    # what Linux says of the first of the processors
+    text = listing.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0] if listing.exists() else ""
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    has_tiles = "amx_tile" in fields.get("flags", "").split()
+    return Processor(device, name, fields.get("vendor_id", ""), torch.backends.cpu.get_cpu_capability(), has_tiles)
+
+
+def path_of_measured() -> Path:
+    """Return the file of the machines that the user has measured, in the cache of the user."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(VARIABLE) or cache / "hf_efficient_attn" / "machines.json")
+
+
+def measured() -> list[Machine]:
+    """Return the machines that the user has measured: several may share a home.
+
+    Raises:
+        ConfigurationError: the file is not one that `remember` has written.
+    """
+    path = path_of_measured()
+    if not path.is_file():
+        return []
+    try:
+        return [Machine.from_dict(each) for each in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{path} does not hold the costs of machines as 'hf-efficient-attn bench calibrate' writes them "
+            f"({type(error).__name__}: {error}). Delete it, or name another file in {VARIABLE}."
+        ) from error
+
+
+def remember(machine: Machine) -> Path:
+    """Write a machine into the file of the user's, in place of an earlier measurement; return the file."""
+    machines = [*(each for each in measured() if each.processor != machine.processor), machine]
+    path = path_of_measured()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps([each.to_dict() for each in machines], indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+    _found.cache_clear()
+    return path
+
+
+@lru_cache
+def known_machines() -> tuple[Machine, ...]:
+    """Return the machines in `KNOWN_JSON`."""
+    return tuple(map(Machine.from_dict, json.loads(KNOWN_JSON)))
+
+
+# As `remember` writes a file; text in a module, since a copy of the package's code takes no other files along. The
+# first of those that are equally near is taken. That of the GPU is from times of 256 to 32,768 tokens, in 16 heads of
+# 64 numbers in bfloat16: in blocked a score takes 58 times as long as in dense attention, 39 times in the backward
+# pass, and a call 2 ms; passes with one number share their layouts. In flex a score takes 3.5 times as long, and a
+# call 0.13 ms longer, or 0.7 ms with the backward pass.
+KNOWN_JSON = """
+[
+  {"processor": {"device": "cpu", "name": "AMD EPYC",
+    "vendor": "AuthenticAMD", "vectors": "AVX512", "has_tiles": false},
+   "source": "measured on 2026-11-24 with torch 2.13.0+cpu, 1 threads",
+   "costs": {
+    "float32": {
+     "forward": {"blocks": {"per_score":
+      [[32, 1.37], [64, 1.3], [96, 1.27], [128, 1.24], [192, 1.26], [256, 1.23]]},
+      "explicit": 3.01, "masked": 1.13},
+     "backward": {"blocks": {"per_score":
+      [[32, 1.45], [64, 1.25], [96, 1.19], [128, 1.15], [192, 1.13], [256, 1.13]]},
+      "explicit": 2.84, "masked": 1.05},
+     "dense_backward": 2.61, "key": 5.17, "gathered": 6.51, "call": 24300, "run": 39600, "moved": 112},
+    "bfloat16": {
+     "forward": {"blocks": {"per_score":
+      [[32, 1.54], [64, 1.34], [96, 1.4], [128, 1.38], [192, 1.28], [256, 1.25]]},
+      "explicit": 3.43, "masked": 1.13},
+     "backward": {"blocks": {"per_score":
+      [[32, 2.59], [64, 2.16], [96, 2.13], [128, 2.01], [192, 1.6], [256, 1.5]]},
+      "explicit": 4.46, "masked": 1.07},
+     "dense_backward": 1.96, "key": 34.3, "gathered": 5.82, "call": 24200, "run": 41100, "moved": 121}}},
+  {"processor": {"device": "cpu", "name": "Intel(R) Xeon(R) Processor",
+    "vendor": "GenuineIntel", "vectors": "AVX512", "has_tiles": true},
+   "source": "forward in float32 measured, the rest taken from an AMD EPYC",
+   "costs": {
+    "float32": {
+     "forward": {"blocks": {"per_score":
+      [[32, 1.33], [64, 1.33], [96, 1.28], [128, 1.29], [192, 1.05], [256, 1.04]]},
+      "explicit": 3.01, "masked": 1.13},
+     "backward": {"blocks": {"per_score":
+      [[32, 1.45], [64, 1.25], [96, 1.19], [128, 1.15], [192, 1.13], [256, 1.13]]},
+      "explicit": 2.84, "masked": 1.05},
+     "dense_backward": 2.61, "key": 5.17, "gathered": 6.51, "call": 24300, "run": 39600, "moved": 112},
+    "bfloat16": {
+     "forward": {"blocks": {"per_score":
+      [[32, 1.54], [64, 1.34], [96, 1.4], [128, 1.38], [192, 1.28], [256, 1.25]]},
+      "explicit": 3.43, "masked": 1.13},
+     "backward": {"blocks": {"per_score":
+      [[32, 2.59], [64, 2.16], [96, 2.13], [128, 2.01], [192, 1.6], [256, 1.5]]},
+      "explicit": 4.46, "masked": 1.07},
+     "dense_backward": 1.96, "key": 34.3, "gathered": 5.82, "call": 24200, "run": 41100, "moved": 121}}},
+  {"processor": {"device": "cpu", "name": "Intel(R) Xeon(R) Processor",
+    "vendor": "GenuineIntel", "vectors": "AVX512", "has_tiles": false},
+   "source": "measured on 2026-11-27, and bfloat16 on 2026-11-28, with torch 2.13.0+cpu, 1 threads",
+   "costs": {
+    "float32": {
+     "forward": {"blocks": {"per_score":
+      [[32, 1.54], [64, 1.41], [96, 1.42], [128, 1.46], [192, 1.4], [256, 1.32]]},
+      "explicit": 3.36, "masked": 1.24},
+     "backward": {"blocks": {"per_score":
+      [[32, 2.46], [64, 1.97], [96, 1.7], [128, 1.68], [192, 1.39], [256, 1.33]]},
+      "explicit": 3.71, "masked": 1.14},
+     "dense_backward": 2.37, "key": 10.5, "gathered": 47.7, "call": 44500, "run": 43600, "moved": 154},
+    "bfloat16": {
+     "forward": {"blocks": {"per_score":
+      [[32, 1.7], [64, 1.59], [96, 1.64], [128, 1.61], [192, 1.44], [256, 1.41]]},
+      "explicit": 2.78, "masked": 1.16},
+     "backward": {"blocks": {"per_score":
+      [[32, 2.62], [64, 1.94], [96, 1.76], [128, 1.69], [192, 1.43], [256, 1.37]]},
+      "explicit": 3.98, "masked": 1.07, "is_widened": true},
+     "dense_backward": 2.21, "key": 14.8, "gathered": 21.2, "call": 56900, "run": 42600, "moved": 82.9}}},
+  {"processor": {"device": "cuda", "name": "NVIDIA H200"},
+   "source": "measured on 2026-11-27 with torch 2.11.0+cu130 but for keys and queries that are copied: estimated",
+   "costs": {
+    "bfloat16": {
+     "forward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
+     "backward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
+     "dense_backward": 2.6, "key": 8, "gathered": 40, "call": 3e+09, "run": 5e+07, "moved": 600,
+     "flex": 3.5, "flex_call": 2.5e+08}}}
+]
+"""

@@ -1,0 +1,285 @@
+"""What `blocked` and `gathered` compute, differentiable: an autograd function, and in traced programs custom operators.
+
+The operators are opaque to `torch.compile` and `torch.export`, so that there are no graph breaks. They take the call as
+text and tensors; the autograd function holds the call itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends.blocked import execute as blocked
+from hf_efficient_attn.backends.gathered import execute as gathered
+from hf_efficient_attn.backends.kernels import empty_output, wide_dtype
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.call_text import read_call, write_call_text
+from hf_efficient_attn.layout.chosen.chosen_text import read_chosen, write_chosen_text
+from hf_efficient_attn.layout.host_copies import as_they_are
+from hf_efficient_attn.layout.onnx import refuse_operator
+from hf_efficient_attn.layout.token_mask import TokenMask
+
+# they look at masks on the host, which a CUDA graph cannot replay
+TAGS = (torch.Tag.cudagraph_unsafe,)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Return output and lse, which is never None, by `gathered` if there are chosen keys; see `Backend`.
+
+    Dropout is drawn from torch's global generator, once per call.
+    """
+    seed = torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None
+    # an offset in a tensor is for programs that are traced
+    if is_traced(q) or call.query_start is not None:
+        out, lse, _ = attention_operator(q, k, v, *_arguments(call, seed))
+        return out, lse if call.lse_needs_grad else lse.detach()
+    learned = [term.values for term in call.terms] if call.terms else []
+    learned = learned if call.sinks is None else [*learned, call.sinks]
+    needs_grad = q.requires_grad or k.requires_grad or v.requires_grad or any(each.requires_grad for each in learned)
+    number = 0 if seed is None else int(seed)
+    if needs_grad and torch.is_grad_enabled():
+        out, lse = _Attention.apply(call, number, q, k, v, *learned)  # type: ignore[no-untyped-call]
+        return out, lse if call.lse_needs_grad else lse.detach()
+    execute: Any = blocked if call.chosen is None else gathered
+    out, lse, *_ = execute.forward(q, k, v, call, number)
+    return out, lse
+
+
+def is_traced(q: Tensor) -> bool:
+    """Return whether a compiler, a dispatch mode (such as fake tensors) or a subclass must see one operator."""
+    return torch.compiler.is_compiling() or type(q) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
+
+
+class _Attention(torch.autograd.Function):
+    """A call in eager mode; the last arguments are the values of its terms, and its sinks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, lse, alone = _forward(q, k, v, call, seed)
+        # no zeros for an lse that nothing was computed from: with them the fused kernel could not be used
+        ctx.set_materialize_grads(False)
+        masks = [as_they_are(mask) for mask in call.tokens.tensors]
+        tensors = [*masks, *([] if call.chosen is None else call.chosen.tensors), *learned]
+        # all tensors are saved, none is held by the call, for checkpointing and for the hooks of saved tensors
+        ctx.call, ctx.seed = _with_tensors(call, [None] * len(tensors)), seed
+        ctx.save_for_backward(q, k, v, out, lse, alone, *tensors)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+        q, k, v, out, lse, alone, *tensors = ctx.saved_tensors
+        call = _with_tensors(ctx.call, tensors)
+        grad = torch.zeros_like(out) if grad is None else grad
+        arguments = (grad, d_lse, q, k, v, out, lse, alone, call, ctx.seed)
+        if torch.is_grad_enabled():
+            dq, dk, dv, *d_learned = _Gradients.apply(*arguments)  # type: ignore[no-untyped-call]
+        else:
+            dq, dk, dv, *d_learned = _backward(*arguments)
+        return None, None, dq, dk if dk.ndim == q.ndim else None, dv, *d_learned
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of a call where they are to be differentiated (create_graph=True)."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        ctx.backend = _name(arguments[-2])
+        return _backward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        raise _no_second_derivative(ctx.backend)
+
+
+def _with_tensors(call: AttentionCall, tensors: Sequence[Tensor | None]) -> AttentionCall:
+    """Return a call with other tensors: its masks, those of its chosen keys, the values of its terms, its sinks."""
+    given: Iterator[Any] = iter(tensors)
+    tokens = TokenMask(*(next(given) for _ in call.tokens.tensors))
+    chosen: Any = call.chosen
+    if chosen is not None:
+        chosen = replace(chosen, **{name: next(given) for name in chosen.tensor_names})
+    terms = tuple(replace(term, values=next(given)) for term in call.terms)
+    return replace(call, tokens=tokens, chosen=chosen, terms=terms, sinks=next(given, None))
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return out, lse, and which queries read themselves alone, bool [B, H, Nq] or empty."""
+    if call.chosen is not None:
+        return gathered.forward(q, k, v, call, seed)
+    return *blocked.forward(q, k, v, call, seed), q.new_empty(0, dtype=torch.bool)
+
+
+def _backward(
+    grad: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    alone: Tensor,
+    call: AttentionCall,
+    seed: int,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any.
+
+    If keys are queries of length 1, the gradient of q is that of both, and that of k is empty.
+    """
+    # backward() within autocast must not round gradients more than the scores were rounded
+    with autocast_off(q.device.type):
+        if call.chosen is None:
+            dq, dk, dv, learned = blocked.backward(grad, d_lse, q, k, v, out, lse, call, seed)
+        else:
+            dq, dk, dv, learned = gathered.backward(grad, q, k, v, out, lse, alone, call, seed)
+    return dq, dk, dv, *learned
+
+
+def _arguments(call: AttentionCall, seed: Tensor | None) -> tuple[Any, ...]:
+    """Return the arguments of `attention_operator` behind q, k and v."""
+    layout, chosen = call.layout, call.chosen
+    heads = (layout.first_head, layout.num_model_heads, layout.is_cross)
+    labels, values = tuple(term.label for term in call.terms), [term.values for term in call.terms]
+    tensors = (list(call.tokens.tensors), [] if chosen is None else chosen.tensors, values, call.sinks)
+    text = write_call_text(layout.pattern, layout.layer, labels, *heads)
+    texts = (text, "" if chosen is None else write_chosen_text(chosen))
+    return *tensors, seed, call.query_start, *texts, layout.query_offset, call.softcap, call.scale, call.dropout
+
+
+def _read_call(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[AttentionCall, int]:
+    """Return the call and the seed that the arguments of an operator say."""
+    masks, chosen, values, sinks, seed, query_start, call_text, chosen_text, *numbers = arguments
+    choice = read_chosen(chosen_text, chosen) if chosen_text else None
+    call = read_call(q, k, v, masks, choice, values, sinks, query_start, call_text, *numbers)
+    return call, 0 if seed is None else int(seed)
+
+
+def _name(call: AttentionCall) -> str:
+    return "blocked" if call.chosen is None else "gathered"
+
+
+def _no_second_derivative(backend: str) -> UnsupportedBackendError:
+    return UnsupportedBackendError(
+        f"The {backend} backend has no second derivative (create_graph=True, torch.autograd.functional.hessian, ...). "
+        "Use backend='reference', which keeps all scores in memory."
+    )
+
+
+@torch.library.custom_op("hf_efficient_attn::attention", mutates_args=(), tags=TAGS)
+def attention_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    masks: list[Tensor | None],
+    chosen: list[Tensor | None],
+    term_values: list[Tensor],
+    sinks: Tensor | None,
+    seed: Tensor | None,
+    query_start: Tensor | None,
+    call_text: str,
+    chosen_text: str,
+    query_offset: int,
+    softcap: float | None,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return out [B, H, Nq, Dv], lse [B, H, Nq], and which queries read themselves alone, bool, or an empty tensor.
+
+    Args:
+        masks: the tensors of the token mask.
+        chosen, chosen_text: the tensors of the chosen keys, and what else they are, by `write_chosen_text`; "": none.
+        term_values: the values of the terms whose labels are in the call text.
+        seed: int64 scalar on the CPU, needed with dropout.
+        query_start: int64 scalar that replaces `query_offset`.
+        call_text: as `write_call_text` writes it.
+    """
+    tensors, texts = (masks, chosen, term_values, sinks, seed, query_start), (call_text, chosen_text)
+    return _forward(q, k, v, *_read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout))
+
+
+@torch.library.custom_op("hf_efficient_attn::attention_backward", mutates_args=(), tags=TAGS)
+def attention_backward_operator(
+    grad: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    alone: Tensor,
+    masks: list[Tensor | None],
+    chosen: list[Tensor | None],
+    term_values: list[Tensor],
+    sinks: Tensor | None,
+    seed: Tensor | None,
+    query_start: Tensor | None,
+    call_text: str,
+    chosen_text: str,
+    query_offset: int,
+    softcap: float | None,
+    scale: float,
+    dropout: float,
+) -> list[Tensor]:
+    """Return the gradients of `_backward`."""
+    tensors, texts = (masks, chosen, term_values, sinks, seed, query_start), (call_text, chosen_text)
+    call, number = _read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout)
+    return list(_backward(grad, d_lse, q, k, v, out, lse, alone, call, number))
+
+
+@attention_operator.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    chosen, call_text, chosen_text = rest[1], rest[6], rest[7]
+    refuse_operator("gathered" if chosen_text else "blocked", call_text)
+    reads_self_last = bool(chosen_text) and read_chosen(chosen_text, chosen).reads_self_last
+    alone = q.new_empty(q.shape[:3] if reads_self_last else (0,), dtype=torch.bool)
+    return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype)), alone
+
+
+@attention_backward_operator.register_fake
+def _(grad: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    _, _, _, _, chosen, term_values, sinks, _, _, _, chosen_text, *_ = rest
+    is_shared = bool(chosen_text) and read_chosen(chosen_text, chosen).unit_keys
+    learned = [*term_values, *([] if sinks is None else [sinks])]
+    dk = q.new_empty(0) if is_shared else torch.empty_like(k)
+    return [torch.empty_like(q), dk, torch.empty_like(v), *(torch.empty_like(each) for each in learned)]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    q, k, v, masks, chosen, term_values, sinks, seed, query_start, *ctx.settings = inputs
+    out, lse, alone = output
+    ctx.mark_non_differentiable(alone)
+    ctx.set_materialize_grads(False)
+    kept = [as_they_are(mask) for mask in masks]
+    ctx.num_lists = (len(kept), len(chosen))
+    ctx.save_for_backward(q, k, v, out, lse, alone, sinks, seed, query_start, *kept, *chosen, *term_values)
+
+
+def _operator_backward(ctx: Any, grad: Tensor | None, d_lse: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, alone, sinks, seed, query_start, *rest = ctx.saved_tensors
+    num_masks, num_chosen = ctx.num_lists
+    masks, chosen, term_values = rest[:num_masks], rest[num_masks:][:num_chosen], rest[num_masks + num_chosen :]
+    grad = torch.zeros_like(out) if grad is None else grad
+    dq, dk, dv, *d_learned = attention_backward_operator(
+        grad, d_lse, q, k, v, out, lse, alone, masks, chosen, term_values, sinks, seed, query_start, *ctx.settings
+    )
+    d_sinks = None if sinks is None else d_learned.pop()
+    # torch takes a list of tensors for a list, and one with None in it for a single argument
+    no_gradient = None if any(each is None for each in chosen) else [None] * num_chosen
+    return dq, dk if dk.ndim == q.ndim else None, dv, None, no_gradient, d_learned, d_sinks, *[None] * 8
+
+
+def _operator_second_backward(ctx: Any, *grads: Any) -> None:
+    raise _no_second_derivative("gathered" if ctx.chosen_text else "blocked")
+
+
+def _keep_text(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.chosen_text = inputs[15]
+
+
+attention_operator.register_autograd(_operator_backward, setup_context=_setup_context)
+attention_backward_operator.register_autograd(_operator_second_backward, setup_context=_keep_text)
