@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from forked import server
+from distributed import run_script
 
 import hf_efficient_attn
 
@@ -44,7 +43,7 @@ def test_no_placeholder_is_left(page: Path) -> None:
 
 
 def test_figures_are_those_of_the_committed_results() -> None:
-    done = server().run([sys.executable, ROOT / "model_cards" / "figures.py", "--check"])
+    done = run_script([sys.executable, ROOT / "model_cards" / "figures.py", "--check"])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -125,14 +124,3 @@ def test_files_that_contributing_names_exist() -> None:
     # a bare name of a file stands after one that says its folder
     folders += (folders[-1] / "models", folders[-1] / "backends", folders[-1] / "backends" / "blocked")
     assert not [name for name in names if not any((folder / name).exists() for folder in folders)]
-
-
-def test_a_run_of_kills_says_its_seed_machine_and_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "model_cards")
-    import figures
-    from faults.kills import record
-
-    said = figures.kills({"kills": 4, "before_the_end": {"push": 3}, "lost": 0, **record(seed=7)})
-    assert said.startswith("Of 4 kills 3 came before the end, and nothing was lost. *Seed 7; ")
-    assert f"torch {torch.__version__}" in said
-    assert re.search(r"; \d{4}-\d\d-\d\d\*$", said)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import server
+from distributed import run_fresh
 from own_files import own, write_own_files
 from run_example import EXAMPLES, environment
 
@@ -13,9 +13,7 @@ RECORD = EXAMPLES.parent / "model_cards" / "record.py"
 
 
 def record(folder: Path, *words: str) -> None:
-    done = server("forked_torch_imports").run(
-        [sys.executable, RECORD, "--to", ".", *words], folder, environment(folder)
-    )
+    done = run_fresh([sys.executable, RECORD, "--to", ".", *words], folder, environment(folder))
     assert done.returncode == 0, done.stderr
 
 
