@@ -67,9 +67,11 @@ def run_script(command: Sequence[Any], cwd: Any = None, env: Any = None, timeout
         return subprocess.CompletedProcess(command, script.returncode, stdout.read_text(), stderr.read_text())
 
 
-def run_fresh(command: Sequence[Any], cwd: Any = None, env: Any = None) -> subprocess.CompletedProcess:
+def run_fresh(
+    command: Sequence[Any], cwd: Any = None, env: Any = None, timeout: float = 280
+) -> subprocess.CompletedProcess:
     """Run a command in a process that has imported nothing yet."""
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
 
 
 def run_distributed(script: Path, *arguments: Any, world_size: int = 2, exit_code: int = 0) -> str:
