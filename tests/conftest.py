@@ -4,9 +4,7 @@ import gc
 import importlib.util
 import os
 from collections.abc import Generator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,10 +19,8 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 # the costs of one machine everywhere, so that tests compute alike on all
 os.environ["HF_EFFICIENT_ATTN_MACHINES"] = str(Path(__file__).with_name("machines.json"))
-# new files for a copy of the package, see test_extension.py
-collect_ignore = ["extension"]
 if not torch.cuda.is_available():
-    collect_ignore += ["backends/test_flex_on_cuda.py", "models/test_contract_on_cuda.py"]
+    collect_ignore = ["backends/test_flex_on_cuda.py", "models/test_contract_on_cuda.py"]
 
 
 def _let_children_find_the_same() -> None:
@@ -56,23 +52,15 @@ def machine_anew() -> Generator[None]:
     machine_costs._found.cache_clear()
 
 
-@pytest.fixture
-def capability() -> Any:
-    """Return the function by which a test says what a family can do with a neighbour, see capabilities.py.
-
-    Imported here, with all families: the process that deals out the tests needs none of them.
-    """
-    from capabilities import capability
-
-    return capability
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> list[str]:
+    """What scripts are told beside their folder: "thorough" where tests that are marked so may be run."""
+    return [] if "not thorough" in pytestconfig.option.markexpr else ["thorough"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that fill the table of neighbours; put first what takes longest, lest one worker ends alone."""
-    items.sort(key=lambda item: not _makes_something_once(item.path))
-    for item in items:
-        if "capability" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.capability)
+    """Put first what starts processes, lest one worker ends alone with it."""
+    items.sort(key=lambda item: "processes" not in item.path.parts)
 
 
 def pytest_collection_finish() -> None:
@@ -92,26 +80,3 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and item.path != nextitem.path:
         gc.collect()
         gc.freeze()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let the tests of a file that makes something once for all of them run in one worker, so that it is made once.
-
-    Of other files, the cases of a function: to deal out thousands of them one by one takes seconds.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class BySharedFixtures(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if _makes_something_once(config.rootpath / file) else nodeid.partition("[")[0]
-
-    # in the order of the tests, not those with most cases first
-    config.option.loadscopereorder = False
-    return BySharedFixtures(config, log)
-
-
-@cache
-def _makes_something_once(file: Path) -> bool:
-    return 'scope="module"' in file.read_text()

@@ -1,7 +1,7 @@
 """Every family with its models under contract, for all tests: a new family joins by its entry in `OURS`.
 
 The contracts take all cases. Where one model of a family is enough, a test asks for what writes or reads texts, or for
-the cases of its column of the table that `capabilities.py` fills; see `family.py`.
+the cases of its column; see `family.py`.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Test the package with the libraries beside it, installed and not imitated, run the tests that are too thorough for every
-# day, and renew the table of what each family can do: all of it, or with further arguments, which go to pytest, the cells of
-# the tests that these choose. Makes a virtual environment (VENV, default .venv).
+# Test the package with the libraries beside it, installed and not imitated, and run the tests that are too thorough for
+# every day. Further arguments go to pytest. Makes a virtual environment (VENV, default .venv).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source environment.sh test,neighbours
@@ -13,11 +12,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 PATH=$(realpath "$VENV")/bin:$PATH
 TORCH_EXTENSIONS_DIR=$(mktemp -d)
 export PATH TORCH_EXTENSIONS_DIR ULYSSES=--deepspeed
-export CAPABILITIES=$(mktemp)
 # once, and not while the processes of a test wait for each other
 for builder in ShareMemCommBuilder CPUAdamBuilder; do
     "$python" -c "from deepspeed.accelerator import get_accelerator as found; found().create_op_builder('$builder').load()"
 done
-"$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or capability or thorough" "$@"
-"$python" tests/capabilities.py "$CAPABILITIES" "$([ $# -gt 0 ] || echo whole)"
-"$python" model_cards/figures.py
+"$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or thorough" "$@"

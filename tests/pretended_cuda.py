@@ -1,31 +1,60 @@
 """CUDA pretended on a machine without one: tensors that say cuda:0, hold CPU data, and refuse what CUDA refuses.
 
 It finds operations that mix devices, operators that exist on CPUs only, and how often a computation waits for the
-device (`Waits`). It says nothing about numbers or speed on a GPU.
+device: for a number or a size that the host needs, and for every copy. It says nothing about numbers or speed on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from device_waits import INDEXED, PACKAGE, WAITING, Waits, is_sized_by_values, waits
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 COPIES = {aten.copy_, aten._to_copy, aten._copy_from_and_resize}
+# take indices from the host
+INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+# whose answer is a number or a size that the host needs
+NAMES = "_local_scalar_dense nonzero is_nonzero equal masked_select _unique2 unique_dim unique_consecutive bincount"
+WAITING = {getattr(aten, name) for name in (*NAMES.split(), "linalg_inv_ex", "_linalg_check_errors")}
+CALLERS = r"/(hf_efficient_attn|transformers)/(?!tests/)"
+
+
+class Waits(Counter[str]):
+    """How often each line of the package, or of transformers, waited for the device."""
+
+    def note(self, what: str) -> None:
+        frames = [frame for frame in traceback.extract_stack() if re.search(CALLERS, frame.filename)]
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "elsewhere"
+        self[f"{place}: {what}"] += 1
+
+    def of_package(self) -> Waits:
+        """Return those that are not transformers' own."""
+        return Waits({place: count for place, count in self.items() if "/transformers/" not in place})
+
+
+waits = Waits()
 
 
 class PretendedTensor(Tensor):
     """A tensor on cuda:0, as far as anyone can ask."""
 
     data_on_cpu: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: CUDA)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, data: Tensor) -> PretendedTensor:
@@ -36,22 +65,9 @@ class PretendedTensor(Tensor):
         wrapped.data_on_cpu = data
         return wrapped
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(function, args, kwargs or {})
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"PretendedTensor({self.data_on_cpu!r})"
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
 
     def untyped_storage(self) -> Any:
         return self.data_on_cpu.untyped_storage()
@@ -67,7 +83,10 @@ class PretendedTensor(Tensor):
         return move(self, torch.device("cpu"))
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        return moved_to(self, args, kwargs)
+        return moved_to(self, *args, **kwargs)
+
+    def new_tensor(self, data: Any, **options: Any) -> Tensor:
+        return tensor(data, **{"device": CUDA, "dtype": self.dtype, **options})
 
 
 def is_cuda(device: Any) -> bool:
@@ -103,33 +122,40 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     return Moved.apply(tensor, is_cuda(device))
 
 
-_plain_to = Tensor.to
+_plain_to, _plain_tensor = Tensor.to, torch.tensor
 
 
-def moved_to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def moved_to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`Tensor.to`, with any of its forms of arguments."""
-    rest, device = [], kwargs.pop("device", None)
-    kwargs.pop("non_blocking", None)
-    for argument in args:
-        if isinstance(argument, torch.device | str):
-            device = argument
-        elif isinstance(argument, Tensor):
-            device = argument.device
-            rest.append(argument.dtype)
-        else:
-            rest.append(argument)
-    tensor = tensor if device is None else move(tensor, torch.device(device))
-    return _plain_to(tensor, *rest, **kwargs) if rest or kwargs else tensor
+    if args and isinstance(args[0], Tensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+    tensor = tensor if device is None else move(tensor, device)
+    return tensor if dtype is None else _plain_to(tensor, dtype)
+
+
+def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
+    """`torch.tensor`, which copies from the host."""
+    made = _plain_tensor(unwrap(data), **options)
+    return move(made, device) if is_cuda(device) and made.numel() else wrap(made) if is_cuda(device) else made
+
+
+def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    """`torch.as_tensor`, which copies what is not on the device."""
+    if not isinstance(data, Tensor):
+        return tensor(data, dtype=dtype, device=device)
+    return data.to(device or data.device, dtype or data.dtype)
 
 
 def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator on the data behind the tensors, if CUDA would run it."""
-    if function.namespace == PACKAGE:
+    if function.namespace == "hf_efficient_attn":
         with DispatchMode():
-            return OPERATORS[function._opname](*args, **kwargs)
+            return OPDEFS[function._schema.name]._init_fn(*args, **kwargs)
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     pretended = [leaf for leaf in leaves if isinstance(leaf, PretendedTensor)]
-    check(function, leaves, pretended, args, kwargs)
+    if pretended:
+        check(function, leaves, args, kwargs)
     # autograd takes the device of a pretended tensor for the CPU; who wants to move one calls `to` or `cpu`
     is_result_cuda = bool(pretended) or is_cuda(kwargs.get("device"))
     if "device" in kwargs:
@@ -137,38 +163,31 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if function.overloadpacket in COPIES and pretended and not isinstance(leaves[0], PretendedTensor):
         is_result_cuda = False
     result = function(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
-    if not is_result_cuda:
-        return result
     # an operator in place returns the tensor that it was given
-    for leaf in pretended:
-        if result is leaf.data_on_cpu:
-            return leaf
-    return tree_map(wrap, result)
+    same = [leaf for leaf in pretended if result is leaf.data_on_cpu]
+    return result if not is_result_cuda else same[0] if same else tree_map(wrap, result)
 
 
-def check(
-    function: Any, leaves: list[Tensor], pretended: list[PretendedTensor], args: Any, kwargs: dict[str, Any]
-) -> None:
+def check(function: Any, leaves: list[Tensor], args: Any, kwargs: dict[str, Any]) -> None:
     """Raise RuntimeError for what CUDA refuses, and count what makes the host wait."""
-    if not pretended:
-        return
     packet, name = function.overloadpacket, str(function)
     if "for_cpu" in name:
         raise RuntimeError(f"{name} exists on CPUs only.")
-    if packet in WAITING:
+    is_sized_by_values = packet in INDEXED and any(
+        isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+    )
+    if packet is aten.repeat_interleave:
+        is_sized_by_values = isinstance(args[-1], Tensor) and kwargs.get("output_size") is None
+    if packet in WAITING or is_sized_by_values:
         waits.note(name)
-    if is_sized_by_values(packet, args, kwargs):
-        waits.note(f"{name}, whose result has a size by values")
-    on_host = [leaf for leaf in leaves if not isinstance(leaf, PretendedTensor) and leaf.dim() > 0]
-    if packet in COPIES:
-        if len(leaves) > len(pretended):
-            waits.note("copy between devices")
-    elif on_host and packet in INDEXED and isinstance(leaves[0], PretendedTensor):
+    plain = [leaf for leaf in leaves if not isinstance(leaf, PretendedTensor)]
+    on_host = [tuple(leaf.shape) for leaf in plain if leaf.dim() > 0]
+    if packet in COPIES and plain:
+        waits.note("copy between devices")
+    elif packet not in COPIES and on_host and packet in INDEXED and isinstance(leaves[0], PretendedTensor):
         waits.note("index copied to the device")
-    elif on_host:
-        raise RuntimeError(
-            f"Expected all tensors on the same device: {name}, {[tuple(t.shape) for t in on_host]} on CPU."
-        )
+    elif packet not in COPIES and on_host:
+        raise RuntimeError(f"Expected all tensors on the same device: {name}, {on_host} on CPU.")
 
 
 class DispatchMode(TorchDispatchMode):
@@ -178,98 +197,21 @@ class DispatchMode(TorchDispatchMode):
         return dispatch(function, args, kwargs or {})
 
 
-def sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`scaled_dot_product_attention` as its formula says it, since the operator behind it is another on each device."""
-    if enable_gqa:
-        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
-    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return torch.nn.functional.dropout(torch.softmax(scores, -1), dropout_p) @ value
-
-
-_plain_tensor, _plain_as_tensor, _plain_generator = torch.tensor, torch.as_tensor, torch.Generator
-
-
-def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
-    """`torch.tensor`, which copies from the host."""
-    made = _plain_tensor(unwrap(data), **options)
-    if not is_cuda(device):
-        return made
-    if made.numel():
-        waits.note("copy to the device")
-    return PretendedTensor(made)
-
-
-def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-    """`torch.as_tensor`, which copies what is not on the device."""
-    if not isinstance(data, Tensor):
-        return tensor(data, dtype=dtype, device=device)
-    found = data if device is None else move(data, torch.device(device))
-    return found if dtype is None else found.to(dtype)
-
-
-def new_tensor(like: Tensor, data: Any, **options: Any) -> Tensor:
-    return tensor(data, **{"device": like.device, "dtype": like.dtype, **options})
-
-
-def generator(device: Any = "cpu") -> torch.Generator:
-    return _plain_generator("cpu" if is_cuda(device) else device)
-
-
-OPERATORS: dict[str, Callable[..., Any]] = {}
-
-
-def _register() -> None:
-    from hf_efficient_attn.backends.operator import attention_backward_operator, attention_operator
-    from hf_efficient_attn.layout.chosen import block_choice, token_choice
-    from hf_efficient_attn.layout.dense import pairs
-
-    choices = (block_choice.choose_blocks, token_choice.choose_tokens)
-    for made in (attention_operator, attention_backward_operator, *choices, pairs.pairs_operator):
-        OPERATORS[made._name] = made._init_fn
-
-
 @contextmanager
 def pretended_cuda() -> Iterator[Waits]:
     """Have a device cuda:0 within the block, on which only tensors by `on_cuda` and their results are."""
-    _register()
     waits.clear()
-    patches = [
-        patch("torch.cuda._lazy_init", lambda: None),
-        patch("torch.tensor", tensor),
-        patch("torch.as_tensor", as_tensor),
+    with ExitStack() as stack:
+        for name, function in {"cuda._lazy_init": lambda: None, "tensor": tensor, "as_tensor": as_tensor}.items():
+            stack.enter_context(patch(f"torch.{name}", function))
         # the state of its generator is known to the host
-        patch("torch.cuda.get_rng_state", lambda device: torch.get_rng_state()),
-        patch("torch.cuda.set_rng_state", lambda state, device: torch.set_rng_state(state)),
-        patch("torch.Generator", generator),
-        patch("hf_efficient_attn.backends.dense_kernel.scaled_dot_product_attention", sdpa),
-        patch("hf_efficient_attn.attention.dense_matrix.scaled_dot_product_attention", sdpa),
-        patch("torch.nn.functional.scaled_dot_product_attention", sdpa),
-        patch.object(Tensor, "to", lambda self, *args, **kwargs: moved_to(self, args, kwargs)),
-        patch.object(PretendedTensor, "new_tensor", new_tensor, create=True),
-    ]
-    for each in patches:
-        each.start()
-    try:
-        with DispatchMode():
-            yield waits
-    finally:
-        for each in patches:
-            each.stop()
+        stack.enter_context(patch("torch.cuda.get_rng_state", lambda device: torch.get_rng_state()))
+        stack.enter_context(patch("torch.cuda.set_rng_state", lambda state, device: torch.set_rng_state(state)))
+        stack.enter_context(patch.object(Tensor, "to", moved_to))
+        # of its operators, the one that is the same on every device
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(DispatchMode())
+        yield waits
 
 
 def on_cuda(given: Tensor) -> PretendedTensor:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from forked import Forked
+from distributed import Script, start_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -17,9 +17,9 @@ def start_example(folder: Path, script: str, *arguments: str) -> subprocess.Pope
     return subprocess.Popen(command(script, arguments), cwd=folder, env=environment(folder), **pipes)
 
 
-def start_forked(folder: Path, script: str, *arguments: str) -> Forked:
+def start_forked(folder: Path, script: str, *arguments: str) -> Script:
     """Start an example as `start_example` does, in seconds less."""
-    return Forked(command(script, arguments), folder / "printed.txt", folder, environment(folder))
+    return start_script(command(script, arguments), folder / "printed.txt", folder, environment(folder))
 
 
 def command(script: str, arguments: tuple[str, ...]) -> list[str]:
@@ -31,14 +31,14 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **own, "HF_EFFICIENT_ATTN_CACHE": str(folder / "cache")}
 
 
-def finish_example(process: subprocess.Popen | Forked, exit_code: int = 0) -> str:
+def finish_example(process: subprocess.Popen | Script, exit_code: int = 0) -> str:
     """Return what it printed, once it has ended as expected."""
     output, _ = process.communicate(timeout=280)
     assert process.returncode == exit_code, output
     return output
 
 
-def refusal(process: subprocess.Popen | Forked) -> str:
+def refusal(process: subprocess.Popen | Script) -> str:
     """Return the sentence by which it refused its input."""
     output = finish_example(process, exit_code=1)
     assert "Traceback" not in output, output

@@ -46,7 +46,7 @@ test_combination() {
         tests/attention/test_ways_to_sparse_models.py tests/attention/test_interface_masks.py \
         tests/attention/test_interface_generation.py
     test_part models -k "($families) and not compile and not export" "${models[@]}"
-    test_part sharing tests/sharing tests/test_extension.py
+    test_part sharing tests/sharing
 }
 
 # the oldest torch traces least; it exports no model with grouped heads under sdpa for any length, transformers' own

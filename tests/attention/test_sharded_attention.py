@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from distributed import run_distributed
 from sharded_attention_script import CASES
-from torchrun import run_together
 
 from hf_efficient_attn.attention.sharded.key_exchange import Text, key_exchange
 from hf_efficient_attn.attention.sharded.layer import exchange_of
@@ -27,7 +27,7 @@ TOLERANCE = 1e-10
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_processes_compute_what_one_does(size: int, tmp_path: Path) -> None:
-    run_together(SCRIPT, tmp_path, processes=size)
+    run_distributed(SCRIPT, tmp_path, world_size=size)
     for rank in range(size):
         report = json.loads((tmp_path / f"{size}-{rank}.json").read_text())
         assert {name.rpartition(", ")[0] for name in report} == {

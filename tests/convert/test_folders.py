@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
-from forked import server
+from distributed import run_script
 from in_tree_models import in_tree, inputs_of, largest_difference
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -233,7 +233,7 @@ def test_fields_that_longformer_cannot_have() -> None:
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess:
     words = [sys.executable, "-m", "hf_efficient_attn", "convert", *map(str, arguments)]
-    return server().run(words)
+    return run_script(words)
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from forked import server
+from distributed import run_fresh
 from hub_server import running_hub
 from in_tree_models import FIELDS, heads_of, in_tree, inputs_of, largest_difference
 from safetensors.torch import load_file, save_file
@@ -121,7 +121,7 @@ def test_the_published_longformer_by_its_name_on_the_hub(tmp_path: Path) -> None
         folder.parent.mkdir(parents=True)
         published(folder, is_old_pickle=True)
         words = [sys.executable, "-m", "hf_efficient_attn", "convert", "allenai/longformer-base-4096", "dst"]
-        done = server("forked_torch_imports").run(words, tmp_path, hub.environment())
+        done = run_fresh(words, tmp_path, hub.environment())
     assert done.returncode == 0, done.stderr
     assert "dst: SparseTransformerForMaskedLM" in done.stdout
     assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors", FILE}

@@ -5,7 +5,7 @@ import sys
 from http import HTTPStatus
 
 import pytest
-from forked import server
+from distributed import run_fresh
 from hub_server import Hub, running_hub
 from in_tree_models import in_tree
 
@@ -48,7 +48,7 @@ SENTENCES = {
 
 def answers(hub: Hub, names: list[str], **changes: str) -> dict[str, tuple[str, float]]:
     words = [sys.executable, "-c", SCRIPT, *names]
-    done = server("forked_torch_imports").run(words, env={**hub.environment(), **changes})
+    done = run_fresh(words, env={**hub.environment(), **changes})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from forked import server
+from distributed import run_script
 from in_tree_models import in_tree
 from transformers.utils import logging
 
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_changed_is_as_it_was(tmp_path: Path, monkeypatc
 def test_signals(bert: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     dst = fill(tmp_path / "dst", {"config.json": "old", "model.safetensors": "old"})
     (tmp_path / "signalled.py").write_text(SIGNALLED)
-    ended = server().run([sys.executable, tmp_path / "signalled.py", name, bert, dst])
+    ended = run_script([sys.executable, tmp_path / "signalled.py", name, bert, dst])
     assert contents(dst) == {"config.json": b"old", "model.safetensors": b"old"}, ended.stderr
     left = [path.name for path in tmp_path.glob(".dst.*")]
     if name != "SIGKILL":

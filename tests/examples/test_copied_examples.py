@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import server
+from distributed import start_distributed
 from own_files import OWN, own, rows, write_own_files
 from run_example import EXAMPLES, command, environment, finish_example, start_forked, write_rows
-from torch.distributed import TCPStore
-from torchrun import environment as of_rank
 from transformers import AutoTokenizer
 
 
@@ -36,16 +34,11 @@ def test_every_example_is_tried() -> None:
 
 def on_two_processes(script: Path, arguments: list[str], folder: Path) -> str:
     """Run a script as torchrun does; return what both processes printed."""
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    printed = [folder / f"printed_by_{rank}.txt" for rank in range(2)]
     words = command(str(script), tuple(arguments))
-    started = [
-        server().start(words, [file, file], folder, {**environment(folder), **of_rank(rank, 2, store)})
-        for rank, file in enumerate(printed)
-    ]
-    codes, text = server().wait(started, 250), "\n".join(file.read_text() for file in printed)
-    assert codes == [0, 0], text
-    return text
+    scripts, _store = start_distributed(words, folder, env=environment(folder))
+    printed = "\n".join(each.communicate()[0] for each in scripts)
+    assert [each.returncode for each in scripts] == [0, 0], printed
+    return printed
 
 
 # one of each trainer; of the others where tests are thorough

@@ -14,7 +14,7 @@ import pytest
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
-from forked import Forked
+from distributed import start_script
 from run_example import EXAMPLES, environment, finish_example, write_rows
 from safetensors.torch import load_file
 
@@ -76,7 +76,7 @@ def test_one_process_trains(folder: Path) -> None:
     args = launched("one_gpu")
     args.training_script_args = ["--output_dir", "run", *TINY, *SMALL["run_clm"]]
     command, variables = prepare_simple_launcher_cmd_env(args)
-    process = Forked(command, folder / "printed.txt", folder, {**environment(folder), **variables})
+    process = start_script(command, folder / "printed.txt", folder, {**environment(folder), **variables})
     assert finish_example(process).count("'grad_norm'") == 2
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import server
+from distributed import run_fresh
 
 FOLDER = Path(__file__).parents[2] / "examples" / "metrics"
 INPUTS = {
@@ -42,7 +42,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict, dict
     folder = tmp_path_factory.mktemp("caches")
     environment = {name: str(folder / cache) for name, cache in caches.items()}
     words = [sys.executable, "-c", SCRIPT, json.dumps([str(FOLDER), INPUTS, WRONG])]
-    result = server("forked_torch_imports").run(words, env={**os.environ, **environment, "HF_HUB_OFFLINE": "1"})
+    result = run_fresh(words, env={**os.environ, **environment, "HF_HUB_OFFLINE": "1"})
     assert result.returncode == 0, result.stderr
     return tuple(json.loads(result.stdout))
 

@@ -1,9 +1,6 @@
 """What every family satisfies when it is compiled or exported; a part of `FamilyContract`."""
 
-from typing import Any
-
 import torch
-from capabilities import family_of
 from models.shared_checks import check_compiled_training, check_exported
 from models_cases import Case, head_inputs
 
@@ -15,7 +12,7 @@ class CompileContract:
         model = traced_case.model(**traced_case.fewest_layers).train()
         check_compiled_training(model, {**head_inputs(traced_case.main_head), "use_cache": False})
 
-    def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool, capability: Any) -> None:
+    def test_exports_with_any_batch_and_length(self, traced_case: Case, is_masked: bool) -> None:
         model = traced_case.model(**traced_case.fewest_layers)
         model.config.use_cache = False
 
@@ -26,4 +23,3 @@ class CompileContract:
         dims = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("tokens", min=5, max=64)}
         shapes = {name: {dim: dims[dim] for dim in range(given.ndim)} for name, given in inputs(3, 12).items()}
         check_exported(model, inputs, shapes, [(3, 12), (2, 31), (1, 9)])
-        capability(family_of(model.config), "export")

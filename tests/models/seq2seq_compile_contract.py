@@ -1,9 +1,6 @@
 """What every encoder-decoder family satisfies when compiled or exported; a part of `Seq2SeqContract`."""
 
-from typing import Any
-
 import torch
-from capabilities import family_of
 from models.shared_checks import check_compiled_training, check_exported
 from seq2seq_cases import Seq2SeqCase, head_inputs
 from torch import Tensor
@@ -16,9 +13,7 @@ class Seq2SeqCompileContract:
         model = traced_case.model(embedding_dropout=0.0, hidden_dropout=0.0, **traced_case.fewest_layers).train()
         check_compiled_training(model, head_inputs("AutoModelForSeq2SeqLM"))
 
-    def test_exports_with_any_batch_and_length(
-        self, traced_case: Seq2SeqCase, is_masked: bool, capability: Any
-    ) -> None:
+    def test_exports_with_any_batch_and_length(self, traced_case: Seq2SeqCase, is_masked: bool) -> None:
         model = traced_case.model(use_cache=False, **traced_case.fewest_layers)
 
         def inputs(*sizes: int) -> dict[str, Tensor]:
@@ -30,4 +25,3 @@ class Seq2SeqCompileContract:
         sides = {"input_ids": source, "attention_mask": source, "labels": target, "decoder_input_ids": target}
         shapes = {name: {0: batch, 1: sides[name]} for name in inputs(3, 12, 6)}
         check_exported(model, inputs, shapes, [(3, 12, 6), (2, 31, 11), (1, 9, 12)])
-        capability(family_of(model.config), "export")

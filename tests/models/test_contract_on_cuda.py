@@ -18,7 +18,7 @@ from backends_contract import GPU
 from families import CASES, SEQ2SEQ_CASES, SPARSIFIED, one_each
 from models.shared_checks import check_cached_generation
 from models_cases import first_tensor, head_inputs, random_ids, switch_off_dropout
-from test_waits_of_families import DYNAMIC, IN_CALL, LAYERS, MAX_WAITS
+from test_pretended_cuda import IN_CALL, IN_LAYERS, LAYERS
 from torch import Tensor, nn
 
 import hf_efficient_attn as hea
@@ -124,7 +124,7 @@ def test_generation_is_that_of_a_cpu(case: Any, options: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
 def test_a_second_step_waits_seldom(case: Any) -> None:
-    """Counted by the driver; `test_waits_of_families.py` counts more, on a pretended device."""
+    """Counted by the driver; `test_pretended_cuda.py` counts more, on a pretended device."""
     model, inputs = model_of(case).cuda().train(), inputs_of(case)
     step(model, inputs)
     with warnings.catch_warnings(record=True) as caught:
@@ -137,7 +137,7 @@ def test_a_second_step_waits_seldom(case: Any) -> None:
             torch.cuda.set_sync_debug_mode("default")
     waits = [f"{each.filename}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)]
     own = [place for place in waits if "hf_efficient_attn/" in place]
-    assert len(own) <= MAX_WAITS + IN_CALL.get(case.name, 0) + LAYERS * DYNAMIC.get(case.name, 0), own
+    assert len(own) <= 1 + IN_CALL.get(case.name, 0) + LAYERS * IN_LAYERS.get(case.name, 0), own
 
 
 # BART's own layers, which may be dropped at random, are no single graph

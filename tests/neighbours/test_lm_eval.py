@@ -51,7 +51,7 @@ metric_list: [{metric: exact_match}]
 
 
 @pytest.mark.parametrize("family", WRITERS)
-def test_likelihoods_choices_and_generation(family: str, tmp_path: Path, capability: Any) -> None:
+def test_likelihoods_choices_and_generation(family: str, tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", WRITERS[family])
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     for name, task in TASKS.items():
@@ -69,7 +69,6 @@ def test_likelihoods_choices_and_generation(family: str, tmp_path: Path, capabil
     assert results["words"]["word_perplexity,none"] == pytest.approx(perplexity(model), rel=1e-4)
     assert 0 <= results["choices"]["acc,none"] <= 1
     assert 0 <= results["answers"]["exact_match,none"] <= 1
-    capability(family, "lm-eval")
 
 
 def perplexity(model: Any) -> float:

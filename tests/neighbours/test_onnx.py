@@ -8,7 +8,6 @@ import pytest
 import torch
 from attention_models import PATTERN
 from attention_models import build as build_in_tree
-from capabilities import family_of
 from families import BY_NAME, FAMILIES, OURS, READERS, SPARSE, SPARSIFIED, WRITERS
 from models.onnx_export import check_runs, encoder_inputs, export, first_output, run
 
@@ -41,11 +40,10 @@ ENCODERS |= {name: lambda name=name: hea.sparsify(build_in_tree(name), PATTERN) 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name not in AT_ONE_LENGTH])
 @pytest.mark.parametrize("is_masked", [False, True], ids=["tokens alone", "padded"])
-def test_every_encoder_at_any_batch_and_length(name: str, is_masked: bool, tmp_path: Path, capability: Any) -> None:
+def test_every_encoder_at_any_batch_and_length(name: str, is_masked: bool, tmp_path: Path) -> None:
     model = ENCODERS[name]()
     inputs = encoder_inputs(("input_ids", "attention_mask") if is_masked else ("input_ids",))
     check_runs(export(model, inputs(3, 12)), model, inputs, tmp_path / "model.onnx")
-    capability(family_of(model.config), "ONNX")
 
 
 @pytest.mark.parametrize("head", ["AutoModel", *(f"AutoModelFor{head}" for head in HEADS)])
@@ -58,7 +56,7 @@ def test_every_head(head: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", AT_ONE_LENGTH)
-def test_patterns_of_a_length_at_one_length(name: str, tmp_path: Path, capability: Any) -> None:
+def test_patterns_of_a_length_at_one_length(name: str, tmp_path: Path) -> None:
     """Random blocks are drawn for a length, and trees are built for one, which is that of the export."""
     model = ENCODERS[name]()
     inputs = encoder_inputs(("input_ids",))(3, 12)
@@ -68,16 +66,13 @@ def test_patterns_of_a_length_at_one_length(name: str, tmp_path: Path, capabilit
     export(model, inputs, is_dynamic=False).save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     torch.testing.assert_close(run(session, inputs), first_output(model, inputs), atol=1e-4, rtol=1e-4)
-    capability(family_of(model.config), "ONNX", refusal=str(refusal.value.__cause__))
-    capability(family_of(model.config), "ONNX")
 
 
 @pytest.mark.parametrize("family", CHOOSING, ids=lambda family: family.name)
-def test_chosen_keys_are_refused(family: Any, capability: Any) -> None:
+def test_chosen_keys_are_refused(family: Any) -> None:
     with pytest.raises(Exception, match=family.refuses["ONNX"]) as refusal:
         export(family.column("ONNX")[0].model(), encoder_inputs(("input_ids",))(3, 12))
     assert isinstance(refusal.value.__cause__, UnsupportedBackendError)
-    capability(family.name, "ONNX", refusal=str(refusal.value.__cause__))
 
 
 def check_close(actual: torch.Tensor, expected: torch.Tensor) -> None:

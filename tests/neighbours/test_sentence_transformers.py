@@ -53,7 +53,7 @@ def check_what_is_read(answers: torch.Tensor, alone: torch.Tensor) -> None:
 
 
 @every_family
-def test_bi_encoders(family: str, tmp_path: Path, capability: Any) -> None:
+def test_bi_encoders(family: str, tmp_path: Path) -> None:
     """Reads as many tokens as it is told, beside shorter texts, too; a step of training moves it; the folder loads."""
     save_reader(tmp_path / "model", family, "AutoModel")
     transformer = Transformer(str(tmp_path / "model"), max_seq_length=MOST_TOKENS)
@@ -77,11 +77,10 @@ def test_bi_encoders(family: str, tmp_path: Path, capability: Any) -> None:
     loaded = SentenceTransformer(str(tmp_path / "trained"), device="cpu")
     assert loaded.max_seq_length == MOST_TOKENS
     torch.testing.assert_close(loaded.encode(texts, convert_to_tensor=True), trained)
-    capability(family, "sentence-transformers")
 
 
 @every_classifier
-def test_cross_encoders(family: str, tmp_path: Path, capability: Any) -> None:
+def test_cross_encoders(family: str, tmp_path: Path) -> None:
     """As bi-encoders; of a pair, the end of the longer text is left out."""
     save_reader(tmp_path / "model", family, "AutoModelForSequenceClassification", num_labels=1)
     model = CrossEncoder(str(tmp_path / "model"), num_labels=1, max_length=MOST_TOKENS, device="cpu")
@@ -102,4 +101,3 @@ def test_cross_encoders(family: str, tmp_path: Path, capability: Any) -> None:
     loaded = CrossEncoder(str(tmp_path / "trained"), device="cpu")
     assert loaded.max_length == MOST_TOKENS
     torch.testing.assert_close(loaded.predict(pairs, convert_to_tensor=True), trained)
-    capability(family, "sentence-transformers")

@@ -52,7 +52,7 @@ def completed(model: Any, words: list[str]) -> list[str]:
 
 
 @every_family
-def test_completions(family: str, server: Server, tmp_path: Path, capability: Any) -> None:
+def test_completions(family: str, server: Server, tmp_path: Path) -> None:
     """By messages, at once and word by word, and by the start of a text."""
     model = save_with_template(tmp_path, family)
     asked = {"model": str(tmp_path), "max_tokens": TOKENS, "temperature": 0}
@@ -67,11 +67,10 @@ def test_completions(family: str, server: Server, tmp_path: Path, capability: An
     assert len(pieces) == len(expected)
     answer = json.loads(server.ask("/v1/completions", {**asked, "prompt": "w1 w2 w3"}))
     assert answer["choices"][0]["text"].split() == completed(model, ["w1", "w2", "w3"])
-    capability(family, "serve")
 
 
 @pytest.mark.parametrize("family", ENCODER_DECODERS)
-def test_encoder_decoders_lose_words(family: str, server: Server, tmp_path: Path, capability: Any) -> None:
+def test_encoder_decoders_lose_words(family: str, server: Server, tmp_path: Path) -> None:
     """The server cuts as many tokens off an answer as the question has, which only decoders repeat."""
     model = save_with_template(tmp_path, family)
     asked = {"model": str(tmp_path), "max_tokens": TOKENS, "temperature": 0}
@@ -80,8 +79,6 @@ def test_encoder_decoders_lose_words(family: str, server: Server, tmp_path: Path
     said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)[0]
     assert len(said) == 1 + TOKENS
     assert answer["choices"][0]["text"].split() == [f"w{token - 5}" for token in said[len(ids[0]) :].tolist()]
-    reason = "transformers serve takes decoders alone: it cuts off the start of what an encoder-decoder writes."
-    capability(family, "serve", reason=reason)
 
 
 @every_family
@@ -104,7 +101,7 @@ def test_chat(family: str, server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["sparse_transformer", "sparsified"])
-def test_continuous_batching_is_refused(family: str, tmp_path: Path, capability: Any) -> None:
+def test_continuous_batching_is_refused(family: str, tmp_path: Path) -> None:
     """It computes full attention over pages of keys; the client reads why not, and gets no text."""
     save_with_template(tmp_path / "model", family)
     # a cache of its default size takes most of the memory
@@ -122,4 +119,3 @@ def test_continuous_batching_is_refused(family: str, tmp_path: Path, capability:
     # behind what the server says of itself
     why = said["error"].split(": ", 1)[1]
     assert "Continuous batching" in why or "attention_pattern" in why
-    capability(family, "serve", refusal=why)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns import BigBirdBlocks, bigbird
 from hf_efficient_attn.patterns.big_bird import _LegacyStream
 
@@ -72,12 +71,3 @@ def test_causal_form() -> None:
     # the first block, the one before the own, two random ones, and the own up to the query
     assert drawn.num_keys_of(43, 64) == 4 * 4 + 4
     assert bigbird(4, 0, causal=True).resolve(64).num_keys_of(43, 64) == 2 * 4 + 4
-
-
-def test_bad_values() -> None:
-    with pytest.raises(ConfigurationError, match="no causal form"):
-        bigbird(plan="authors", causal=True)
-    with pytest.raises(ConfigurationError, match="choose one of seeded, authors, transformers"):
-        bigbird(plan="paper")
-    with pytest.raises(ConfigurationError, match="num_random_blocks is -1"):
-        bigbird(num_random_blocks=-1)

@@ -45,17 +45,6 @@ def test_token_orders_are_columns_and_rows() -> None:
     assert (columns.queries, columns.keys) == (range(8), (4, 5, 6))
 
 
-@pytest.mark.parametrize("positions", [0, "0", [0.5], [True], None])
-def test_bad_positions(positions: object) -> None:
-    with pytest.raises(ConfigurationError, match="positions is"):
-        GlobalTokens(positions)  # type: ignore[arg-type]
-
-
-def test_one_half_is_needed() -> None:
-    with pytest.raises(ConfigurationError, match="both false"):
-        GlobalTokens([0], reads_all=False, read_by_all=False)
-
-
 LISTED: dict[str, Callable[[Iterator[int]], Pattern]] = {
     "positions": GlobalTokens,
     "rows": lambda endless: KeyTable((number,) for number in endless),  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ import torch
 from patterns.relation import keys_of
 from torch import Tensor
 
-from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.terms import InterleavedRelation
 from hf_efficient_attn.patterns import InterleavedSpanTree, SizedSpanTree
 
@@ -88,13 +87,5 @@ def test_counts_are_the_paper_s() -> None:
     assert context_pairs(8192, 4) == 315_549
 
 
-def test_bad_values() -> None:
-    with pytest.raises(InputError, match="two nodes for each token, and cannot have 13; give 12 or 14"):
-        InterleavedSpanTree(2).resolve(13)
-    with pytest.raises(ConfigurationError, match="depends on the length"):
-        InterleavedSpanTree(2).allowed(0, 0)
-    with pytest.raises(ConfigurationError, match="num_nodes is 0"):
-        InterleavedSpanTree(0)
-    with pytest.raises(ConfigurationError, match="num_tokens is 0"):
-        InterleavedSpanTree(2, num_tokens=0)
+def test_fitting_lengths() -> None:
     assert [InterleavedSpanTree(2).fitting_length(length) for length in (1, 2, 7)] == [2, 2, 6]

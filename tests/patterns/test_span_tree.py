@@ -5,7 +5,6 @@ import torch
 from patterns.relation import keys_of
 from patterns.tree_by_pointers import build
 
-from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.patterns import Pattern, SizedSpanTree, SpanTree, span_tree_nodes
 
 
@@ -92,14 +91,3 @@ def test_causal_form_is_not_causal_among_nodes() -> None:
     assert SpanTree(2).causal() == SpanTree(2, is_causal=True)
     assert tree(8, 2).causal() == tree(8, 2, is_causal=True)
     assert not tree(8, 2, is_causal=True).is_causal
-
-
-def test_bad_values() -> None:
-    with pytest.raises(InputError, match="No span tree has 13 nodes; give 12 \\(of 6 tokens\\) or 14"):
-        SpanTree(2).resolve(13)
-    with pytest.raises(InputError, match="num_keys is 0"):
-        SpanTree(2).resolve(0)
-    with pytest.raises(ConfigurationError, match="num_nodes is 0"):
-        SpanTree(0)
-    with pytest.raises(ConfigurationError, match="choose one of fixed, release"):
-        SpanTree(2, builder="paper")

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import torch
+from distributed import run_distributed
 from models.routing_transformer.tiny_models import build
 from processes.centroids_script import batches, train
-from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "centroids_script.py"
 
 
 def test_centroids_are_the_same_on_every_rank_and_those_of_one_process(tmp_path: Path) -> None:
-    run_together(SCRIPT, tmp_path)
+    run_distributed(SCRIPT, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     alone = build().train()
     start = {name: each.clone() for name, each in alone.state_dict().items()}

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chosen_tests import words_for_scripts
+from distributed import run_distributed
 from families import BY_NAME
 from models_cases import case_param
 from processes.data_parallel_script import pairs
-from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "data_parallel_script.py"
 # both add the same numbers in another order
@@ -17,10 +16,10 @@ TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="module")
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the two processes wrote."""
     folder = tmp_path_factory.mktemp("data_parallel")
-    run_together(SCRIPT, folder, *words_for_scripts(request))
+    run_distributed(SCRIPT, folder, *thorough)
     return json.loads((folder / "report.json").read_text())
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import run_distributed
 from processes.index_shards_script import NAMES, REFUSED
-from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "index_shards_script.py"
 
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parent / "index_shards_script.py"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("index_shards")
-    run_together(SCRIPT, folder)
+    run_distributed(SCRIPT, folder)
     return json.loads((folder / "0.json").read_text())
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from distributed import run_distributed
 from processes.numbered_script import CASES, WAYS
 from processes.steps import largest_difference
-from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "numbered_script.py"
 # both add the same numbers in another order
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where one and two processes have written."""
     found = tmp_path_factory.mktemp("numbered")
     for processes in (1, 2):
-        run_together(SCRIPT, found, processes=processes)
+        run_distributed(SCRIPT, found, world_size=processes)
     return found
 
 

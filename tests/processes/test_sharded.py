@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from capabilities import family_of
-from chosen_tests import words_for_scripts
+from distributed import run_distributed
 from families import BY_NAME
 from processes.sharded_script import CASES, OFTEN, way_name, ways_of
 from processes.steps import build
-from torchrun import run_together
 from training.tiny_models import sparse_llama
 
 import hf_efficient_attn as hea
@@ -35,26 +33,25 @@ Report = Callable[[str, int], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> Report:
     """What two processes found when they trained, and what one and three found when they loaded that."""
     folder = tmp_path_factory.mktemp("sharded")
     for name, case in CASES.items():
         build(case, case.main_head).save_pretrained(folder / name)
-    run_together(SCRIPT, folder, "train", *words_for_scripts(request))
+    run_distributed(SCRIPT, folder, "train", *thorough)
     for processes in (1, 3):
-        run_together(SCRIPT, folder, "load", processes=processes)
+        run_distributed(SCRIPT, folder, "load", world_size=processes)
     return lambda what, processes: json.loads((folder / f"report-{what}-{processes}.json").read_text())
 
 
 @pytest.mark.parametrize(("name", "way"), WAYS)
-def test_shards_are_trained_as_one_process_trains(report: Report, name: str, way: str, capability: Any) -> None:
+def test_shards_are_trained_as_one_process_trains(report: Report, name: str, way: str) -> None:
     found = report("train", 2)[name]
     assert found["moved"] > 1000 * TOLERANCE
     # else processes that are told nothing by the others would pass, too
     assert found["apart"] > 1000 * TOLERANCE
     assert found[f"{way}, whole parameters"] == []
     assert found[way] <= TOLERANCE
-    capability(family_of(CASES[name].config_class), "FSDP2")
 
 
 @pytest.mark.parametrize("processes", [1, 3])

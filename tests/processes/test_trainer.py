@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from chosen_tests import words_for_scripts
+from distributed import run_distributed
 from processes.steps import largest_difference
 from processes.trainer_script import CASES, IN_EVERY_WAY, OFTEN, STEPS, WAYS
-from torchrun import run_together
 
 SCRIPT = Path(__file__).parent / "trainer_script.py"
 # both add the same numbers in another order
@@ -23,11 +22,11 @@ every_way = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def runs(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folders that one and two processes wrote, by number of processes."""
     folders = {processes: tmp_path_factory.mktemp(f"trainer_{processes}") for processes in (1, 2)}
     for processes, folder in folders.items():
-        run_together(SCRIPT, folder, *words_for_scripts(request), processes=processes)
+        run_distributed(SCRIPT, folder, *thorough, world_size=processes)
     return folders
 
 
@@ -49,9 +48,7 @@ def report(folder: Path, family: str, way: str) -> dict[str, Any]:
         for way in [*WAYS, "resumed"]
     ],
 )
-def test_two_processes_end_with_the_weights_of_one(
-    runs: dict[int, Path], family: str, way: str, capability: Any
-) -> None:
+def test_two_processes_end_with_the_weights_of_one(runs: dict[int, Path], family: str, way: str) -> None:
     start, alone, together = (
         weights(folder, family, state) for folder, state in ((runs[1], "start"), (runs[1], way), (runs[2], way))
     )
@@ -62,7 +59,6 @@ def test_two_processes_end_with_the_weights_of_one(
         assert (said["steps"], said["processes"]) == (STEPS, processes)
         assert said.get("finds_unused") in (False, None)
     assert report(runs[2], family, "plain")["finds_unused"] is False
-    capability(family, "DDP")
 
 
 @every_way

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import server
+from distributed import run_fresh
 from hub_server import Hub, running_hub
 from huggingface_hub import ModelCard
 
@@ -52,7 +52,7 @@ def received(hub: Hub, heads_folder: str, sent: dict[str, Any]) -> dict[str, Any
 def run_client(hub: Hub, commands: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     """Run commands of hub_client.py in one fresh process; return their answers under the same keys."""
     process = [sys.executable, CLIENT, json.dumps(list(commands.values()))]
-    done = server("forked_torch_imports").run(process, env=hub.environment())
+    done = run_fresh(process, env=hub.environment())
     assert done.returncode == 0, done.stderr
     return dict(zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True))
 

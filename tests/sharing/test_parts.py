@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from forked import server
+from distributed import run_fresh
 from transformers import BertConfig, EncoderDecoderConfig, Gemma3Config, SiglipVisionConfig
 
 import hf_efficient_attn as hea
@@ -89,7 +89,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, str, tor
 
 def without_package(place: Path, folder: str, auto_class: str, trust: str = "") -> Any:
     words = [sys.executable, "-c", LOADING, folder, auto_class, trust]
-    return server("forked_torch_imports").run(words, place, {**os.environ, "HF_HOME": str(place / ".cache")})
+    return run_fresh(words, place, {**os.environ, "HF_HOME": str(place / ".cache")})
 
 
 @pytest.mark.parametrize("folder", ["stub", "copy"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-from forked import server
+from distributed import run_fresh
 from sharing.shared_models import shared_model
 from sharing.test_architectures import saved_config
 from sharing.test_parts import images_and_text, two_berts
@@ -61,7 +61,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
         built(name).save_pretrained(place / name)
     word_tokenizer(300).save_pretrained(place / "llama")
     client = Path(__file__).with_name("stock_client.py")
-    done = server("forked_torch_imports").run([sys.executable, client, json.dumps(LOADED_BY)], place)
+    done = run_fresh([sys.executable, client, json.dumps(LOADED_BY)], place)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import server
+from distributed import run_fresh
 from hub_server import running_hub
 from sharing.hub_client import output_digest
 from sharing.shared_models import FAMILIES, MODELS, shared_model
@@ -34,7 +34,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
             sent[name] = {"digest": output_digest(model), "classes": {each: auto_map[each] for each in heads}}
             wanted[f"tester/{name}"] = heads
         words = [sys.executable, CLIENT, json.dumps(wanted)]
-        done = server("forked_torch_imports").run(words, env=hub.environment())
+        done = run_fresh(words, env=hub.environment())
     assert done.returncode == 0, done.stderr
     return sent, json.loads(done.stdout.splitlines()[-1])
 
@@ -91,7 +91,7 @@ def test_command_lines_of_trl_follow_the_pattern_where_they_trust(tmp_path: Path
     """They pass attn_implementation=None, for which transformers drops the attention that is saved."""
     model = shared_model("llama")
     model.save_pretrained(tmp_path)
-    done = server("forked_torch_imports").run([sys.executable, CLIENT.with_name("trl_client.py"), tmp_path])
+    done = run_fresh([sys.executable, CLIENT.with_name("trl_client.py"), tmp_path])
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["trusted"] == {"attention": "efficient", "digest": output_digest(model)}

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from torchrun import run_together
+from distributed import run_distributed
 
 from sweep.classes import CAUSAL, ENCODER
 from sweep.table import verdicts
@@ -23,7 +23,7 @@ CLASSES = [each["name"] for each in verdicts()["classes"] if each["kind"] in (CA
 @pytest.mark.parametrize("share", range(SHARES))
 def test_processes_compute_what_one_does(tmp_path: Path, share: int) -> None:
     names = CLASSES[share::SHARES]
-    run_together(SCRIPT, tmp_path, *names)
+    run_distributed(SCRIPT, tmp_path, *names)
     found = json.loads((tmp_path / "verdicts.json").read_text())
     assert found.keys() == {*names}
     assert not {name: each for name, each in found.items() if any(WRONG in said for said in each.values())}

@@ -5,13 +5,14 @@ Two processes (gloo, CPU) and one alone run `ddp_script.py`; the tests compare w
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torchrun import run_together, torchrun
+from distributed import run_distributed, run_fresh
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.training.complete_checkpoints import why_incomplete
@@ -33,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folders that one and two processes wrote, by number of processes."""
     folders = {processes: tmp_path_factory.mktemp(f"processes_{processes}") for processes in PROCESSES}
     for processes, folder in folders.items():
-        run_together(SCRIPT, folder, processes=processes)
+        run_distributed(SCRIPT, folder, world_size=processes)
     return folders
 
 
@@ -74,7 +75,9 @@ def test_two_processes_end_with_the_weights_of_one(load: Load, block: str) -> No
 @pytest.mark.neighbours
 def test_torchrun_itself_starts_the_same(load: Load, tmp_path: Path) -> None:
     """Launcher and processes import everything anew, which takes half a minute."""
-    torchrun(SCRIPT, tmp_path)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = run_fresh([*launcher, SCRIPT, tmp_path])
+    assert done.returncode == 0, done.stderr
     for block in BLOCKS:
         for state in ("start", "whole", "resumed"):
             assert largest_difference(torch.load(tmp_path / f"{block}-{state}.pt"), load(2, block, state)) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torchrun import run_together
+from distributed import run_distributed
 from training.ddp_spans_script import START
 from training.span_runs import build_model
 
@@ -27,7 +27,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     folder = tmp_path_factory.mktemp("spans")
     for processes in PROCESSES:
         (folder / str(processes)).mkdir()
-        run_together(SCRIPT, folder / str(processes), processes=processes)
+        run_distributed(SCRIPT, folder / str(processes), world_size=processes)
 
     def saved(kind: str, texts: str, processes: int, process: int = 0) -> dict[str, torch.Tensor]:
         weights = torch.load(folder / str(processes) / f"{kind}-{texts}-{process}.pt")

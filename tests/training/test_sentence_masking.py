@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from distributed import run_distributed
 from models.etc_transformer.tiny_models import build
 from tiny_bert import tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
-from torchrun import run_together
 from training.cpc_script import fixed_trainer
 from word_tokenizer import word_tokenizer
 
@@ -212,7 +212,7 @@ def test_accumulated_batches_have_the_share_of_their_predicted_tokens(tmp_path: 
 def test_two_processes_take_the_step_of_one_that_accumulates(tmp_path: Path) -> None:
     trainer, _ = fixed_trainer(tmp_path, world=1)
     trainer.train()
-    run_together(SCRIPT, tmp_path)
+    run_distributed(SCRIPT, tmp_path)
     found = torch.load(tmp_path / "two.pt")
     for name, each in trainer.model.state_dict().items():
         torch.testing.assert_close(found[name], each, atol=1e-6, rtol=1e-5)

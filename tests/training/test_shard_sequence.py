@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from capabilities import family_of
+from distributed import run_distributed
 from families import OURS
 from sharded_models_script import PARTS, batch, load, results
-from torchrun import run_together
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, BlockLocal, Causal, Dilated, GlobalTokens, PerHead, bigbird
@@ -139,7 +138,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         model = load(folder / name)
         torch.save(results(model, batch(name, SIZES["vocab_size"])), folder / f"{name}-alone.pt")
     for part in range(PARTS):
-        run_together(SCRIPT, folder, str(part), processes=request.param)
+        run_distributed(SCRIPT, folder, str(part), world_size=request.param)
     return folder
 
 
@@ -158,9 +157,8 @@ def check_alike(name: str, alone: dict[str, Any], together: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_processes_compute_what_one_does(folder: Path, name: str, capability: Any) -> None:
+def test_processes_compute_what_one_does(folder: Path, name: str) -> None:
     check_alike(name, torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt"))
-    capability(family_of(build(name).config), "Ulysses" if "heads" in name else "halo")
 
 
 def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> None:

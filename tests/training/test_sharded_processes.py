@@ -2,13 +2,13 @@
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from forked import server
+from distributed import run_distributed, start_distributed
 from sharded_meshes_script import WAYS, batches, build
-from torchrun import run_together, start_together
 
 TESTS = Path(__file__).parents[1]
 
@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("meshes")
-    run_together(TESTS / "sharded_meshes_script.py", folder, processes=4)
+    run_distributed(TESTS / "sharded_meshes_script.py", folder, world_size=4)
     return folder
 
 
@@ -36,10 +36,11 @@ def test_groups_find_the_gradients_of_one_process(folder: Path, way: str) -> Non
 @pytest.mark.parametrize("how", ["forward", "backward", "stopped"])
 def test_a_lost_process_is_an_error_in_the_others(tmp_path: Path, how: str) -> None:
     """One that is killed is seen at once, one that hangs when the time of the process group is over."""
-    (left, lost), files, _store = start_together(TESTS / "sharded_death_script.py", tmp_path, how)
-    codes = server().wait([left], 200)
+    script = [sys.executable, TESTS / "sharded_death_script.py", tmp_path, how]
+    (left, lost), _store = start_distributed(script, tmp_path)
+    printed, _ = left.communicate(200)
     # one that hangs is killed now
-    codes += server().wait([lost], 0)
-    assert codes == [0, -signal.SIGKILL], "\n".join(file.read_text() for file in files)
+    lost.kill()
+    assert (left.returncode, lost.returncode) == (0, -signal.SIGKILL), printed
     report = json.loads((tmp_path / f"{how}.json").read_text())
     assert report["raised"].startswith("RuntimeError")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from distributed import run_distributed
 from sharded_trainer_script import STEPS
-from torchrun import run_together
 
 SCRIPT = Path(__file__).parents[1] / "sharded_trainer_script.py"
 
@@ -19,7 +19,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any
     """What one, two and twice two processes found."""
     folder = tmp_path_factory.mktemp("shared_texts")
     for processes in (1, 2, 4):
-        run_together(SCRIPT, folder, processes=processes)
+        run_distributed(SCRIPT, folder, world_size=processes)
     return {processes: torch.load(folder / f"{processes}.pt") for processes in (1, 2, 4)}
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from bp_seq2seq_cases import BP_SEQ2SEQ
-from capabilities import family_of
-from families import FAMILIES, OURS
+from distributed import run_distributed
+from families import OURS
 from models_cases import randomize
 from tensor_parallel_script import IN_TRAINING, TRAINED, results
-from torchrun import run_together
 from transformers import GraniteSWAConfig, GraniteSWAForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
@@ -89,12 +88,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = randomize(build().eval())
         model.save_pretrained(folder / name)
         torch.save(results(model, name in IN_TRAINING), folder / f"{name}-alone.pt")
-    run_together(SCRIPT, folder)
+    run_distributed(SCRIPT, folder)
     return folder
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_two_processes_compute_what_one_does(folder: Path, name: str, capability: Any) -> None:
+def test_two_processes_compute_what_one_does(folder: Path, name: str) -> None:
     alone, together = torch.load(folder / f"{name}-alone.pt"), torch.load(folder / f"{name}.pt")
     assert together.keys() - {"refused"} == alone.keys()
     assert alone["logits"].abs().max() > 1e-3
@@ -109,7 +108,6 @@ def test_two_processes_compute_what_one_does(folder: Path, name: str, capability
     for weight in trained:
         atol = SPAN_TOLERANCE if weight.endswith("spans.ratio") else 1e-6
         torch.testing.assert_close(together[weight], alone[weight], atol=atol, rtol=0)
-    capability(family_of(MODELS[name]().config), "TP")
 
 
 def test_key_heads_that_processes_cannot_share_are_refused() -> None:
@@ -121,7 +119,8 @@ def test_key_heads_that_processes_cannot_share_are_refused() -> None:
 
 
 def test_every_family_takes_part() -> None:
-    assert {family_of(build().config) for build in MODELS.values()} == {family.name for family in FAMILIES}
+    types = {build().config.model_type for build in MODELS.values()}
+    assert types >= {family.name for family in OURS}
 
 
 def test_heads_without_numbers_are_refused(folder: Path) -> None:

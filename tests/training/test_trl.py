@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from capabilities import family_of
 from datasets import Dataset
 from families import DECODERS, ENCODER_DECODERS, SPARSIFIED, WRITERS
 from models_cases import TINY, switch_off_dropout
@@ -38,10 +37,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def row(folder: Path) -> str:
-    return family_of(transformers.AutoConfig.from_pretrained(folder))
-
-
 def options(tmp_path: Path, **more: Any) -> dict[str, Any]:
     common = {"max_steps": 1, "per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 1}
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
@@ -61,7 +56,7 @@ def first_loss(trainer: Any) -> float:
 
 
 @pytest.mark.parametrize("adapts", [False, True], ids=["full", "lora"])
-def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool, capability: Any) -> None:
+def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool) -> None:
     """As a newcomer calls it: in bfloat16; packed, documents in one row, told by their position_ids."""
     trainer = SFTTrainer(
         str(folder),
@@ -70,10 +65,9 @@ def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool, capa
         peft_config=LoraConfig(task_type="CAUSAL_LM") if adapts else None,
     )
     assert math.isfinite(first_loss(trainer))
-    capability(row(folder), "TRL")
 
 
-def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path, capability: Any) -> None:
+def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path) -> None:
     """The model and its reference are the same, TRL switches dropout off, and in float32 nothing is rounded apart."""
     trainer = DPOTrainer(
         str(folder),
@@ -81,7 +75,6 @@ def test_preferences_start_at_the_logarithm_of_two(folder: Path, tmp_path: Path,
         train_dataset=Dataset.from_dict({"prompt": TEXTS, "chosen": [" w1 w2"] * 4, "rejected": [" w3"] * 4}),
     )
     assert first_loss(trainer) == pytest.approx(math.log(2), abs=1e-6)
-    capability(row(folder), "TRL")
 
 
 @pytest.mark.neighbours
@@ -113,7 +106,7 @@ def switched_off(folder: Path) -> Any:
 
 
 @pytest.mark.neighbours
-def test_rewards_with_a_reference(folder: Path, tmp_path: Path, capability: Any) -> None:
+def test_rewards_with_a_reference(folder: Path, tmp_path: Path) -> None:
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float(sum(ids)) for ids in completion_ids]
 
@@ -125,12 +118,11 @@ def test_rewards_with_a_reference(folder: Path, tmp_path: Path, capability: Any)
     )
     assert trainer.ref_model is not None
     assert math.isfinite(first_loss(trainer))
-    capability(row(folder), "TRL")
 
 
 @pytest.mark.neighbours
 @pytest.mark.parametrize("family", ENCODER_DECODERS)
-def test_encoders_are_shown_what_decoders_are_to_learn(family: str, tmp_path: Path, capability: Any) -> None:
+def test_encoders_are_shown_what_decoders_are_to_learn(family: str, tmp_path: Path) -> None:
     """Why TRL does not train encoder-decoders, although it starts: their loss is that of copying."""
     model, shown = WRITERS[family].model(), {}
     model.register_forward_pre_hook(lambda *call: shown.update(call[-1]), with_kwargs=True)
@@ -144,5 +136,3 @@ def test_encoders_are_shown_what_decoders_are_to_learn(family: str, tmp_path: Pa
     assert learned.any()
     assert not learned.all()
     assert torch.equal(shown["input_ids"][learned], shown["labels"][learned])
-    reason = "TRL trains decoders: it shows the encoder the answer, too. Use Seq2SeqTrainer, as in run_translation.py."
-    capability(family, "TRL", reason=reason)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from distributed import run_distributed
 from torch import distributed
-from torchrun import run_together
 from training.unequal_script import IDS, TINY, sparse_llama
 
 import hf_efficient_attn as hea
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def printed(folder: Path) -> str:
     """Return what three processes print until `Trainer` fails in one of them; rank 2 differs, and comes last."""
-    return run_together(SCRIPT, folder, processes=3, exit_code=1)
+    return run_distributed(SCRIPT, folder, world_size=3, exit_code=1)
 
 
 @pytest.fixture(scope="module")

@@ -213,8 +213,6 @@ def test_what_generate_refuses() -> None:
         model.generate(ids, **{**options, "sentence_ids": numbers.flatten()})
     with pytest.raises(hea.InputError, match="decoder_sentence_ids is given without sentence_ids"):
         model.generate(ids, decoder_sentence_ids=numbers[:, :1], max_new_tokens=2)
-    with pytest.raises(hea.ConfigurationError, match="sentence_end_token_id=32000; it must be a token"):
-        hea.BPSeq2SeqConfig(sentence_end_token_id=32_000)
 
 
 def test_generate_goes_on_to_the_next_number_alone() -> None:

@@ -48,21 +48,6 @@ def test_spans_of_the_target_pass_on_what_tokens_have_read_of_the_source() -> No
     assert not torch.allclose(second[:, 0], second_of_other[:, 0], atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_nodes": 0}, "num_nodes=0: a token reads at least 1 node"),
-        ({"label_smoothing": 1.0}, "label_smoothing=1.0 must be at least 0"),
-        ({"norm_position": "pre"}, "must be one of: post"),
-    ],
-)
-def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.BPSeq2SeqConfig(**fields)
-    with pytest.raises(hea.ConfigurationError, match="does not say which stack"):
-        hea.BPSeq2SeqConfig.wmt14(num_hidden_layers=3)
-
-
 def test_presets_have_the_parameters_of_their_shapes() -> None:
     config = hea.BPSeq2SeqConfig.wmt14(vocab_size=37_000)
     with torch.device("meta"):

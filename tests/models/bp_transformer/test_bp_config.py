@@ -1,30 +1,11 @@
 """Configurations that no tree can have are refused with a sentence; presets, roots and explanations."""
 
-from typing import Any
-
 import pytest
 import torch
 from models.bp_transformer.tiny_models import build
 from models_cases import random_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"num_nodes": 0}, "num_nodes=0: a token reads at least 1 node"),
-    ({"clip_distance": -1}, "clip_distance=-1 is a level of the tree"),
-    ({"attention_pattern": Band(1, 1)}, "follow no other pattern"),
-    ({"norm_position": "pre"}, "must be one of: post"),
-    ({"position_embedding_type": "rope"}, "must be one of: relation, learned, sinusoidal, none"),
-    ({"hidden_size": 30, "num_attention_heads": 4}, "does not divide"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
-def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.BPTransformerConfig(**fields)
-
 
 # the authors name 38 and 39 million
 SIZES = [("enwik8", 903, 38_629_632), ("text8", 903, 38_512_384), ("sst5", 15, 2_968_800), ("imdb", 54, 3_701_400)]

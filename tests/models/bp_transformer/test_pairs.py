@@ -75,19 +75,6 @@ def test_pairs_must_be_told_apart() -> None:
         build("AutoModel")(ids, token_type_ids=torch.ones_like(ids))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"cross_layers": 2}, "are for separate_sentences=True"),
-        ({"separate_sentences": True, "is_causal": True}, "is not written token by token"),
-        ({"layer_losses": True}, "is for causal language models"),
-    ],
-)
-def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.BPTransformerConfig(**fields)
-
-
 def test_every_parameter_of_the_preset_trains() -> None:
     """Under DDP, each needs a gradient."""
     torch.manual_seed(0)

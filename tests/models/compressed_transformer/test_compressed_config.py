@@ -1,7 +1,5 @@
 """Configurations that no compressed Transformer can have are refused with a sentence; presets have their shapes."""
 
-from typing import Any
-
 import pytest
 import torch
 from models.compressed_transformer.tiny_models import build, random_ids
@@ -10,44 +8,6 @@ from transformers import NystromformerConfig, NystromformerModel
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"mechanism": "linfomer"}, "Did you mean 'linformer'"),
-    ({"mechanism": "performer"}, "what is called performer is mechanism='linear' with feature_map='positive_random'"),
-    ({"mechanism": ["linformer"]}, "lists 1 mechanisms for 2 layers"),
-    ({"is_causal": True}, "each of its projected keys is a sum over the whole text"),
-    ({"attention_pattern": Band(1, 1)}, "no layer follows a pattern"),
-    ({"position_embedding_type": "rope"}, "must be one of: learned, sinusoidal, none"),
-    ({"projected_tokens": 65}, "more than the max_position_embeddings=64"),
-    ({"projected_tokens": [4]}, "lists 1 numbers for 2 layers"),
-    ({"projected_tokens": [4, 5], "projection_sharing": "layerwise"}, "gives all of them one matrix"),
-    ({"projected_tokens": 5, "projection_type": "mean"}, "does not divide 64"),
-    ({"projection_type": "mean", "projection_bias": True}, "has no parameters"),
-    ({"projection_first": True, "projection_sharing": "none"}, "not cut into heads yet"),
-    ({"mechanism": "nystrom", "num_landmarks": 65}, "more than the max_position_embeddings=64"),
-    ({"compression_tokens": 0}, "must be at least 1"),
-    ({"num_landmarks": 8}, "no layer has mechanism='nystrom', which alone reads it"),
-    ({"mechanism": "linear", "projection_padding": "ignore"}, "no layer has mechanism='linformer'"),
-    ({"mechanism": "pattern", "feature_seed": 1}, "no layer has mechanism='linear'"),
-    ({"mechanism": "linear", "compression_tokens": 2}, "it is then 3"),
-    ({"mechanism": "linear", "prior_is_trained": False}, "no layer has mechanism='prior'"),
-    ({"mechanism": "linear", "normalizer_epsilon": -1}, "must be at least 0"),
-    (
-        {"mechanism": "linear", "feature_map": "positive_random", "normalizer_epsilon": 1e-3},
-        "to sums of feature_map='positive_random' nothing is added",
-    ),
-    (
-        {"mechanism": ["pattern", "linear"], "attention_pattern": [Band(1, 1), Band(2, 2)]},
-        "has a pattern for layer 1, whose mechanism 'linear' follows none",
-    ),
-    ({"mechanism": "linear", "attention_pattern": Band(1, 1)}, "'residual_scores', 'reused_weights', 'talking_heads'"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
-def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        build(**fields)
 
 
 @pytest.mark.parametrize(

@@ -157,15 +157,6 @@ def test_ignored_padding_is_read_as_in_the_authors_code() -> None:
         ignoring(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
 
 
-def test_longer_texts_than_the_matrices_are_refused() -> None:
-    model = build("AutoModel", position_embedding_type="sinusoidal")
-    with pytest.raises(hea.InputError, match="max_position_embeddings=64 columns"):
-        model(random_ids(1, 65))
-    model(random_ids(1, 64))
-    with pytest.raises(hea.InputError, match="Truncate to 64 tokens, or train a model of longer texts"):
-        build("AutoModel")(random_ids(1, 65))
-
-
 @pytest.mark.parametrize("projection_type", ["linear", "convolution", "mean"])
 def test_a_conversion_has_the_length_of_its_source(projection_type: str) -> None:
     model = build("AutoModelForMaskedLM", projection_type=projection_type, projected_tokens=16)

@@ -1,12 +1,9 @@
 """Priors by distance, average attention and shared keys equal their formulas, with gradients."""
 
-from typing import Any
-
 import pytest
 import torch
 from models.compressed_transformer.softmax_heads import compare, readable, states_of
 from models.compressed_transformer.tiny_models import build
-from models_cases import TINY
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
@@ -45,22 +42,6 @@ def test_average_attention_reads_all_tokens_alike(is_causal: bool) -> None:
     expected = values.cumsum(0) / counts if is_causal else values.mean(0, keepdim=True).expand(11, -1)
     torch.testing.assert_close(attention.attend(text, None, False)[0][0], expected, atol=1e-6, rtol=1e-6)
     assert not any("q_proj" in name or "k_proj" in name for name, _ in model.named_parameters())
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mechanism": "pattern", "num_key_value_heads": 3}, "must divide num_attention_heads=4"),
-        (
-            {"mechanism": ["pattern", "linear"], "num_key_value_heads": 2},
-            "talking_heads can, and linear cannot",
-        ),
-        ({"mechanism": "prior", "prior_width_tokens": 0}, "must be at least 1"),
-    ],
-)
-def test_what_no_layer_can_have_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.CompressedTransformerConfig(**{**TINY, **fields})
 
 
 def test_a_prior_without_a_pattern_keeps_no_number_for_each_pair() -> None:

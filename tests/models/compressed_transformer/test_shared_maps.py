@@ -143,20 +143,3 @@ def test_explain_knows_how_long_queries_are(below: str) -> None:
     widths = [layer.self_attn.layer_request(64, None).head_dim for layer in model.layers]
     assert widths == {"pattern": [8, 8, 8], "residual": [8, 16, 16], "collaborative": [8, 9, 9]}[below]
     assert hea.explain(model, 64)
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"mechanism": "reused_weights"}, "for layer 0, which reads with the weights of the layer below.*there is none"),
-    ({"mechanism": ["talking_heads", "reused_weights"]}, "it is 'talking_heads'"),
-    ({"mechanism": ["pattern", "reused_weights"], "attention_pattern": [Band(1, 1), Band(2, 2)]}, "Give None for this"),
-    ({"mechanism": "collaborative_heads", "shared_key_width": 3}, "must be from num_attention_heads=4 to hidden_size"),
-    ({"mechanism": "collaborative_heads", "shared_key_width": 33}, "must be from num_attention_heads=4 to hidden_size"),
-    ({"mechanism": "pattern", "shared_key_width": 8}, "no layer has mechanism='collaborative_heads'"),
-    ({"mechanism": "collaborative_heads", "num_key_value_heads": 2}, "can, and collaborative_heads cannot"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
-def test_what_no_layer_can_have_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.CompressedTransformerConfig(**{**TINY, **fields})

@@ -14,7 +14,6 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.models.etc_transformer import dense_operator
 from hf_efficient_attn.models.etc_transformer.structure import find_chunks
 from hf_efficient_attn.models.etc_transformer.structured_text import paragraphs, sentences
-from hf_efficient_attn.patterns import CompressedKeys
 
 SPACED = "w1 w2. w3 w4 w5! w6 w7. w8 w9."
 TEXTS = ["w1 w2. w3 w4 w5!\n\nw6 w7", "w8 w9"]
@@ -164,11 +163,6 @@ def test_inputs_that_contradict_each_other(inputs: dict[str, Any], message: str)
         build()(random_ids(2, 6), **{name: each.long() for name, each in inputs.items()})
 
 
-def test_links_are_integers() -> None:
-    with pytest.raises(hea.InputError, match=r"long_to_global is of torch.float32; it must hold numbers"):
-        build()(random_ids(1, 6), global_input_ids=torch.ones(1, 2, dtype=torch.long), long_to_global=torch.zeros(1, 6))
-
-
 def test_layers_keep_one_table_of_who_reads_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one each: with a global token for each so many tokens, a table grows with the square of their number."""
     tokens, chunk_tokens = 128, 4
@@ -201,22 +195,3 @@ def test_texts_that_cannot_be_taken_apart() -> None:
         encode(parts=[[]])
     with pytest.raises(hea.InputError, match=r"parts has \(3, 1\)"):
         encode(parts=[[(3, 1)], []])
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"is_causal": True}, "There is no causal form"),
-        ({"relative_vocab_size": 27}, "has 28 labels"),
-        ({"local_radius": -1}, "local_radius=-1 must be at least 0"),
-        ({"global_token_id": 61, "vocab_size": 61}, "must be a token of the vocabulary"),
-        ({"type_vocab_size": 1}, "Give at least 2 types"),
-        ({"spare_chunks": -1}, "must be at least 0, or None"),
-        ({"cpc_loss_weight": -0.5}, "must be at least 0"),
-        ({"position_embedding_type": "learned"}, "has no absolute positions"),
-        ({"attention_pattern": CompressedKeys(2, 2)}, "whose keys are its tokens"),
-    ],
-)
-def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.EtcTransformerConfig(**fields)

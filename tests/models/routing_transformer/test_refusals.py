@@ -1,33 +1,11 @@
 """Configurations that no model can have, and calls that would compute something else, are refused with a sentence."""
 
-from typing import Any
-
 import pytest
 import torch
 from models.routing_transformer.tiny_models import build, tokens
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"num_routing_heads": 9}, "num_routing_heads=9 counts some of the heads"),
-    ({"num_clusters": 0}, "num_clusters=0 must be at least 1"),
-    ({"max_relative_distance": 0}, "max_relative_distance=0 must be at least 1"),
-    ({"centroid_decay": 1.5}, "centroid_decay=1.5 is a share"),
-    ({"commitment_weight": -1.0}, "commitment_weight=-1.0 must be"),
-    ({"layers_with_routing": [12]}, "0 to 11"),
-    ({"share_qk": False}, "share_qk=False needs is_causal=False"),
-    ({"membership": "causal", "is_causal": False}, "needs is_causal=True"),
-    ({"membership": "top"}, "must be one of: None, balanced, causal"),
-    ({"include_self": False, "is_causal": False}, "include_self=False means"),
-    ({"include_self": False, "cluster_tokens": 1}, "leaves nothing to read"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
-def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.RoutingTransformerConfig(**fields)
 
 
 def test_a_cache_of_a_pattern_holds_too_little_for_layers_that_route() -> None:

@@ -14,13 +14,6 @@ from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 Config = hea.SimplifiedTransformerConfig
 
 
-def test_heads_need_their_direction() -> None:
-    with pytest.raises(hea.ConfigurationError, match="ForMaskedLM needs is_causal=False"):
-        hea.SimplifiedTransformerForMaskedLM(Config(**TINY))
-    with pytest.raises(hea.ConfigurationError, match="ForCausalLM needs is_causal=True"):
-        hea.SimplifiedTransformerForCausalLM(Config(is_causal=False, **TINY))
-
-
 def test_checkpoint_of_another_block(tmp_path: Path) -> None:
     hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
     message = "was saved with block='sas', and block='pre_ln' is asked for: the weights would not fit"
@@ -67,13 +60,6 @@ def test_mask_of_the_new_tokens_alone() -> None:
         model(ids, attention_mask=torch.ones_like(ids), **{CACHE_ARGUMENT: cache})
 
 
-def test_checkpoint_of_another_family(tmp_path: Path) -> None:
-    config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=61, n_positions=32)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    with pytest.raises(hea.CheckpointError, match="holds a 'gpt2' model"):
-        hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path)
-
-
 def test_sequence_past_the_learned_table() -> None:
     model = hea.SimplifiedTransformerForCausalLM(Config(position_embedding_type="learned", **TINY)).eval()
     ids = torch.ones(1, 64, dtype=torch.long)
@@ -95,19 +81,6 @@ def test_sequence_past_the_learned_table() -> None:
 def test_other_positions_have_no_longest_sequence(kind: str) -> None:
     model = hea.SimplifiedTransformerForCausalLM(Config(position_embedding_type=kind, **TINY)).eval()
     assert torch.isfinite(model(torch.ones(1, 150, dtype=torch.long)).logits).all()
-
-
-def test_exactly_one_kind_of_input() -> None:
-    model = hea.SimplifiedTransformerModel(Config(**TINY))
-    with pytest.raises(hea.InputError, match="exactly one of input_ids and inputs_embeds"):
-        model()
-
-
-def test_alibi_is_never_dropped() -> None:
-    model = hea.SimplifiedTransformerModel(Config(block="pre_ln", position_embedding_type="alibi", **TINY))
-    model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(hea.UnsupportedBackendError, match="would drop the ALiBi bias"):
-        model(torch.ones(1, 4, dtype=torch.long))
 
 
 @pytest.mark.parametrize("mechanism", ["linear", [None, "prior"]], ids=str)

@@ -244,18 +244,3 @@ def test_checkpoints_with_other_spans(tmp_path: Path) -> None:
     build(span="adaptive").save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(hea.CheckpointError, match="Layer 1 has span ratios"):
         hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"span": "adaptive", "position_embedding_type": "alibi"}, "ALiBi is a bias on all pairs"),
-        ({"span": "adaptive", "block": "pre_ln", "num_key_value_heads": 2}, "heads of different spans cannot share"),
-        ({"frozen_spans": SPANS}, "frozen_spans need span='adaptive'"),
-        ({"span": "dynamic", "frozen_spans": SPANS}, "every token chooses its span"),
-        ({"span": "adaptive", "span_limit": 0}, "span_limit=0 must be at least 1"),
-    ],
-)
-def test_configs(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        config(**fields)

@@ -104,31 +104,3 @@ def test_options_of_the_original_transformer() -> None:
     assert model.model.encoder.embeddings.positions.table.weight.shape == (9, 512)
     assert model.model.decoder.embeddings.positions.table.weight.shape == (1024, 512)
     assert isinstance(on_meta(Config.vanilla()).model.decoder.norm, nn.Identity)
-
-
-@pytest.mark.parametrize(
-    ("build", "fields", "message"),
-    [
-        (Config, {"label_smoothing": 1.0}, "label_smoothing=1.0"),
-        (Config, {"hidden_dropout": 2.0}, "probability"),
-        (Config, {"hidden_size": 770}, "Nearest counts"),
-        (Config, {"decoder_layers": 0}, "decoder_layers=0 must be at least 1"),
-        (Config, {"position_embedding_type": "relative"}, "learned, sinusoidal, none"),
-        (Config, {"matrix_init": "zeros"}, "normal, glorot"),
-        (Config, {"global_tokens": "last"}, "one of"),
-        (Config, {"attention_pattern": {"kind": "star"}}, "star"),
-        (Config.led, {"attention_window": 5}, "even"),
-        (Config.led, {"attention_window": [4, 4]}, "6"),
-        (Config.led, {"size": "huge"}, "base, large"),
-        (Config.vanilla, {"size": "large"}, "base, big"),
-        (Config.led, {"num_hidden_layers": 3}, "num_hidden_layers=3 .* encoder_layers and decoder_layers"),
-        (Config.vanilla, {"num_hidden_layers": 3}, "num_hidden_layers=3 .* encoder_layers and decoder_layers"),
-        (Config.bigbird_pegasus, {"num_hidden_layers": 3}, "num_hidden_layers=3 .* encoder_layers and decoder_layers"),
-        (Config, {"position_offset": -2}, "position_offset=-2 must be at least 0"),
-        (Config, {"pad_token_id": 99, "vocab_size": 50}, "pad_token_id=99; .* 0 to 49"),
-        (Config, {"full_attention_up_to": 0}, "full_attention_up_to=0 must be at least 1"),
-    ],
-)
-def test_refusals(build: Any, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.EfficientAttentionError, match=message):
-        build(**fields)

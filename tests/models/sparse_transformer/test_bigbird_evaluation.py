@@ -7,7 +7,6 @@ import torch
 from models_cases import randomize
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band, RandomBlocks
 
 Config = hea.SparseTransformerConfig
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -69,23 +68,3 @@ def test_compiles_and_refuses_the_same() -> None:
         torch.testing.assert_close(found, model(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
         with pytest.raises(RuntimeError, match="full_attention_up_to=40.*longer row"):
             compiled(**inputs)
-
-
-@pytest.mark.parametrize("field", [{"random_blocks_in_eval": "transformers"}, {"full_attention_up_to": 40}])
-def test_causal_models_refuse_both(field: dict[str, Any]) -> None:
-    ((name, value),) = field.items()
-    with pytest.raises(hea.EfficientAttentionError, match=f"{name}={value!r} .*is_causal=True.* must be "):
-        Config.bigbird_itc(block_tokens=4, is_causal=True, **SHAPE, **field)
-
-
-@pytest.mark.parametrize("tokens", [-2, 0])
-def test_full_attention_up_to_counts_from_one(tokens: int) -> None:
-    with pytest.raises(hea.EfficientAttentionError, match=f"full_attention_up_to={tokens} must be at least 1"):
-        Config.bigbird_itc(full_attention_up_to=tokens)
-
-
-def test_random_blocks_that_cannot_be_replaced_are_refused() -> None:
-    narrowed = Band(1, 1) | RandomBlocks(1, 4) & Band(16, 16)
-    model = build(attention_pattern=narrowed)
-    with pytest.raises(hea.ConfigurationError, match="joined to the rest of a pattern.*Set it to 'fixed'"):
-        model(torch.randint(1, 50, (1, 91)))

@@ -219,9 +219,6 @@ def test_what_is_refused() -> None:
         weights_of("question", input_ids=torch.cat([IDS, IDS.clamp(min=3)]))
     with pytest.raises(hea.InputError, match="inputs_embeds say nothing about tokens"):
         weights_of("question", inputs_embeds=torch.randn(1, 4, TINY["hidden_size"]))
-    for rule in ("cls", {"every": 0}, {"positions": []}, {"positions": [-1]}, {"first": 1}, {"every": 2, "x": 1}, 3):
-        with pytest.raises(Exception, match="global_tokens="):
-            Config(**TINY, global_tokens=rule)
 
 
 @pytest.mark.parametrize("padding", [(0, 3), (3, 0), None])
@@ -242,26 +239,6 @@ def test_row_that_is_all_padding_has_no_positions_to_miss() -> None:
     mask = torch.tensor([[1], [0]]).expand(-1, 10)
     pairs = weights_of({"positions": [7]}, input_ids=IDS.expand(2, -1), attention_mask=mask)
     assert torch.equal(pairs[0], with_globals(10, [7]))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"global_tokens": {"positions": [3, 64]}},
-            r"global_tokens=.* position 64.*0 to 63 \(max_position_embeddings=64",
-        ),
-        ({"global_tokens": {"token_ids": [5, 61]}}, "token 61.*0 to 60"),
-        ({"attention_pattern": patterns.GlobalTokens([99999])}, "attention_pattern .* position 99999.*0 to 63"),
-        ({"attention_pattern": patterns.GlobalTokens([-65]) & patterns.Causal()}, "position -65.*0 to 63"),
-        ({"attention_pattern": patterns.Blocks(patterns.GlobalTokens([0, 8]), 8)}, "position 8 in blocks of 8"),
-    ],
-)
-def test_global_tokens_that_no_input_can_have(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.EfficientAttentionError, match=message):
-        Config(**TINY, **fields)
-    if "token_ids" not in str(fields):
-        Config(**TINY, **fields, position_embedding_type="rope")  # has no longest input
 
 
 def test_last_positions_and_tokens_are_allowed() -> None:

@@ -83,32 +83,3 @@ def test_bigbird_plans_are_the_same_in_training_and_evaluation(plan: str) -> Non
         long = model.train()(ids).last_hidden_state
         model(ids[:, :8])  # a short batch changes nothing for those that follow
         assert torch.equal(model.eval()(ids).last_hidden_state, long)
-
-
-def test_bad_arguments_are_named() -> None:
-    with pytest.raises(hea.ConfigurationError, match="attention_window=5 counts both sides"):
-        Config.longformer(attention_window=5)
-    with pytest.raises(hea.ConfigurationError, match="attention_window lists 2 values for 12 layers"):
-        Config.longformer(attention_window=[4, 8])
-    for count in (9, -1, 2.0):
-        with pytest.raises(hea.ConfigurationError, match=f"num_dilated_heads={count}; .* None or 0 to 8"):
-            Config.longformer(num_attention_heads=8, num_dilated_heads=count)
-    with pytest.raises(hea.ConfigurationError, match="phases 1 to 5"):
-        Config.longformer_char_lm(phase=6)
-    with pytest.raises(Exception, match="attention_pattern lists 1 patterns for 12 layers"):
-        Config(attention_pattern=[None])
-    with pytest.raises(Exception, match="5 patterns of per_head cannot share 12 heads"):
-        Config(attention_pattern=PerHead([Band(1, 1)] * 5))
-    with pytest.raises(Exception, match="'relative' knows distances"):
-        Config(position_embedding_type="relative", global_tokens="first")
-    with pytest.raises(Exception, match="does not divide hidden_size=768"):
-        Config(num_attention_heads=7)
-    with pytest.raises(Exception, match="norm_position='middle'; it must be one of: post, pre"):
-        Config(norm_position="middle")
-    with pytest.raises(Exception, match="position_offset=-1 must be at least 0"):
-        Config(position_offset=-1)
-    with pytest.raises(Exception, match="type_vocab_size=-1 must be at least 0"):
-        Config(type_vocab_size=-1)
-    for token in (50, -1):
-        with pytest.raises(Exception, match=f"pad_token_id={token}; .* None or a token of the vocabulary, 0 to 49"):
-            Config(vocab_size=50, pad_token_id=token)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from models.star_transformer.tiny_models import FASTNLP, build, random_ids
 from models_cases import TOLERANCE
 
@@ -152,10 +151,3 @@ def test_compiled_documents_are_those_of_the_plain_model() -> None:
         found = torch.compile(model, fullgraph=True, backend="aot_eager")(ids, position_ids=positions)
     torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state)
     torch.testing.assert_close(found.relay_states[:, :3], expected.relay_states)
-
-
-def test_one_position_table_serves_all_of_a_config() -> None:
-    config = transformers.AutoConfig.for_model("star_transformer", max_position_embeddings=8)
-    model = hea.StarTransformerModel(config)
-    with pytest.raises(hea.InputError, match="reaches position 8"):
-        model(random_ids(1, 9))

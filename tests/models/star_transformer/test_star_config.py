@@ -1,33 +1,10 @@
 """Configurations that no star can have are refused with a sentence, and what fields say acts."""
 
-from typing import Any
-
 import pytest
 import torch
 from models.star_transformer.tiny_models import build, random_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"is_causal": True}, "There is no causal form"),
-    ({"attention_pattern": Band(1, 1)}, "follows no other pattern"),
-    ({"head_dim": 0}, "head_dim=0 must be at least 1"),
-    ({"embedding_size": 0}, "embedding_size=0 must be at least 1"),
-    ({"hidden_size": 30, "num_attention_heads": 4}, "does not divide"),
-    ({"ring": "round"}, "must be one of: closed, open, zero_ends"),
-    (
-        {"hidden_size": 33, "num_attention_heads": 3, "position_embedding_type": "sinusoidal"},
-        "even hidden_size",
-    ),
-    ({"tie_word_embeddings": True, "embedding_size": 8}, "differ"),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
-def test_fields_that_exclude_each_other(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=message):
-        hea.StarTransformerConfig(**fields)
 
 
 def test_embeddings_of_another_width_are_mapped() -> None:
