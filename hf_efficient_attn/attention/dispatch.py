@@ -161,7 +161,7 @@ def plan_of(call: AttentionCall, name: str, device: torch.device) -> Plan:
         name = select(call, name).NAME
         direct = direct_call(call, device) if name == SDPA else None
     has_tensors = not (call.tokens.is_empty and not call.terms and call.sinks is None and call.chosen is None)
-    call = replace(call, tokens=NO_MASK, terms=(), sinks=None, chosen=None) if has_tensors else call
+    call = replace(call, tokens=NO_MASK, terms=(), sinks=None, chosen=None)
     return Plan(call, name, is_step, has_tensors, machine_of(device.type), is_autocast(device.type), direct)
 
 
@@ -198,7 +198,7 @@ def plan_key(
             return None
         lengths = (key_shape[:2], key_shape[3], value_shape[3])
     needs_grad, others = q.requires_grad or k.requires_grad or v.requires_grad, None
-    if not (tokens is NO_MASK and sinks is None and chosen is None and type(terms) is tuple and not terms):
+    if not (tokens.is_empty and sinks is None and chosen is None and type(terms) is tuple and not terms):
         others = _kinds(tokens, terms, sinks, chosen, key_shape)
         if others is None:
             return None
