@@ -58,11 +58,6 @@ def thorough(pytestconfig: pytest.Config) -> list[str]:
     return [] if "not thorough" in pytestconfig.option.markexpr else ["thorough"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what starts processes, lest one worker ends alone with it."""
-    items.sort(key=lambda item: "processes" not in item.path.parts)
-
-
 def pytest_collection_finish() -> None:
     """Leave what has been imported and collected out of garbage collections: every training of Trainer asks for one.
 

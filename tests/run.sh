@@ -13,4 +13,4 @@ fi
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$python" -m pytest -n "${WORKERS:-3}" --dist loadscope --no-loadscope-reorder "$@"
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$python" -m pytest -n "${WORKERS:-3}" --dist worksteal "$@"

@@ -161,7 +161,7 @@ def plan_of(call: AttentionCall, name: str, device: torch.device) -> Plan:
         name = select(call, name).NAME
         direct = direct_call(call, device) if name == SDPA else None
     has_tensors = not (call.tokens.is_empty and not call.terms and call.sinks is None and call.chosen is None)
-    call = replace(call, tokens=NO_MASK, terms=(), sinks=None, chosen=None) if has_tensors else call
+    call = replace(call, tokens=NO_MASK, terms=(), sinks=None, chosen=None)
     return Plan(call, name, is_step, has_tensors, machine_of(device.type), is_autocast(device.type), direct)
 
 
@@ -198,7 +198,7 @@ def plan_key(
             return None
         lengths = (key_shape[:2], key_shape[3], value_shape[3])
     needs_grad, others = q.requires_grad or k.requires_grad or v.requires_grad, None
-    if not (tokens is NO_MASK and sinks is None and chosen is None and type(terms) is tuple and not terms):
+    if not (tokens.is_empty and sinks is None and chosen is None and type(terms) is tuple and not terms):
         others = _kinds(tokens, terms, sinks, chosen, key_shape)
         if others is None:
             return None
@@ -217,21 +217,25 @@ def _kinds(
 
     None: the checks must see them.
     """
-    if not isinstance(terms, tuple | list) or not all(type(term) is Term for term in terms):
+    if not isinstance(terms, tuple | list) or not (chosen is None or isinstance(chosen, ChosenKeys)):
         return None
-    if not (chosen is None or isinstance(chosen, ChosenKeys)):
-        return None
-    learned = [*(term.values for term in terms), *([] if sinks is None else [sinks])]
-    given = [] if chosen is None else [each for each in chosen.tensors if each is not None]
-    masks = [each for each in tokens.tensors if each is not None]
-    if not all(type(each) in (Tensor, nn.Parameter) for each in (*learned, *given, *masks)):
-        return None
-    kinds: list[Any] = [(each.dtype, each.device, each.shape) for each in (*learned, *given)]
-    for number, mask in enumerate(tokens.tensors):
+    masks, given, learned = tokens.tensors, [] if chosen is None else chosen.tensors, [] if sinks is None else [sinks]
+    kinds: list[Any] = [sinks is None, None if chosen is None else (chosen.traits, *map(type, chosen.numbers))]
+    for term in terms:
+        if type(term) is not Term:
+            return None
+        learned.append(term.values)
+        kinds.append(term.label)
+    for each in (*learned, *given, *masks):
+        if each is not None and type(each) not in (Tensor, nn.Parameter):
+            return None
+    needs_grad = False
+    for each in (*learned, *given):
+        kinds.append(None if each is None else (each.dtype, each.device, each.shape))
+        needs_grad = needs_grad or (each is not None and each.requires_grad)
+    for number, mask in enumerate(masks):
         # masks of keys are as long as these, and a step of decoding has one plan for all lengths
         if mask is not None and number < 3 and mask.shape != (key_shape[0], key_shape[2]):
             return None
         kinds.append(None if mask is None else (mask.dtype, mask.device, None if number < 3 else mask.shape))
-    choice = None if chosen is None else (chosen.traits, *map(type, chosen.numbers))
-    labels = tuple(term.label for term in terms)
-    return any(each.requires_grad for each in learned), labels, sinks is None, choice, *kinds
+    return needs_grad, len(terms), *kinds

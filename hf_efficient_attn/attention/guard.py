@@ -36,6 +36,8 @@ GUARDED = ("__init__", "set_attn_implementation")
 MARK = "_guards_models"
 # the attribute in which a model keeps the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
+# that in which it keeps the spec with which its layers have taken marked tokens
+TAKES_MARKED = "_takes_global_tokens"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 # embeddings by the ids that they replace: `generate` passes no ids with them
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
@@ -158,9 +160,13 @@ def after_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any], 
 
 def leave_forward(model: Any, is_marked: bool) -> None:
     """Leave the context of a forward pass, and refuse marked tokens that reached no layer."""
-    context = leave(model)
-    is_lost = is_marked and context is not None and not context.has_marked
-    if is_lost and has_pattern(model.config) and getattr(model, PART, None) != DECODER:
+    context, spec = leave(model), getattr(model.config, FIELD, None)
+    if not is_marked or context is None or spec is None:
+        return
+    if context.has_marked:
+        # layers that are compiled by themselves say it only while they are traced
+        model.__dict__[TAKES_MARKED] = spec
+    elif model.__dict__.get(TAKES_MARKED) is not spec and getattr(model, PART, None) != DECODER:
         raise InputError(
             f"{MARKED} changes nothing in this {type(model).__name__}: it does not pass it on to layers that follow "
             "attention_pattern. Leave it out, and give the positions in the pattern, band(...) | global(...)."

@@ -39,7 +39,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         return out, lse if call.lse_needs_grad else lse.detach()
     learned = [term.values for term in call.terms] if call.terms else []
     learned = learned if call.sinks is None else [*learned, call.sinks]
-    needs_grad = q.requires_grad or k.requires_grad or v.requires_grad or any(each.requires_grad for each in learned)
+    needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
+    needs_grad = needs_grad or (len(learned) > 0 and any(each.requires_grad for each in learned))
     number = 0 if seed is None else int(seed)
     if needs_grad and torch.is_grad_enabled():
         out, lse = _Attention.apply(call, number, q, k, v, *learned)  # type: ignore[no-untyped-call]

@@ -81,7 +81,7 @@ def test_json_text() -> None:
     [
         ("missing.json", "There is no file 'missing.json'"),
         ('{"kind": ', "is no valid JSON"),
-        ('{"model_type": "bert"}', "is the config of a model without an attention_pattern"),
+        ('{"model_type": "bert"}', "attention_pattern"),
         ('{"side": 1}', "The dict of a pattern has a kind"),
         ("[null]", "Layer 0 has no pattern"),
         ("[]", "Layer 0 has no pattern; the list has none."),

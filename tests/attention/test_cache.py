@@ -10,17 +10,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache import readable_tokens
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.notices import warn_once
-from hf_efficient_attn.patterns import (
-    Band,
-    BlockLocal,
-    Causal,
-    Dilated,
-    Full,
-    GlobalTokens,
-    Pattern,
-    PerHead,
-    Strided,
-)
+from hf_efficient_attn.patterns import Band, BlockLocal, Causal, Dilated, Full, GlobalTokens, Pattern, PerHead, Strided
 
 OPTIONS = {"max_new_tokens": 14, "min_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 # a pattern, and how many keys it needs
@@ -157,7 +147,7 @@ def test_dense_models_are_refused_once_tokens_are_dropped(names: tuple[str, str]
 def test_other_caches_are_refused_by_compiled_models_and_by_deeper_ones() -> None:
     wide, narrow = (hea.sparsify(build("llama"), Band(left, 0)) for left in (6, 3))
     step = torch.compile(wide, backend="eager")
-    with pytest.raises(hea.ConfigurationError, match=r"Make a new PatternCache\(model.config\)"):
+    with pytest.raises(hea.ConfigurationError, match="PatternCache"):
         step(token_ids(1, 9), **{CACHE_ARGUMENT: hea.PatternCache(narrow.config)})
     torch.compiler.reset()
     cache = hea.PatternCache(narrow.config)

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import call, functional
+from hf_efficient_attn.attention import dispatch, functional
 from hf_efficient_attn.attention.explained_call import allowed_pairs
 from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.backends import sdpa
@@ -231,7 +231,8 @@ def test_learned_spans_of_a_model() -> None:
 def test_the_call_of_a_model_is_the_one_that_its_layer_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = transformers.AutoModelForCausalLM.from_config(sparse_llama()).to(torch.bfloat16).eval()
     made: list[Any] = []
-    monkeypatch.setattr(call, "_built", lambda *args, _own=call._built: (made.append(_own(*args)), made[-1])[1])
+    build_call = dispatch.build_call
+    monkeypatch.setattr(dispatch, "build_call", lambda *args: (made.append(build_call(*args)), made[-1])[1])
     with torch.no_grad():
         model(torch.ones(1, 77, dtype=torch.long))
     explained = hea.explain(model, 77, layer=1).call

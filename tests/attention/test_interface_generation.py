@@ -105,7 +105,7 @@ def test_times_of_words() -> None:
     assert torch.equal(model.generate(sound, **options), before)
     # who chooses it for all calls is told
     model.set_attn_implementation("eager")
-    with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation is 'eager'"):
+    with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation"):
         model.generate(sound, **options)
 
 

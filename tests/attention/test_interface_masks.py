@@ -99,6 +99,20 @@ def test_marked_tokens_of_an_encoder_decoder_are_its_encoders() -> None:
         )
 
 
+def test_layers_that_are_compiled_by_themselves_take_marks_at_every_call() -> None:
+    torch.compiler.reset()
+    model, ids = hea.sparsify(build("llama"), Band(3, 0)), token_ids(2, 9)
+    marks = torch.zeros_like(ids)
+    marks[:, 2] = 1
+    expected = model(ids, global_attention_mask=marks, use_cache=False).logits
+    model = hea.sparsify(build("llama"), Band(3, 0))
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    for _ in range(3):
+        found = model(ids, global_attention_mask=marks, use_cache=False).logits
+        torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
 def test_marks_that_would_change_nothing_are_refused() -> None:
     # its layers drop what they do not know
     model = tr.StableLmModel(tr.StableLmConfig(**{**DECODER, "num_key_value_heads": 4})).eval()

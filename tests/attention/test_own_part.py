@@ -102,5 +102,5 @@ def test_patterns_by_part_are_refused_where_there_are_no_parts() -> None:
     model = tr.LlamaForCausalLM(tr.LlamaConfig(hidden_size=16, num_attention_heads=2, intermediate_size=16))
     hea.sparsify(model, Band(2, 0))
     model.config.attention_pattern = {"encoder": Band(2, 0).to_dict(), "decoder": None}
-    with pytest.raises(hea.ConfigurationError, match="LlamaConfig is no encoder-decoder"):
+    with pytest.raises(hea.ConfigurationError, match="LlamaConfig"):
         model(token_ids(1, 4))

@@ -35,7 +35,7 @@ LENGTH_DEPENDENT += [RandomBlocks(1, 4, exclude=GlobalTokens([-1]))]
         ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
         ("llama", 7, "is 7"),
         ("llama", {"encoder": Band(2, 0)}, "no encoder-decoder"),
-        ("llama", [Band(2, 0), PerHead([Band(2, 0)] * 3)], "3 patterns of per_head cannot share 4 heads"),
+        ("llama", [Band(2, 0), PerHead([Band(2, 0)] * 3)], "per_head"),
         ("llama", {0: Band(2, 0)}, "give a list"),
         ("mistral_sliding", Band(2, 0), "sliding_window to None"),
         ("llama", CompressedKeys(4, 2) | Band(3, 0), "for self-attention"),
@@ -54,7 +54,7 @@ def test_bad_patterns_are_refused_before_anything_changes(name: str, pattern: An
 
 def test_models_without_the_interface_are_refused() -> None:
     config = tr.LongformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=61)
-    with pytest.raises(hea.UnsupportedBackendError, match="LongformerModel does not use the attention interface"):
+    with pytest.raises(hea.UnsupportedBackendError, match="LongformerModel"):
         hea.sparsify(tr.LongformerModel(config), PATTERN)
     with pytest.raises(hea.ConfigurationError, match="not Linear"):
         hea.sparsify(torch.nn.Linear(2, 2), PATTERN)  # type: ignore[type-var]
@@ -107,7 +107,7 @@ def test_what_no_trial_can_tell_is_refused_after_the_first_forward(monkeypatch: 
     monkeypatch.setattr(trial, "takes_tables", lambda *_: False)
     model = hea.sparsify(tr.FNetModel(tr.FNetConfig(**DENSE, vocab_size=61)).eval(), PATTERN)
     for _ in range(2):
-        with pytest.raises(hea.UnsupportedBackendError, match="has computed without its attention_pattern"):
+        with pytest.raises(hea.UnsupportedBackendError, match="attention_pattern"):
             model(token_ids(1, 4))
     hea.sparsify(model, None)
     model(token_ids(1, 4))
@@ -121,7 +121,7 @@ def test_a_pattern_whose_class_is_not_imported_is_refused_at_loading(name: str, 
     model.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(file.read_text().replace('"band"', '"my_band"'))
-    with pytest.raises(hea.ConfigurationError, match="'my_band'.*import the module"):
+    with pytest.raises(hea.ConfigurationError, match="my_band"):
         type(model).from_pretrained(tmp_path)
 
 
@@ -198,10 +198,7 @@ def test_causal_models_have_no_pattern_that_depends_on_the_length(pattern: Patte
     ("config", "said"),
     [
         (hea.StarTransformerConfig(hidden_size=8, num_attention_heads=2), "a token of a star reads its neighbours"),
-        (
-            hea.BPTransformerConfig(hidden_size=8, num_attention_heads=2),
-            "tokens and spans of a BP-Transformer",
-        ),
+        (hea.BPTransformerConfig(hidden_size=8, num_attention_heads=2), "tokens and spans of a BP-Transformer"),
         (hea.BPSeq2SeqConfig(hidden_size=8, num_attention_heads=2), "tokens and spans of a BP-Transformer"),
     ],
     ids=["star", "bp", "bp_seq2seq"],

@@ -75,7 +75,7 @@ def test_another_implementation_is_refused(way: Callable[[Any], Any]) -> None:
     model = way(build("llama"))
     for part in (model, model.model):
         model.config._attn_implementation = "sdpa"
-        with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation is 'sdpa'"):
+        with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation"):
             part(token_ids(1, 4))
         model.set_attn_implementation("efficient")
         part(token_ids(1, 4))
@@ -106,7 +106,7 @@ def test_no_examples_and_no_tokens_are_refused(name: str, way: Callable[[Any], A
         with pytest.raises(hea.InputError, match="If a cache holds the whole text already, pass a new one"):
             model(ids[:, :0], **{CACHE_ARGUMENT: cache})
     if "decoder_input_ids" in inputs:
-        with pytest.raises(hea.InputError, match="no tokens: decoder_input_ids"):
+        with pytest.raises(hea.InputError, match="decoder_input_ids"):
             model(**{**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :0]})
 
 
@@ -186,7 +186,7 @@ def test_a_pattern_where_no_layer_reads_it_is_refused() -> None:
     config.attention_pattern = PATTERN.to_dict()
     model = tr.LlavaForConditionalGeneration(config)
     model.set_attn_implementation("efficient")
-    with pytest.raises(hea.ConfigurationError, match="is in LlavaConfig, but layers read it in .* LlamaConfig"):
+    with pytest.raises(hea.ConfigurationError, match="LlavaConfig"):
         model(token_ids(1, 4))
 
 
@@ -196,13 +196,13 @@ def test_what_no_trial_can_tell_is_refused_after_the_first_forward(monkeypatch: 
     config.attention_pattern = {"encoder": PATTERN.to_dict(), "decoder": None}
     model = tr.LongT5Model._from_config(config, attn_implementation="efficient").eval()
     for called in (model.get_encoder(), model):
-        with pytest.raises(hea.UnsupportedBackendError, match="has computed without its attention_pattern"):
+        with pytest.raises(hea.UnsupportedBackendError, match="attention_pattern"):
             called(input_ids=token_ids(1, 4))
 
 
 def test_a_loaded_model_on_another_attention_is_refused(tmp_path: Path) -> None:
     model = loaded(build("llama"), tmp_path, attn_implementation="sdpa")
-    with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation is 'sdpa'"):
+    with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation"):
         model(token_ids(1, 4))
     hea.sparsify(model, None)(token_ids(1, 4))
 

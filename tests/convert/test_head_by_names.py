@@ -159,7 +159,7 @@ def test_names_of_no_head(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["dreams.weight"] = torch.zeros(3)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(hea.ConfigurationError, match=r"fit no head: .*dreams\.weight.*AutoModelForMaskedLM") as caught:
+    with pytest.raises(hea.ConfigurationError, match="AutoModelForMaskedLM") as caught:
         hea.convert(folder)
     assert AUTO_CLASSES["ConditionalGeneration"] not in str(caught.value)
 

@@ -135,13 +135,13 @@ def test_global_tokens_begin_as_tokens_that_are_no_padding() -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "options", "message"),
     [
-        ("bert", {}, {"parity": True}, "parity=True: an etc_transformer cannot compute what a bert does"),
+        ("bert", {}, {"parity": True}, "parity=True"),
         ("bert", {}, {"attention_window": 7}, "attention_window=7"),
         ("bert", {}, {"attention_window": 8, "pattern": "band(3, 3)"}, "exclude each other"),
         ("bert", {}, {"max_target_position_embeddings": 8}, "is of encoder-decoders"),
         ("bert", {"is_decoder": True}, {}, "encoders with absolute positions can be converted"),
-        ("roberta", {"bos_token_id": None}, {}, "bos_token_id=None, pad_token_id=1, and global tokens begin"),
-        ("roberta", {"bos_token_id": 1}, {}, "Set bos_token_id, to a token that is no padding"),
+        ("roberta", {"bos_token_id": None}, {}, "bos_token_id=None"),
+        ("roberta", {"bos_token_id": 1}, {}, "bos_token_id"),
     ],
 )
 def test_what_is_refused(model_type: str, changes: dict[str, Any], options: dict[str, Any], message: str) -> None:
@@ -150,11 +150,11 @@ def test_what_is_refused(model_type: str, changes: dict[str, Any], options: dict
 
 
 def test_types_that_are_no_source_or_cannot_become_one() -> None:
-    with pytest.raises(hea.ConfigurationError, match="can become: sparse_transformer, big_bird, longformer\\."):
+    with pytest.raises(hea.ConfigurationError, match="sparse_transformer"):
         lifted(in_tree("longformer"))
     ours = lifted(source("bert"))
     for target in (None, "bert", "etc_transformer"):
-        with pytest.raises(hea.ConfigurationError, match="etc_transformer models are made by convert, and nothing is"):
+        with pytest.raises(hea.ConfigurationError, match="etc_transformer"):
             hea.convert(ours, to=target)
 
 
@@ -189,7 +189,7 @@ def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
 def test_sources_may_lack_what_is_left_behind_and_nothing_else(tmp_path: Path) -> None:
     folder = save(source("bert", "AutoModelForMaskedLM"), tmp_path / "theirs")
     change_weights(folder, lambda weights: weights.pop("bert.embeddings.position_embeddings.weight"))
-    with pytest.raises(hea.CheckpointError, match=r"missing: bert\.embeddings\.position_embeddings"):
+    with pytest.raises(hea.CheckpointError, match="position_embeddings"):
         hea.convert(folder)
     assert lifted(folder).config.model_type == "etc_transformer"
     change_weights(folder, lambda weights: weights.pop("bert.encoder.layer.1.output.dense.weight"))

@@ -67,7 +67,7 @@ def test_longer_targets() -> None:
     table = ours.decoder.embeddings.positions.table.weight
     assert table[2:22].equal(table[82:102])
     assert len(table) == 102
-    with pytest.raises(hea.ConfigurationError, match="max_target_position_embeddings=16 would cut the 100 positions"):
+    with pytest.raises(hea.ConfigurationError, match="max_target_position_embeddings=16"):
         hea.convert(ours, max_target_position_embeddings=16)
     with pytest.raises(hea.ConfigurationError, match="is of encoder-decoders"):
         hea.convert(in_tree("bert"), max_target_position_embeddings=100)
@@ -76,7 +76,7 @@ def test_longer_targets() -> None:
 @pytest.mark.filterwarnings("ignore:.*is not kept")
 def test_bigbird_pegasus_has_one_length_for_both_sides() -> None:
     ours = hea.convert(in_tree("bigbird_pegasus"), max_position_embeddings=200)
-    with pytest.raises(hea.ConfigurationError, match="cannot have: max_target_position_embeddings=80"):
+    with pytest.raises(hea.ConfigurationError, match="max_target_position_embeddings=80"):
         hea.convert(ours, to="bigbird_pegasus")
     back = hea.convert(ours, to="bigbird_pegasus", max_target_position_embeddings=200)
     assert back.config.max_position_embeddings == 200
@@ -148,7 +148,7 @@ def test_ours_longer_and_back() -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "longformer", "pegasus"])
 def test_shorter_is_refused(model_type: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match=r"max_position_embeddings=16 would cut the \d\d positions"):
+    with pytest.raises(hea.ConfigurationError, match="max_position_embeddings=16"):
         hea.convert(in_tree(model_type), max_position_embeddings=16)
 
 
@@ -167,7 +167,7 @@ def test_window_and_pattern_are_refused() -> None:
     ("model_type", "changes", "message"),
     [
         ("bert", {"is_decoder": True}, "is_decoder=True"),
-        ("bart", {"decoder_ffn_dim": 64}, "encoder_ffn_dim=48 and decoder_ffn_dim=64"),
+        ("bart", {"decoder_ffn_dim": 64}, "encoder_ffn_dim=48"),
         ("pegasus", {"scale_embedding": False}, "sinusoids of amplitude"),
         ("marian", {"decoder_vocab_size": 70, "share_encoder_decoder_embeddings": False}, "share vocabulary"),
     ],

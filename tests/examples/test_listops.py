@@ -82,5 +82,5 @@ def test_numbers_that_no_expression_can_have_are_refused(tmp_path: Path, monkeyp
     from comparison.run_folder import run_experiment
 
     monkeypatch.setattr(sys, "argv", ["listops.py", "--min_tokens", "9", "--max_tokens", "10"])
-    with pytest.raises(SystemExit, match="--max_tokens is at least --min_tokens"):
+    with pytest.raises(SystemExit, match="max_tokens"):
         run_experiment(experiment.main, experiment.Arguments)

@@ -33,7 +33,7 @@ def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_predictions_are_refused_where_there_are_none(script: str, tmp_path: Path, monkeypatch: Any) -> None:
     own = EXAMPLES / f"run_{script}.py"
     monkeypatch.setattr(sys, "argv", [str(own), "--do_predict", "--output_dir", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^--do_predict: nothing is predicted here; --do_eval"):
+    with pytest.raises(SystemExit, match="do_predict"):
         runpy.run_path(str(own), run_name="__main__")
 
 

@@ -21,19 +21,12 @@ def test_no_mask_is_one_document() -> None:
 
 def test_padding_is_outside_and_holes_are_inside() -> None:
     tokens = TokenMask(key_mask=mask("00111", "11100", "01011", "00000"))
-    assert list(tokens.documents(4, 5)) == [
-        (Document(2, 5),),
-        (Document(0, 3),),
-        (Document(1, 5, has_holes=True),),
-        (),
-    ]
+    assert list(tokens.documents(4, 5)) == [(Document(2, 5),), (Document(0, 3),), (Document(1, 5, has_holes=True),), ()]
 
 
 def test_segments_and_chosen_globals_count_from_the_start_of_their_document() -> None:
     tokens = TokenMask(
-        key_mask=mask("1111101"),
-        segment_ids=torch.tensor([[0, 0, 0, 1, 1, 1, 1]]),
-        global_mask=mask("0100110"),
+        key_mask=mask("1111101"), segment_ids=torch.tensor([[0, 0, 0, 1, 1, 1, 1]]), global_mask=mask("0100110")
     )
     assert list(tokens.documents(1, 7)) == [(Document(0, 3, (1,)), Document(3, 7, (1,), has_holes=True))]
 
@@ -41,11 +34,11 @@ def test_segments_and_chosen_globals_count_from_the_start_of_their_document() ->
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (TokenMask(key_mask=torch.ones(2, 4, dtype=torch.bool)), r"key_mask has shape \(2, 4\)"),
-        (TokenMask(key_mask=torch.ones(2, 5)), "key_mask has dtype torch.float32"),
-        (TokenMask(global_mask=torch.ones(2, 5, dtype=torch.int64)), "global_mask has dtype torch.int64"),
-        (TokenMask(segment_ids=torch.ones(2, 5)), "segment_ids has dtype torch.float32"),
-        (TokenMask(key_mask=[[True] * 5] * 2), "key_mask is a list; it must be a tensor"),
+        (TokenMask(key_mask=torch.ones(2, 4, dtype=torch.bool)), "key_mask"),
+        (TokenMask(key_mask=torch.ones(2, 5)), "key_mask"),
+        (TokenMask(global_mask=torch.ones(2, 5, dtype=torch.int64)), "global_mask"),
+        (TokenMask(segment_ids=torch.ones(2, 5)), "segment_ids"),
+        (TokenMask(key_mask=[[True] * 5] * 2), "key_mask"),
         (TokenMask(key_mask=torch.ones(2, 5, dtype=torch.bool, device="meta")), "key_mask is on meta"),
     ],
 )
@@ -86,10 +79,10 @@ def test_chosen_globals_are_causal_under_a_causal_pattern() -> None:
 @pytest.mark.parametrize(
     ("num_keys", "offset", "is_cross", "message"),
     [
-        (10, 7, False, "4 queries from position 7 end at 11.* between 0 and 6; or cross=True"),
-        (10, -1, False, "query_offset=-1 must be at least 0"),
-        (3, -1, True, "query_offset=-1 must be at least 0"),
-        (3, -1, False, "at least as many keys as queries; or cross=True"),
+        (10, 7, False, "cross=True"),
+        (10, -1, False, "query_offset=-1"),
+        (3, -1, True, "query_offset=-1"),
+        (3, -1, False, "cross=True"),
     ],
 )
 def test_queries_beyond_the_keys_are_refused(num_keys: int, offset: int, is_cross: bool, message: str) -> None:

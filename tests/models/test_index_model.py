@@ -167,13 +167,13 @@ def test_refusals() -> None:
         hea.index(model, **SIZES)
     with pytest.raises(ConfigurationError, match="has no indexers"):
         hea.index_stage(build("llama"), "sparse")
-    with pytest.raises(ConfigurationError, match="stage='late' must be one of"):
+    with pytest.raises(ConfigurationError, match="stage='late'"):
         hea.index_stage(model, "late")
-    with pytest.raises(ConfigurationError, match="the indexers of this LlamaConfig choose among all keys"):
+    with pytest.raises(ConfigurationError, match="LlamaConfig"):
         hea.PatternCache(model.config)
     with pytest.raises(ConfigurationError, match="top_k=0 must be"):
         hea.index(build("llama"), top_k=0)
-    with pytest.raises(ConfigurationError, match="head_dim=4 must be at least 8"):
+    with pytest.raises(ConfigurationError, match="head_dim=4"):
         hea.index(build("llama"), head_dim=4, **SIZES)
     with pytest.raises(UnsupportedBackendError, match="not a decoder with rotary positions"):
         hea.index(build("gpt2"), **SIZES)

@@ -30,5 +30,5 @@ def test_what_is_laid_out_by_length_and_other_backends_are_refused() -> None:
     with pytest.raises(Exception, match="is laid out anew for every length") as raised:
         export(build("sparse-bigbird"), inputs)
     assert isinstance(raised.value.__cause__, UnsupportedBackendError)
-    with pytest.raises(Exception, match="backend='blocked' cannot be written as ONNX"), use_backend("blocked"):
+    with pytest.raises(Exception, match="backend='blocked'"), use_backend("blocked"):
         export(build("sparse-block_local"), inputs)

@@ -22,5 +22,5 @@ def test_sparsified_models_refuse_stages() -> None:
     """What transformers leaves in a model whose layers it has dealt out; processes would else wait for each other."""
     model = sparse_llama()
     model._pp_stage = SimpleNamespace(pp_is_first_stage=True)
-    with pytest.raises(hea.UnsupportedBackendError, match=r"\(pp_size\) would compute LlamaForCausalLM wrongly"):
+    with pytest.raises(hea.UnsupportedBackendError, match="pp_size"):
         model(torch.ones(1, 4, dtype=torch.long))

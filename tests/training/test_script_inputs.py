@@ -45,7 +45,7 @@ def test_texts_are_as_long_as_the_model_reads() -> None:
 def test_targets_are_as_long_as_the_decoder_writes() -> None:
     model = SimpleNamespace(config=LEDConfig(max_decoder_position_embeddings=8, name_or_path="led"))
     check_lengths(encoded(20), model, NO_LIMIT, "max_source_length", 8)
-    with pytest.raises(InputError, match=r"^--max_target_length 9: led writes at most 8 tokens\."):
+    with pytest.raises(InputError, match="max_target_length"):
         check_lengths(encoded(20), model, NO_LIMIT, "max_source_length", 9)
 
 

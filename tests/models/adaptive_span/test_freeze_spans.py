@@ -88,18 +88,18 @@ def test_a_frozen_model_trains_without_a_penalty() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
     torch.testing.assert_close(output.loss, model.eval()(ids, labels=ids).loss)
     model.config.span_penalty = 0.1
-    with pytest.raises(hea.ConfigurationError, match="span_penalty=0.1 with frozen_spans"):
+    with pytest.raises(hea.ConfigurationError, match="span_penalty=0"):
         hea.AdaptiveSpanForCausalLM(model.config)
 
 
 def test_models_without_numbers_to_keep() -> None:
-    with pytest.raises(hea.InputError, match="span='dynamic': its tokens choose their spans"):
+    with pytest.raises(hea.InputError, match="span='dynamic'"):
         hea.freeze_spans(tiny(span="dynamic"))
-    with pytest.raises(hea.InputError, match="span='fixed': all its heads read the limit"):
+    with pytest.raises(hea.InputError, match="span='fixed'"):
         hea.freeze_spans(tiny(span="fixed"))
     plain = hea.SparseTransformerForCausalLM(hea.SparseTransformerConfig.sliding(**TINY, is_causal=True))
     for function in (hea.freeze_spans, lambda model: hea.set_span_limit(model, 8)):
-        with pytest.raises(hea.InputError, match="SparseTransformerForCausalLM has no spans"):
+        with pytest.raises(hea.InputError, match="SparseTransformerForCausalLM"):
             function(plain)
 
 

@@ -101,9 +101,7 @@ def test_a_matrix_per_head_reaches_its_heads(num_heads: int) -> None:
 
 
 def test_a_matrix_for_other_heads_is_refused() -> None:
-    with pytest.raises(
-        hea.InputError, match=r"attention_mask has shape \[1, 2, 30, 30\].*\[2 or 1, 4 or 1, 30 or 1, 30\]"
-    ):
+    with pytest.raises(hea.InputError, match="attention_mask"):
         build()(IDS, attention_mask=torch.ones(1, 2, 30, 30, dtype=torch.bool))
 
 

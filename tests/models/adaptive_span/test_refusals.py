@@ -45,7 +45,7 @@ def test_damaged_spans_of_a_checkpoint(tmp_path: Path, ratio: float) -> None:
 def test_sparsify_has_no_say_over_spans() -> None:
     simplified = hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**TINY, span="adaptive"))
     for model in (tiny(), simplified, simplified.config):
-        with pytest.raises(hea.ConfigurationError, match="span='adaptive': its heads .* would follow no pattern"):
+        with pytest.raises(hea.ConfigurationError, match="span='adaptive'"):
             hea.sparsify(model, hea.patterns.Band(8, 0))
 
 
@@ -61,7 +61,7 @@ def test_saving_brings_spans_within_their_bounds(tmp_path: Path) -> None:
 def test_a_limit_changed_in_the_config_of_a_model_is_refused() -> None:
     model = tiny()
     model.config.span_limit = 20
-    with pytest.raises(hea.ConfigurationError, match=r"config.span_limit=20, but .* built with 40.*set_span_limit"):
+    with pytest.raises(hea.ConfigurationError, match="span_limit=20"):
         model(random_ids(1, 5))
 
 
@@ -74,7 +74,7 @@ def test_spans_that_are_no_numbers_are_named() -> None:
 
 def test_a_pattern_cache_is_refused_with_the_cache_that_spans_have() -> None:
     model = tiny()
-    with pytest.raises(hea.ConfigurationError, match="span='adaptive'. Call generate without a cache"):
+    with pytest.raises(hea.ConfigurationError, match="span='adaptive'"):
         hea.PatternCache(model.config)
     model.generate(random_ids(1, 4), max_new_tokens=2)
 
@@ -85,7 +85,7 @@ def test_spans_that_an_optimizer_overwrites(held_by: str) -> None:
     model = tiny().train()
     ids = random_ids(1, 8)
     setattr(span_modules(model)[0].ratio, held_by, None)
-    with pytest.raises(hea.UnsupportedBackendError, match="DeepSpeed's ZeRO trains numbers of its own"):
+    with pytest.raises(hea.UnsupportedBackendError, match="DeepSpeed"):
         model(ids)
     model.eval()(ids)
     hea.freeze_spans(model)

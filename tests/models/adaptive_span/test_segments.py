@@ -161,7 +161,7 @@ def test_reset_memory_forgets() -> None:
         model.train(is_training)(ids, segment_index=number(0))
     model.reset_memory()
     for is_training in (True, False):
-        with pytest.raises(hea.InputError, match="segment_index=1 of 2 rows, but none before"):
+        with pytest.raises(hea.InputError, match="segment_index=1"):
             model.train(is_training)(ids, segment_index=number(1))
 
 
@@ -178,20 +178,20 @@ def test_segments_out_of_order(index: int) -> None:
 
 
 def test_rows_at_different_segments() -> None:
-    with pytest.raises(hea.InputError, match=r"segment_index holds \[0, 1\]: the rows .* TextSegments"):
+    with pytest.raises(hea.InputError, match="segment_index"):
         tiny()(random_ids(2, 20), segment_index=torch.tensor([0, 1]))
 
 
 def test_a_batch_of_other_size() -> None:
     model = tiny()
     model(random_ids(3, 20), segment_index=number(0, 3))
-    with pytest.raises(hea.InputError, match="segment_index=1 of 2 rows, but 0 of 3 rows before"):
+    with pytest.raises(hea.InputError, match="segment_index=1"):
         model(random_ids(2, 20), segment_index=number(1))
 
 
 @pytest.mark.parametrize("shape", [(), (2, 1), (3,), (1,)])
 def test_segment_index_of_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(hea.InputError, match=r"segment_index has shape \[.*\]; it must be \[batch\] = \[2\]"):
+    with pytest.raises(hea.InputError, match="segment_index"):
         tiny()(random_ids(2, 20), segment_index=torch.zeros(shape, dtype=torch.long))
 
 
@@ -202,7 +202,7 @@ def test_padding_has_no_place_in_memory(side: slice) -> None:
     model = tiny()
     model(ids, attention_mask=mask, segment_index=number(0))
     mask[1, side] = 0
-    with pytest.raises(hea.InputError, match="attention_mask masks tokens of a segment"):
+    with pytest.raises(hea.InputError, match="attention_mask"):
         model(ids, attention_mask=mask, segment_index=number(1))
 
 

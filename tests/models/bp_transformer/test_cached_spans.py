@@ -74,7 +74,7 @@ def test_a_step_reads_as_many_nodes_as_the_tree_says() -> None:
 
 def test_caches_without_room_for_spans_are_refused() -> None:
     model = build(is_causal=True)
-    with pytest.raises(hea.ConfigurationError, match="needs the config of a model with attention_pattern"):
+    with pytest.raises(hea.ConfigurationError, match="attention_pattern"):
         hea.PatternCache(model.config)
     cache = transformers.DynamicCache()
     for layer in range(2):
@@ -83,7 +83,7 @@ def test_caches_without_room_for_spans_are_refused() -> None:
         model(random_ids(1, 2), **{CACHE_ARGUMENT: cache})
     sliding = transformers.DynamicCache(config=transformers.MistralConfig(sliding_window=4, num_hidden_layers=2))
     model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})
-    with pytest.raises(hea.UnsupportedBackendError, match="layers of type DynamicSlidingWindowLayer"):
+    with pytest.raises(hea.UnsupportedBackendError, match="DynamicSlidingWindowLayer"):
         model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})
 
 

@@ -44,7 +44,7 @@ def test_linformer_is_an_alias_that_no_config_of_transformers_collides_with() ->
     config = hea.CompressedTransformerConfig.linformer(**TINY, projected_tokens=4)
     assert config.to_dict() == hea.CompressedTransformerConfig(**TINY, projected_tokens=4).to_dict()
     assert config.model_type == "compressed_transformer"
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'mechanism'"):
+    with pytest.raises(TypeError, match="'mechanism'"):
         hea.CompressedTransformerConfig.linformer(mechanism="linear")
 
 

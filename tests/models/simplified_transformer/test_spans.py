@@ -224,7 +224,7 @@ def test_spans_are_loaded_in_float32(tmp_path: Path, dtype: torch.dtype) -> None
 def test_another_limit(tmp_path: Path) -> None:
     model, ids = build(span="adaptive"), random_ids(2, 60)
     model.save_pretrained(tmp_path)
-    with pytest.raises(hea.CheckpointError, match=r"span_limit=40, and span_limit=80 .* 2 times as long"):
+    with pytest.raises(hea.CheckpointError, match="span_limit=40"):
         hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, span_limit=80)
     # a span of all of the limit has no ramp, and gets one
     model.model.layers[0].self_attn.spanned.spans.ratio.data[3] = 0.5

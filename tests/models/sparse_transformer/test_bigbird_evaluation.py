@@ -49,7 +49,7 @@ def test_packed_documents_are_evaluated_as_if_alone(padding: tuple[int, int]) ->
 
 def test_full_attention_of_short_inputs_cannot_be_packed_into_long_ones() -> None:
     model, (documents, inputs) = build(full_attention_up_to=40), packed()
-    with pytest.raises(hea.InputError, match=r"full_attention_up_to=40.*longer row.*one document a row"):
+    with pytest.raises(hea.InputError, match="full_attention_up_to=40"):
         model(**inputs)
     model.config.full_attention_up_to = 93
     with torch.no_grad():
@@ -66,5 +66,5 @@ def test_compiles_and_refuses_the_same() -> None:
     with torch.no_grad():
         found = compiled(input_ids=ids, position_ids=torch.arange(93)[None]).last_hidden_state
         torch.testing.assert_close(found, model(ids).last_hidden_state, atol=1e-5, rtol=1e-5)
-        with pytest.raises(RuntimeError, match="full_attention_up_to=40.*longer row"):
+        with pytest.raises(RuntimeError, match="full_attention_up_to=40"):
             compiled(**inputs)

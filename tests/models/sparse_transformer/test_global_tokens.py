@@ -215,9 +215,9 @@ def test_what_is_refused() -> None:
         weights_of(None, input_ids=IDS, global_attention_mask=IDS)
     with pytest.raises(hea.InputError, match="position 10, but a text ends at position 9"):
         weights_of({"positions": [10]}, input_ids=IDS)
-    with pytest.raises(hea.InputError, match=r"Example 1 has no separator \(sep_token_id=2\)"):
+    with pytest.raises(hea.InputError, match="sep_token_id=2"):
         weights_of("question", input_ids=torch.cat([IDS, IDS.clamp(min=3)]))
-    with pytest.raises(hea.InputError, match="inputs_embeds say nothing about tokens"):
+    with pytest.raises(hea.InputError, match="inputs_embeds"):
         weights_of("question", inputs_embeds=torch.randn(1, 4, TINY["hidden_size"]))
 
 

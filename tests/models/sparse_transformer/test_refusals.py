@@ -15,7 +15,7 @@ def test_token_types() -> None:
     without(ids, token_type_ids=torch.zeros_like(ids))
     with pytest.raises(hea.InputError, match="no token types"):
         without(ids, token_type_ids=torch.ones_like(ids))
-    with pytest.raises(hea.InputError, match="has type 1, but type_vocab_size=1: types are 0 to 0"):
+    with pytest.raises(hea.InputError, match="type_vocab_size=1"):
         hea.SparseTransformerModel(Config.longformer(**TINY))(ids, token_type_ids=torch.ones_like(ids))
 
 

@@ -89,12 +89,12 @@ def test_a_tokenizer_s_pairs_are_compared(tmp_path: object) -> None:
 def test_pairs_must_be_told_apart() -> None:
     model, ids = build("AutoModel", **PAIRS), random_ids(2, 6)
     types = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
-    with pytest.raises(hea.InputError, match="token_type_ids has shape None"):
+    with pytest.raises(hea.InputError, match="token_type_ids"):
         model(ids)
     with pytest.raises(hea.InputError, match="other types than 0 and 1"):
         model(ids, token_type_ids=types * 2)
     for said in ({"position_ids": torch.arange(6)[None]}, {"seq_idx": types}):
-        with pytest.raises(hea.InputError, match="Leave position_ids, seq_idx"):
+        with pytest.raises(hea.InputError, match="position_ids"):
             model(ids, token_type_ids=types, **said)
 
 
