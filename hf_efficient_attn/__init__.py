@@ -28,9 +28,9 @@ from hf_efficient_attn.errors import (
 )
 from hf_efficient_attn.hub.card import fill_cards
 from hf_efficient_attn.hub.saving import write_stubs
-from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder, KeyGroups
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
-from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation, Term
+from hf_efficient_attn.layout.grouped_keys import ChunkedOrder, KeyGroups
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.score_terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation, Term
 from hf_efficient_attn.models.adaptive_span import (
     AdaptiveSpanConfig,
     AdaptiveSpanForCausalLM,

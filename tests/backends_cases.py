@@ -8,23 +8,20 @@ from chosen_choices import CHOICES, Sizes
 from torch import Tensor
 
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Label, Term
+from hf_efficient_attn.layout.score_terms import Label, Term
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
+from hf_efficient_attn.patterns.algebra import PerHead
+from hf_efficient_attn.patterns.bands import Band, Causal, CompressedKeys, Dilated, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal
-from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
-from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
-from hf_efficient_attn.patterns.grid import Grid
+from hf_efficient_attn.patterns.grid import Grid, SizedGrid
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.sized_grid import SizedGrid
 from hf_efficient_attn.patterns.span_tree import SpanTree
-from hf_efficient_attn.patterns.tables import KeyTable
+from hf_efficient_attn.patterns.tables import GatheredKeys, KeyTable
 
 BATCH_SIZE = 2
 # of their gradient, beside those of q, k, v and a term

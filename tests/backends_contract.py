@@ -10,12 +10,10 @@ from torch import Tensor
 from hf_efficient_attn.backends import reference
 from hf_efficient_attn.backends.machine_costs import Machine, known_machines
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.layout.chosen.dense_groups import in_groups
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
-from hf_efficient_attn.layout.dense.additive import close_pairs, term_bias
-from hf_efficient_attn.layout.dense.pairs import allowed_pairs
-from hf_efficient_attn.layout.sinks import cap
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.call import cap
+from hf_efficient_attn.layout.dense_mask import allowed_pairs, chosen_pairs, close_pairs, term_bias
+from hf_efficient_attn.layout.grouped_reference import in_groups
+from hf_efficient_attn.layout.score_terms import Term
 
 # choices whose rows have no one log-sum-exp
 WITHOUT_LSE = ("mean of groups",)

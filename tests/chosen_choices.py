@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder, KeyGroups
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.grouped_keys import ChunkedOrder, KeyGroups
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 
 
 @dataclass(frozen=True)

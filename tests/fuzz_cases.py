@@ -13,9 +13,9 @@ from torch import Tensor
 from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan
+from hf_efficient_attn.layout.score_terms import Distance, Label, SoftSpan
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import Pattern
 

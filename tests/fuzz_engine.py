@@ -21,7 +21,7 @@ from fuzz_formula import Head, Scores, bias_of, cross_pairs_and_distances, formu
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
 
 # how much more than these an engine may err: it adds in another order
 FACTOR = 6

@@ -14,7 +14,7 @@ import torch
 from fuzz_grids import read_grid
 from torch import Tensor
 
-from hf_efficient_attn.layout.terms import Distance, Label, SoftSpan
+from hf_efficient_attn.layout.score_terms import Distance, Label, SoftSpan
 from hf_efficient_attn.patterns import Pattern
 
 

@@ -10,7 +10,7 @@ from fuzz_drawn import draw_pattern
 
 from hf_efficient_attn import patterns
 from hf_efficient_attn.patterns import Pattern
-from hf_efficient_attn.patterns.checks import is_integer
+from hf_efficient_attn.patterns.serialization import is_integer
 
 PATTERNS: list[Pattern] = [
     patterns.Band(3, None) | patterns.GlobalTokens([0, -1]),

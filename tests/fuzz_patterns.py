@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import warn_of_keyless
-from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
+from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
 from hf_efficient_attn.patterns import Pattern, parse_pattern
 
 MAX_SECONDS = 20.0

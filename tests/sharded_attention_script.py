@@ -23,7 +23,7 @@ from hf_efficient_attn.attention.sharded.layer import attend_shard, exchange_of
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
 from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, Slope, SoftSpan, Term
+from hf_efficient_attn.layout.score_terms import Distance, Slope, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import (
     Band,

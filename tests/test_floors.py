@@ -20,16 +20,17 @@ FLOORS = {
     "layout": 2,
     "backends": 3,
     "attention": 4,
-    "models": 5,
-    "training": 6,
-    "convert": 6,
-    "analysis": 6,
-    "hub": 6,
-    "bench": 6,
-    "cli": 7,
-    "lm_eval": 7,
-    "__init__": 8,
-    "__main__": 8,
+    "integration": 5,
+    "models": 6,
+    "training": 7,
+    "convert": 7,
+    "analysis": 7,
+    "hub": 7,
+    "bench": 7,
+    "cli": 8,
+    "lm_eval": 8,
+    "__init__": 9,
+    "__main__": 9,
 }
 # what backends share; no backend itself
 SHARED_BY_BACKENDS = ("alignment", "dense_kernel", "fused_cpu", "kernels", "machine_costs", "operator")
@@ -96,11 +97,17 @@ def test_patterns_know_no_torch() -> None:
         assert not any(name.partition(".")[0] == "torch" for name, _ in imports(path)), path
 
 
+def test_only_the_integration_and_above_know_transformers() -> None:
+    for path in MODULES:
+        if floor(module_name(path)) < floor("integration"):
+            assert not any(name.partition(".")[0] == "transformers" for name, _ in imports(path)), path
+
+
 def test_import_needs_nothing_optional() -> None:
     """A fresh process in which every optional library is missing."""
     blocked = "\n".join(f"sys.modules[{name!r}] = None" for name in OPTIONAL)
     # and one that imports what is called like a function of the package, which stays the function
-    script = f"import sys\n{blocked}\nimport hf_efficient_attn as hea, hf_efficient_attn.attention.explain\n"
+    script = f"import sys\n{blocked}\nimport hf_efficient_attn as hea, hf_efficient_attn.integration.explain\n"
     script += "print('imported' if callable(hea.attention) and callable(hea.explain) else '')"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.stdout.strip() == "imported", result.stderr

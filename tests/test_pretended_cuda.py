@@ -19,7 +19,7 @@ from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.gathered import backend as gathered
-from hf_efficient_attn.layout.terms import Distance, SoftSpan
+from hf_efficient_attn.layout.score_terms import Distance, SoftSpan
 
 CALLS = [
     Case("band", 90, "left"),

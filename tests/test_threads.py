@@ -15,7 +15,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.layer_patterns import module_pattern
 from hf_efficient_attn.attention.select import preferred_backend, use_backend
 from hf_efficient_attn.attention.token_table import TABLE_DTYPE, read_table
-from hf_efficient_attn.layout.dense import additive
+from hf_efficient_attn.layout import dense_mask
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.sparse.remembered import remembered
@@ -51,7 +51,7 @@ def test_masks_of_another_thread() -> None:
 
     def mask(left: int, key_mask: Tensor) -> Tensor:
         layout = Layout(Band(left, 0), 1, 4, 4)
-        return additive.additive_mask(layout, TokenMask(key_mask=key_mask), 1, CPU, torch.float32)[0]  # type: ignore[return-value]
+        return dense_mask.additive_mask(layout, TokenMask(key_mask=key_mask), 1, CPU, torch.float32)[0]  # type: ignore[return-value]
 
     mine, other = torch.tensor([[True, True, True, False]]), torch.tensor([[False, True, True, True]])
     expected = mask(2, mine).clone()

@@ -16,7 +16,7 @@ from hf_efficient_attn.analysis.pattern_sources import read_config, read_pattern
 from hf_efficient_attn.attention.model_parts import PARTS
 from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.errors import ConfigurationError, InputError
-from hf_efficient_attn.patterns.checks import check_length
+from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_picture, new_figure, save_figure
 
 PIXELS_PER_INCH = 180

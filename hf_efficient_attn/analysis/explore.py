@@ -26,7 +26,7 @@ from hf_efficient_attn.analysis.pattern_sources import read_layer_patterns
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
 from hf_efficient_attn.patterns.bands import Full
-from hf_efficient_attn.patterns.checks import check_length
+from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_destination
 from hf_efficient_attn.requirements import VERSION
 

@@ -9,8 +9,8 @@ from transformers.utils import logging
 from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.explanation import MEBIBYTE, Explanation
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.counting import MAX_CLASSES, CrossingError, Moving
-from hf_efficient_attn.patterns.expressions import parse_pattern, write_expression
+from hf_efficient_attn.patterns.config_spec import parse_pattern, write_expression
+from hf_efficient_attn.patterns.intervals import MAX_CLASSES, CrossingError, Moving
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # title, the expressions of the layers, and whether it is shown in its causal form

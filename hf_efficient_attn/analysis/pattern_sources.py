@@ -8,8 +8,7 @@ from transformers import PreTrainedConfig
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.hub.saved_config import load_config
 from hf_efficient_attn.messages import cut, shown
-from hf_efficient_attn.patterns.expressions import is_pattern_name, parse_pattern
-from hf_efficient_attn.patterns.layers import patterns_per_layer
+from hf_efficient_attn.patterns.config_spec import is_pattern_name, parse_pattern, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 
 

@@ -17,8 +17,7 @@ from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.bounds import DecodingReach
-from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.pattern import DecodingReach, Pattern
 
 # compilers cannot compare what its layers read
 OTHER_PATTERN = (

@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicLayer
 
 from hf_efficient_attn.attention.rolling_buffer import ROOM_TOKENS, RollingBuffer, kind_of
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 
 
 class Padding:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from hf_efficient_attn.attention.block_cache_layer import BlockLayer
 from hf_efficient_attn.attention.forward_context import given_cache
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.layout.chosen.block_choice import chosen_by_means
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.top_k import chosen_by_means
 from hf_efficient_attn.patterns.bands import Causal
 
 

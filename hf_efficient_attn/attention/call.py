@@ -24,16 +24,15 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.notices import warn_of_keyless
 from hf_efficient_attn.attention.select import AUTO, preferred_backend, select
 from hf_efficient_attn.backends.gathered.backend import NAME as GATHERED
-from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.call import AttentionCall, inputs_of
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.chosen.unit_keys import unit
-from hf_efficient_attn.layout.dense.lse import lse_dtype
+from hf_efficient_attn.layout.call import AttentionCall, inputs_of, join_sinks
+from hf_efficient_attn.layout.dense_mask import lse_dtype
+from hf_efficient_attn.layout.grouped_reference import unit
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
-from hf_efficient_attn.layout.sinks import join_sinks
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import autocast_off, autocast_states, is_autocast
 
 
 def checked_states(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,10 +23,10 @@ from hf_efficient_attn.attention.notices import warn_of_unseen_documents
 from hf_efficient_attn.attention.overridden import is_overridden, warn_of_parts
 from hf_efficient_attn.attention.packing import position_starts, said_starts
 from hf_efficient_attn.attention.table_form import is_table
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import bring, derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import run_untraced
+from hf_efficient_attn.layout.transfer import bring, derived, on_host
 from hf_efficient_attn.messages import shown
 
 

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.attention.key_tokens import unknown_start
-from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys, States
 from hf_efficient_attn.layout.onnx import refuse_choice
-from hf_efficient_attn.layout.terms import Label, Term
+from hf_efficient_attn.layout.score_terms import Label, Term
+from hf_efficient_attn.layout.selected_keys import MEAN, ChosenKeys, States
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.patterns.checks import MAX_INTEGER, is_integer
+from hf_efficient_attn.layout.tracing import shown
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.serialization import check_kind
+from hf_efficient_attn.patterns.serialization import MAX_INTEGER, check_kind, is_integer
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # beyond these limits kernels, which compute in float32, would take a factor for infinity, or divide by 0

@@ -1,8 +1,8 @@
 """What a choice of keys lets a query read, in words, for explanations."""
 
-from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
-from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder, KeyGroups
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.grouped_keys import ChunkedOrder, KeyGroups
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.selected_keys import MEAN, ChosenKeys
 
 
 def choice_in_words(chosen: ChosenKeys) -> str:

@@ -11,11 +11,11 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
 from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.chosen.block_choice import choose_blocks
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.messages import shown
+from hf_efficient_attn.layout.top_k import choose_blocks
+from hf_efficient_attn.layout.tracing import shown
 from hf_efficient_attn.patterns.bands import Causal
 from hf_efficient_attn.patterns.pattern import Pattern
 

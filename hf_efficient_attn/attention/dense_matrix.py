@@ -5,11 +5,11 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_efficient_attn.backends.fused_cpu import plain_rows
+from hf_efficient_attn.backends.kernels import plain_rows
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
-from hf_efficient_attn.layout.dense.lse import lse_dtype
-from hf_efficient_attn.layout.sinks import cap
+from hf_efficient_attn.layout.call import cap
+from hf_efficient_attn.layout.dense_mask import lse_dtype
+from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
 
 
 def dense_attention(

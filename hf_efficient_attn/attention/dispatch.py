@@ -22,12 +22,12 @@ from hf_efficient_attn.backends.machine_costs import Machine, machine_of
 from hf_efficient_attn.backends.sdpa import NAME as SDPA
 from hf_efficient_attn.backends.sdpa import DirectCall, DirectStep, direct_call, direct_step
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.autocast import autocast_off, autocast_states, is_autocast
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.chosen_keys import MEAN, ChosenKeys
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
+from hf_efficient_attn.layout.selected_keys import MEAN, ChosenKeys
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.tracing import autocast_off, autocast_states, is_autocast
 
 Key = tuple[Any, ...]
 # token mask, terms, sinks, chosen keys

@@ -22,14 +22,13 @@ from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, 
 from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.algebra import Union
+from hf_efficient_attn.patterns.algebra import PerHead, Union
 from hf_efficient_attn.patterns.bands import Band
-from hf_efficient_attn.patterns.checks import check_length
-from hf_efficient_attn.patterns.layers import patterns_per_layer
+from hf_efficient_attn.patterns.config_spec import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.serialization import check_length
 
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_DIM = 8, 64

@@ -15,15 +15,15 @@ from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import InputError, WorkLimitError
-from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys, States
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
-from hf_efficient_attn.layout.dense.pairs import allowed_pairs as dense_pairs
+from hf_efficient_attn.layout.compile import compile_layout
+from hf_efficient_attn.layout.dense_mask import allowed_pairs as dense_pairs
+from hf_efficient_attn.layout.dense_mask import chosen_pairs
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
-from hf_efficient_attn.layout.terms import Label, Term
+from hf_efficient_attn.layout.listed_keys import ChosenTokens
+from hf_efficient_attn.layout.score_terms import Label, Term
+from hf_efficient_attn.layout.selected_keys import ChosenKeys, States
 from hf_efficient_attn.layout.token_mask import NO_MASK
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange
 from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.messages import cut, shown
-from hf_efficient_attn.patterns.expressions import write_expression
+from hf_efficient_attn.patterns.config_spec import write_expression
 from hf_efficient_attn.patterns.pattern import Pattern
 
 MEBIBYTE = 2**20

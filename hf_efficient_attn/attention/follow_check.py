@@ -10,8 +10,8 @@ from torch import nn
 
 from hf_efficient_attn.attention.layer_patterns import FIELD, KNOWN, config_patterns
 from hf_efficient_attn.attention.model_parts import part_of, parts_of
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.tracing import run_untraced
 
 # the attribute in which a part keeps the spec that its layers were seen to follow
 FOLLOWED = "_followed_attention_pattern"

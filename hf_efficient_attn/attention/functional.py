@@ -11,10 +11,10 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.patterns.expressions import parse_pattern
+from hf_efficient_attn.patterns.config_spec import parse_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # a compiler cannot trace how it reads an expression

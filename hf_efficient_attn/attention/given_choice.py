@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.chosen.chosen_keys import AXIS, ChosenKeys
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks, ChosenTokens
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.selected_keys import AXIS, ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.patterns.bands import Full
 
 # types of layers whose indexer reads a mask over all pairs; the last two are names of older versions of transformers

@@ -27,10 +27,10 @@ from hf_efficient_attn.attention.refusals import refuse_division, refuse_paged
 from hf_efficient_attn.attention.shared_configs import note_model
 from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL, base_class, try_model
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.layers import layers_to_dict
+from hf_efficient_attn.patterns.config_spec import layers_to_dict
 
 GUARDED = ("__init__", "set_attn_implementation")
 MARK = "_guards_models"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import bring, on_host
+from hf_efficient_attn.layout.transfer import bring, on_host
 
 # the argument by which a call marks its global tokens, as of transformers' Longformer
 MARKED = "global_attention_mask"

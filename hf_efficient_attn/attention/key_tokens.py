@@ -8,8 +8,8 @@ from torch import Tensor
 from hf_efficient_attn.attention.cache import Origin
 from hf_efficient_attn.attention.refusals import refuse_tracing
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import as_lasting, bring, counted_from, derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import as_lasting, bring, counted_from, derived, on_host
 
 # position of the first query on the axis of the keys, a tensor if a compiler cannot know it; None: queries are the last
 # keys

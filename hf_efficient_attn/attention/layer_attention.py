@@ -18,12 +18,10 @@ from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer import attend_shard, refuse_on_shards
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.chosen.unit_keys import unit
-from hf_efficient_attn.layout.dense.lse import lse_dtype
-from hf_efficient_attn.layout.dense.pairs import allowed_pairs
-from hf_efficient_attn.layout.dense.read_pairs import read_pairs
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.dense_mask import allowed_pairs, lse_dtype, read_pairs
+from hf_efficient_attn.layout.grouped_reference import unit
+from hf_efficient_attn.layout.score_terms import Term
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 # a score that is lower by this has weight 0 in every dtype

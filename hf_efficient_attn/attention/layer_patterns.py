@@ -12,12 +12,12 @@ from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS, par
 from hf_efficient_attn.attention.pattern_direction import directed
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.table_form import CAUSAL, is_table
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.config_spec import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
-from hf_efficient_attn.patterns.layers import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # the attention implementation

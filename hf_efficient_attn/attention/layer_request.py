@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from hf_efficient_attn.attention.direction import is_named_cross
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, part_of
+from hf_efficient_attn.attention.model_parts import DECODER, part_of
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.terms import Label
+from hf_efficient_attn.layout.score_terms import Label
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LayerRequest:
     head_dim: int
     value_dim: int
     config: Any
-    part: str = ENCODER
+    part: str = "encoder"
     is_causal: bool = False
     is_cross: bool = False
     layer: int | None = None

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.host_copies import bring, on_host
+from hf_efficient_attn.layout.transfer import bring, on_host
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

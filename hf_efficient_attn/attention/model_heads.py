@@ -13,8 +13,8 @@ from torch import nn
 from hf_efficient_attn.attention.layer_patterns import NAME
 from hf_efficient_attn.attention.model_parts import DECODER, part_of
 from hf_efficient_attn.attention.overridden import shard_of_heads
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # the attribute in which a module keeps what was found about it

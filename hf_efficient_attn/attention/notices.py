@@ -13,9 +13,8 @@ from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.bounds import DecodingReach
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.work import SMALL_SHARE, bounded
+from hf_efficient_attn.patterns.intervals import SMALL_SHARE, bounded
+from hf_efficient_attn.patterns.pattern import DecodingReach, Pattern
 
 # of a pattern with a period up to this, one token of each residue class is asked whether it reads itself
 MAX_PERIOD = 64

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.attention.table_form import has_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.messages import shown
 
 # the module in which DeepSpeed keeps the groups of processes that share a sequence, once it is used

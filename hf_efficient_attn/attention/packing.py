@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.cache_argument import CACHE_NAME, is_paged
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import bring, on_host
+from hf_efficient_attn.layout.transfer import bring, on_host
 
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 NUMBERS = "seq_idx"

@@ -12,10 +12,9 @@ from torch import Tensor
 from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.attention.trial_inputs import forward_arguments
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.exporting import is_exporting
-from hf_efficient_attn.patterns.grid_base import written_shape
+from hf_efficient_attn.layout.tracing import is_exporting, run_untraced
+from hf_efficient_attn.patterns.grid import written_shape
 
 PIXELS = ("pixel_values", "pixel_values_videos")
 # the attribute in which a model keeps the spec of its pattern, the shapes of the grids, and the names of its arguments

@@ -14,8 +14,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.messages import shown
 
 # the fields of the configs of all families that decide who reads whom

@@ -16,7 +16,7 @@ from hf_efficient_attn.attention.overridden import refuse_lost_padding
 from hf_efficient_attn.attention.table_form import is_causal_request, with_kind
 from hf_efficient_attn.attention.token_table import empty_table, write_table
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import as_lasting, bring, counted_from, derived, lasting
+from hf_efficient_attn.layout.transfer import as_lasting, bring, counted_from, derived, lasting
 
 
 def requested_table(

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
-from hf_efficient_attn.attention.untraced import shown
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
@@ -15,6 +14,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.onnx import is_written
+from hf_efficient_attn.layout.tracing import shown
 
 AUTO = "auto"
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, gathered, reference, sdpa)}

@@ -19,8 +19,8 @@ from torch import Tensor
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.table_form import TABLE_DTYPE, has_rows
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
-from hf_efficient_attn.layout.host_copies import derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import derived, on_host
 
 # masks are shared as long as their table exists
 _read: BoundedCache[tuple[TokenMask, QueryOffset]] = BoundedCache(SMALL_BYTES)

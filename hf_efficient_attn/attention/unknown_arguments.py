@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.messages import shown
+from hf_efficient_attn.layout.tracing import shown
 
 # what is said in place of a name, and the arguments of which a function must have one for that to be of use
 MASK = "Padding is key_mask=mask.bool(), [B, Nk] with True for tokens; who reads whom is the pattern.", ("key_mask",)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.notices import warn_of_weights
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 
 AttendLayer = Callable[..., tuple[Tensor, Tensor | None]]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+from hf_efficient_attn.layout.block_layout import BlockCosts
 from hf_efficient_attn.layout.call import AttentionCall
 
 # names another file of the user's own measurements

@@ -15,13 +15,13 @@ from hf_efficient_attn.backends.blocked import execute as blocked
 from hf_efficient_attn.backends.gathered import execute as gathered
 from hf_efficient_attn.backends.kernels import empty_output, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.autocast import autocast_off
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.call_text import read_call, write_call_text
-from hf_efficient_attn.layout.chosen.chosen_text import read_chosen, write_chosen_text
-from hf_efficient_attn.layout.host_copies import as_they_are
+from hf_efficient_attn.layout.grouped_keys import read_chosen, write_chosen_text
 from hf_efficient_attn.layout.onnx import refuse_operator
+from hf_efficient_attn.layout.operator_args import read_call, write_call_text
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import autocast_off
+from hf_efficient_attn.layout.transfer import as_they_are
 
 # they look at masks on the host, which a CUDA graph cannot replay
 TAGS = (torch.Tag.cudagraph_unsafe,)

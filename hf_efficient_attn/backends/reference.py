@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 
-from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.dense_groups import in_groups
-from hf_efficient_attn.layout.dense.lse import lse_dtype
-from hf_efficient_attn.layout.dense.pairs import allowed_pairs
-from hf_efficient_attn.layout.dense.read_pairs import read_pairs
-from hf_efficient_attn.layout.sinks import cap
+from hf_efficient_attn.layout.call import AttentionCall, cap
+from hf_efficient_attn.layout.dense_mask import allowed_pairs, lse_dtype, read_pairs
+from hf_efficient_attn.layout.grouped_reference import in_groups
 
 NAME = "reference"
 # the last: it computes what all others refuse

@@ -59,9 +59,9 @@ from hf_efficient_attn.bench.profile import profile_calls, profile_markdown
 from hf_efficient_attn.bench.report import Row, describe_machine, one_line, publish, resolve_device
 from hf_efficient_attn.bench.timing import Case, Timing, synchronize, time_once, time_within
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.blocks.table import block_table
+from hf_efficient_attn.layout.block_table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 
 Failures = tuple[type[Exception], ...]

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.attention.select import AUTO, is_light
-from hf_efficient_attn.backends import dense_kernel, sdpa
+from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.backends.blocked.backend import NAME as BLOCKED
-from hf_efficient_attn.backends.blocked.views import take
+from hf_efficient_attn.backends.blocked.regions import take
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.backends.machine_costs import (
@@ -57,10 +57,9 @@ from hf_efficient_attn.bench.contest import (
 )
 from hf_efficient_attn.bench.report import Row, describe_machine, machine_line, markdown_table, publish, resolve_device
 from hf_efficient_attn.bench.timing import Case, Timing, clock_of, time_interleaved, time_within
-from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
-from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.blocks.layout import BlockLayout
+from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.bands import Band, Dilated
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -236,7 +235,7 @@ class Calibration:
         cases = {
             "one kernel": repeated(case(partial(execute.forward, *few, self.call(FEW_TOKENS, Band(1, 1)))), CALLS),
             "many kernels": repeated(case(partial(execute.forward, *few, self.call(FEW_TOKENS, residues))), CALLS),
-            "single query": repeated(case(partial(dense_kernel.fused, q[:, :, :1], k, v, *NO_OPTIONS)), CALLS),
+            "single query": repeated(case(partial(sdpa.fused, q[:, :, :1], k, v, *NO_OPTIONS)), CALLS),
             "gathered keys": case(partial(gather_keys, keys, self.order)),
             "moved queries": case(partial(move_queries, states, self.order, torch.empty_like(states))),
         }

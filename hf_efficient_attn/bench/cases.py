@@ -17,8 +17,8 @@ from hf_efficient_attn.bench.report import markdown_table
 from hf_efficient_attn.bench.timing import Case, summarize, time_once
 from hf_efficient_attn.errors import EfficientAttentionError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.dense.additive import additive_mask
-from hf_efficient_attn.layout.dense.maskless import maskless
+from hf_efficient_attn.layout.decode_keys import maskless
+from hf_efficient_attn.layout.dense_mask import additive_mask
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full

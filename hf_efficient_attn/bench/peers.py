@@ -29,7 +29,7 @@ from hf_efficient_attn.bench.cases import (
     pattern_of,
     scattered,
 )
-from hf_efficient_attn.layout.dense.additive import additive_mask
+from hf_efficient_attn.layout.dense_mask import additive_mask
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 

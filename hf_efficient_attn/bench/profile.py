@@ -34,8 +34,8 @@ from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.bench.cases import Call, Shape, call_of, clear_caches, dense_call, own_call, pattern_of, repeated
 from hf_efficient_attn.bench.report import Row, describe_machine, machine_line, markdown_table
 from hf_efficient_attn.bench.timing import LEAST_ROUNDS, Case, time_once
-from hf_efficient_attn.layout.blocks.compile import compile_layout
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
+from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 
 CPU = torch.device("cpu")

@@ -18,11 +18,10 @@ from hf_efficient_attn.convert.hub import one_line
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
-from hf_efficient_attn.patterns.bands import Band
-from hf_efficient_attn.patterns.checks import is_integer
-from hf_efficient_attn.patterns.expressions import pattern_of
+from hf_efficient_attn.patterns.bands import Band, band_of_window
+from hf_efficient_attn.patterns.config_spec import pattern_of
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
-from hf_efficient_attn.patterns.windows import band_of_window
+from hf_efficient_attn.patterns.serialization import is_integer
 
 
 def bands_of_windows(windows: int | list[int], num_layers: int) -> list[Band]:

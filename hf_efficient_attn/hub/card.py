@@ -25,9 +25,8 @@ from hf_efficient_attn.hub.copies import has_copy
 from hf_efficient_attn.hub.stub import family_classes, stub_classes
 from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
-from hf_efficient_attn.patterns.drawing import drawn
-from hf_efficient_attn.patterns.expressions import write_expression
-from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.config_spec import write_expression
+from hf_efficient_attn.patterns.pattern import Pattern, drawn
 
 # the length of text that is described: as much as the model reads, and not more than this
 MOST_TOKENS = 8192

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.call_text import read_call_text
 from hf_efficient_attn.layout.layout import HeadGroups, Layout
+from hf_efficient_attn.layout.operator_args import read_call_text
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.host_copies import bring, on_host
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import bring, on_host
 
 # the document of a masked token
 NO_DOCUMENT = -1

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
-from hf_efficient_attn.layout.host_copies import bring, derived, on_host
+from hf_efficient_attn.layout.transfer import bring, derived, on_host
 
 
 @dataclass(frozen=True)

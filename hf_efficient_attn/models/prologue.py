@@ -16,8 +16,8 @@ from hf_efficient_attn.attention.refusals import refuse_paged
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.unknown_arguments import refuse_misspelt
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.inputs.axes import check_positions
 from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
 

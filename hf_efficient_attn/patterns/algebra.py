@@ -1,26 +1,89 @@
 """The algebra `|`, `&`, `~` of patterns: interval arithmetic on the bounds of their parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import product
-from math import prod
+from itertools import islice, product
+from math import lcm, prod
 from operator import and_, or_
-from typing import Any
+from typing import Any, NoReturn
 
-from hf_efficient_attn.patterns.bounds import (
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.intervals import Intervals, MovingIntervals, complement, intersect, union
+from hf_efficient_attn.patterns.pattern import (
     ALL_BEFORE,
     DecodingReach,
+    Pattern,
+    TokenOrder,
     common_period,
     farthest,
     joined_reach,
     nearest,
 )
-from hf_efficient_attn.patterns.counting import MovingIntervals
-from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, union
-from hf_efficient_attn.patterns.part_checks import check_pattern, check_patterns
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.token_order import TokenOrder
+from hf_efficient_attn.patterns.serialization import MAX_DEPTH, MAX_PARTS, check_head, check_kind
+
+# Checks of the patterns that another pattern holds.
+
+
+def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
+    """Return `patterns`, one or more patterns, as a tuple.
+
+    Raises:
+        ConfigurationError: there is none, or one is not a pattern.
+    """
+    listed = tuple(islice(patterns, MAX_PARTS + 1)) if isinstance(patterns, Iterable) else ()
+    if not 0 < len(listed) <= MAX_PARTS:
+        raise ConfigurationError(f"{kind}: patterns is {shown(patterns)}; give a list of 1 to {MAX_PARTS} patterns.")
+    for pattern in listed:
+        check_is_pattern(kind, pattern)
+    check_size(kind, listed)
+    return listed
+
+
+def check_pattern(kind: str, pattern: Any) -> None:
+    """Refuse anything that is not a pattern, and a pattern that is too large to be part of another.
+
+    Raises:
+        ConfigurationError: names the kind of the pattern that should hold it.
+    """
+    check_is_pattern(kind, pattern)
+    check_size(kind, (pattern,))
+
+
+def check_size(kind: str, parts: tuple[Pattern, ...]) -> None:
+    """Refuse parts that are nested too deep, or too many in all, to compute anything in reasonable time.
+
+    Raises:
+        ConfigurationError: names the kind of the pattern that should hold them.
+    """
+    depth, num_parts = 0, 0
+    level = parts
+    while level:
+        depth, num_parts = depth + 1, num_parts + len(level)
+        if depth > MAX_DEPTH or num_parts > MAX_PARTS:
+            raise ConfigurationError(
+                f"{kind} would hold more than {MAX_PARTS} patterns, or nest them more than {MAX_DEPTH} deep. List the "
+                "keys of every query in a KeyTable instead."
+            )
+        level = tuple(inner for part in level for inner in part.parts)
+
+
+def check_is_pattern(kind: str, pattern: Any) -> None:
+    """Refuse anything that is not a pattern.
+
+    Raises:
+        ConfigurationError: names the kind of the pattern that should hold it.
+    """
+    if not isinstance(pattern, Pattern):
+        raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {shown(pattern)} is none.")
+    if pattern.chooses_by_content:
+        raise ConfigurationError(
+            f"{kind} cannot hold {shown(pattern)}, which chooses keys by their content and stands for a whole layer. "
+            "Give it layers of its own, by a list of one pattern per layer."
+        )
+    check_kind(pattern)
+
 
 # each is computed separately; with more of them, that takes longer than computing all of them together
 MAX_MEMBERS = 16
@@ -216,3 +279,74 @@ class Complement(Pattern, kind="complement"):
     def subsample(self, step: int) -> Pattern | None:
         part = self.pattern.subsample(step)
         return None if part is None else ~part
+
+
+# Different patterns for different heads.
+
+
+@dataclass(frozen=True)
+class PerHead(Pattern, kind="per_head"):
+    """The patterns are divided evenly among the heads: with two patterns and 8 heads, heads 0-3 follow the first.
+
+    Raises:
+        ConfigurationError: no patterns.
+    """
+
+    patterns: Sequence[Pattern]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", check_patterns(self.kind, self.patterns))
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:
+        return tuple(self.patterns)
+
+    def with_parts(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return PerHead(parts)
+
+    def heads(self, num_heads: int) -> tuple[Pattern, ...]:
+        run, left_over = divmod(num_heads, len(self.patterns))
+        if left_over or not run:
+            raise ConfigurationError(
+                f"{len(self.patterns)} patterns of {self.kind} cannot share {num_heads} heads evenly; give a number of "
+                "patterns that divides the number of heads."
+            )
+        shares = (pattern.heads(num_heads)[i * run : (i + 1) * run] for i, pattern in enumerate(self.patterns))
+        return tuple(pattern for share in shares for pattern in share)
+
+    @property
+    def num_head_patterns(self) -> int:
+        return lcm(len(self.patterns), *(pattern.num_head_patterns for pattern in self.patterns))
+
+    def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
+        """Return the resolved pattern of this head.
+
+        Raises:
+            InputError: there is no such head.
+        """
+        check_head(head, num_heads)
+        return self.heads(num_heads)[head].resolve(num_keys, layer, head, num_heads)
+
+    @property
+    def period(self) -> int | None:
+        return common_period(pattern.period for pattern in self.patterns)
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        return farthest([pattern.max_tokens_ahead for pattern in self.patterns])
+
+    @property
+    def unread_tokens_ahead(self) -> int | None:
+        return farthest([pattern.unread_tokens_ahead for pattern in self.patterns])
+
+    def decoding_reach(self) -> DecodingReach | None:
+        return joined_reach(pattern.decoding_reach() for pattern in self.patterns)
+
+    def causal(self) -> Pattern:
+        return PerHead(tuple(pattern.causal() for pattern in self.patterns))
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        self._needs_length()
+
+    def _needs_length(self) -> NoReturn:
+        raise ConfigurationError(f"{self.kind} differs from head to head. Call heads(num_heads) and use its entries.")

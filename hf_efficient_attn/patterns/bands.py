@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from functools import reduce, wraps
 from math import gcd
 from operator import and_
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.bounds import ALL_BEFORE, DecodingReach
-from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_integer, is_integer
-from hf_efficient_attn.patterns.counting import MOVING_INTERVAL, CrossingError, Moving, MovingIntervals, band_pairs
-from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.token_order import TokenOrder
-from hf_efficient_attn.patterns.work import spend
+from hf_efficient_attn.patterns.intervals import (
+    MOVING_INTERVAL,
+    CrossingError,
+    Intervals,
+    Moving,
+    MovingIntervals,
+    band_pairs,
+    clip,
+    normalize,
+    spend,
+)
+from hf_efficient_attn.patterns.pattern import ALL_BEFORE, DecodingReach, Pattern, TokenOrder
+from hf_efficient_attn.patterns.serialization import MAX_INTEGER, check_integer, is_integer
 
 T = TypeVar("T")
 
@@ -265,3 +271,172 @@ def distances_pattern(left: int | None, right: int | None, step: int) -> Pattern
     if left is None and right in (None, 0):
         return Full() if right is None else Causal()
     return Band(left, right)
+
+
+# Longformer's windows, which count the tokens on both sides of a query together, as bands.
+
+
+def band_of_window(attention_window: Any) -> Band:
+    """Return the band of a window; the query itself is not counted.
+
+    Raises:
+        ConfigurationError: a window that is not an integer, is odd, or is below 2.
+
+    >>> band_of_window(512)
+    Band(left=256, right=256)
+    """
+    if not is_integer(attention_window):
+        raise ConfigurationError(
+            f"attention_window={shown(attention_window)} must be an integer, such as 512: it counts the tokens on both "
+            "sides of a query together."
+        )
+    if attention_window // 2 > MAX_INTEGER:
+        raise ConfigurationError(
+            f"attention_window={shown(attention_window)} is more than {2 * MAX_INTEGER}: no input is as long."
+        )
+    if attention_window < 2 or attention_window % 2:
+        nearest = "2" if attention_window < 3 else f"{attention_window - 1} or {attention_window + 1}"
+        raise ConfigurationError(
+            f"attention_window={shown(attention_window)} counts both sides of a query together, so it must be even "
+            f"and at least 2. The nearest that is: {nearest}."
+        )
+    return Band(attention_window // 2, attention_window // 2)
+
+
+# Keys that stand for several tokens each, and may be read from the last of these tokens on.
+
+
+@dataclass(frozen=True)
+class CompressedKeys(Pattern, kind="compressed_keys"):
+    """Every query reads the compressed keys of tokens up to itself (Yuan et al., Native Sparse Attention, 2025).
+
+    Key c stands for the tokens step · c … step · c + block_tokens - 1, and is read from the last of them on. Queries
+    count tokens and keys count compressed keys: two axes, `cross=True` for `attention`. A query before the end of the
+    first block reads nothing.
+
+    block_tokens: how many tokens a key stands for.
+    step: tokens from one key to the next.
+
+    >>> print(CompressedKeys(block_tokens=3, step=2).draw(6, num_keys=3))
+    ⬚⬚⬚
+    ⬚⬚⬚
+    ■⬚⬚
+    ■⬚⬚
+    ■■⬚
+    ■■⬚
+
+    Raises:
+        ConfigurationError: a block or a step of less than one token.
+    """
+
+    block_tokens: int
+    step: int
+
+    def __post_init__(self) -> None:
+        check_integer(self.kind, "block_tokens", self.block_tokens, at_least=1)
+        check_integer(self.kind, "step", self.step, at_least=1)
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return key <= (query - self.block_tokens + 1) // self.step
+
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return clip([(0, self._num_ended(last_query))], num_keys)
+
+    def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        return clip([(0, self._num_ended(first_query))], num_keys)
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        stop = query_offset + num_queries
+        # keys that all queries read, and keys that some of them read
+        every, some = (min(num_keys, self._num_ended(query)) for query in (query_offset, stop - 1))
+        left = (some - every) * (stop - self.block_tokens + 1)
+        return every * num_queries + left - self.step * (some - every) * (every + some - 1) // 2
+
+    @property
+    def needs_two_axes(self) -> bool:
+        return True
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        # the index of a key is at most that of the last token it stands for
+        return max(-1, 1 - self.block_tokens)
+
+    def _num_ended(self, query: int) -> int:
+        """Return how many keys stand only for tokens up to the query."""
+        return max(0, (query - self.block_tokens + 1) // self.step + 1)
+
+
+# Blocks of keys chosen by content: every query reads its own block and the past blocks that fit it best.
+
+
+@dataclass(frozen=True)
+class BlockTopK(Pattern, kind="block_top_k"):
+    """Every query reads, causally, its own block and the `num_chosen` - 1 past blocks whose mean keys fit it best.
+
+    Mixture of block attention (MoBA, Lu et al., arXiv:2502.13189, equations 3 to 6): a block scores the product of the
+    query, after rotary positions, with the mean of its keys; the lowest block wins a tie. Every head chooses for
+    itself, also where heads share keys. Blocks are counted from the first token of a document. No gradient passes
+    through the choice. Texts of up to `num_chosen` · `block_tokens` tokens are read like `Causal()`.
+
+    Which keys a query reads is known only once there are queries and keys, so that this pattern cannot be drawn, or be
+    a part of another one: it stands for whole layers. Pretrained models need further training with it (MoBA: 90% of the
+    tokens with blocks, 10% with full attention; the last layers full for fine-tuning).
+
+    block_tokens: the length of a block in tokens; the paper's models have 512 to 4,096.
+    num_chosen: how many blocks a query reads, its own included; the paper's models have 3 to 12.
+
+    >>> BlockTopK(block_tokens=512, num_chosen=3).num_keys_of(query=8191, num_keys=8192)
+    1536
+
+    Raises:
+        ConfigurationError: a block of less than one token, or fewer than one block.
+    """
+
+    block_tokens: int
+    num_chosen: int
+    chooses_by_content: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_integer(self.kind, "block_tokens", self.block_tokens, at_least=1)
+        check_integer(self.kind, "num_chosen", self.num_chosen, at_least=1)
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        self._needs_content()
+
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        self._needs_content()
+
+    def num_keys_of(self, query: int, num_keys: int) -> int:
+        block, place = divmod(query, self.block_tokens)
+        return min(block, self.num_chosen - 1) * self.block_tokens + place + 1
+
+    def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
+        return self._pairs_before(query_offset + num_queries) - self._pairs_before(query_offset)
+
+    @property
+    def granularity(self) -> int:
+        return self.block_tokens
+
+    @property
+    def max_tokens_ahead(self) -> int | None:
+        return 0
+
+    def reads_all_up_to(self) -> int:
+        """Return the length in tokens up to which every query reads all tokens before it."""
+        return self.num_chosen * self.block_tokens
+
+    def _pairs_before(self, stop: int) -> int:
+        """Return how many pairs the queries 0 … stop - 1 have."""
+        blocks, rest = divmod(stop, self.block_tokens)
+        # of whole blocks before these queries: block b reads min(b, num_chosen - 1) of them
+        few = min(blocks, self.num_chosen)
+        read = few * (few - 1) // 2 + (blocks - few) * (self.num_chosen - 1)
+        own = blocks * self.block_tokens * (self.block_tokens + 1) // 2 + rest * (rest + 1) // 2
+        return read * self.block_tokens**2 + rest * min(blocks, self.num_chosen - 1) * self.block_tokens + own
+
+    def _needs_content(self) -> NoReturn:
+        raise ConfigurationError(
+            f"{self.kind} chooses keys by their content, so that nothing but attention(q, k, v, ...) itself says what "
+            "a query reads. Use Causal() for what it may read at most, or BlockLocal(block_tokens) & Causal() for what "
+            "it always reads."
+        )

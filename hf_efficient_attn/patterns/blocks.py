@@ -5,14 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
+from hf_efficient_attn.patterns.algebra import check_pattern
 from hf_efficient_attn.patterns.bands import Band
-from hf_efficient_attn.patterns.bounds import GlobalPosition
-from hf_efficient_attn.patterns.checks import check_integer
-from hf_efficient_attn.patterns.counting import counting
-from hf_efficient_attn.patterns.intervals import Intervals, clip
-from hf_efficient_attn.patterns.part_checks import check_pattern
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.token_order import TokenOrder
+from hf_efficient_attn.patterns.intervals import Intervals, clip, counting
+from hf_efficient_attn.patterns.pattern import GlobalPosition, Pattern, TokenOrder
+from hf_efficient_attn.patterns.serialization import check_integer
 
 
 class OfBlocks(Pattern):

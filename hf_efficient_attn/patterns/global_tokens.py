@@ -7,11 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns.bounds import DecodingReach, GlobalPosition
-from hf_efficient_attn.patterns.checks import check_bool, integers
 from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, size
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.token_order import TokenOrder
+from hf_efficient_attn.patterns.pattern import DecodingReach, GlobalPosition, Pattern, TokenOrder
+from hf_efficient_attn.patterns.serialization import check_bool, integers
 
 # this many neighbours are read where they are, without gathering
 LONG_INTERVAL = 1024

@@ -1,18 +1,27 @@
 """The axes of a grid: what they may be, the ranges of coordinates of neighbouring tokens, and borders that shift."""
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise, product
 from math import prod
 from typing import Any, ClassVar
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.bands import Distances
-from hf_efficient_attn.patterns.checks import MAX_INTEGER, check_bool, check_choice, check_integer, is_integer, plain
-from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
-from hf_efficient_attn.patterns.part_checks import check_patterns
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.token_order import TokenOrder
+from hf_efficient_attn.patterns.algebra import check_patterns
+from hf_efficient_attn.patterns.bands import Distances, Full
+from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, size, spend, union
+from hf_efficient_attn.patterns.pattern import Pattern, TokenOrder
+from hf_efficient_attn.patterns.serialization import (
+    MAX_INTEGER,
+    check_bool,
+    check_choice,
+    check_integer,
+    is_integer,
+    plain,
+)
+from hf_efficient_attn.patterns.tables import KeyTable
 
 CUT, SHIFTED = "cut", "shifted"
 # so many axes are plenty for tables, images and videos
@@ -175,7 +184,7 @@ def crossed(intervals: Sequence[Intervals], shape: Sequence[int]) -> Intervals:
     """
     tokens: Intervals = ((0, 1),)
     num_inner = 1
-    for of_axis, size in zip(reversed(intervals), reversed(shape), strict=True):
+    for of_axis, length in zip(reversed(intervals), reversed(shape), strict=True):
         if tokens == ((0, num_inner),):
             tokens = tuple((start * num_inner, stop * num_inner) for start, stop in of_axis)
         else:
@@ -185,5 +194,223 @@ def crossed(intervals: Sequence[Intervals], shape: Sequence[int]) -> Intervals:
                 for coordinate in range(*interval)
                 for start, stop in tokens
             )
-        num_inner *= size
+        num_inner *= length
     return tokens
+
+
+# Tiles of a grid: token orders in which neighbours on every axis are neighbours, so that a block reads few keys.
+#
+# The tokens of a tile read boxes of keys that overlap nearly everywhere, so that the box around all of them is little
+# more than what each reads. Tiles of equal size read boxes of equal size, near borders, too, and are computed as one
+# run.
+
+
+# of a tile; the engine takes no longer blocks
+MAX_TILE_TOKENS = 512
+# the time of a key that is gathered for a tile, in scores: measured 44 to 110 (3,136 tokens, 8 heads, one thread)
+SCORES_PER_KEY = 64
+# how many coordinates of an axis a tile may have
+SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# a side that divides an axis evenly may be this much shorter or longer than the best one
+EVEN_SHARE = 0.6
+# keys in the tables of all tiles
+MAX_TABLE_KEYS = 1 << 20
+# of an order, that are listed in the time of one step
+QUERIES_PER_STEP = 4
+
+# the patterns of all axes; one such product after another says what is read
+Products = Sequence[Sequence[Pattern]]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Coordinates on one axis, and all those that they read."""
+
+    coordinates: Sequence[int]
+    reads: Intervals
+
+
+@dataclass(frozen=True)
+class GridTiles(Pattern):
+    """All tokens of a tile read a box of keys; queries are counted tile by tile, and keys as in the grid.
+
+    shape: of the grid.
+    num_tiles: on each axis.
+    axes: which coordinates each tile of an axis reads.
+    tile_tokens: of each tile.
+    prefix_tokens: keys before the grid, which all tiles read.
+    """
+
+    # it bounds patterns in token orders, but no config holds it
+    kind: ClassVar[str] = "grid_tiles"
+
+    shape: tuple[int, ...]
+    num_tiles: tuple[int, ...]
+    axes: tuple[Pattern, ...]
+    tile_tokens: int
+    prefix_tokens: int
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        tile, of_grid = query // self.tile_tokens, key >= self.prefix_tokens
+        token = (key - self.prefix_tokens) * of_grid
+        reads = of_grid
+        for axis, count, length in zip(*map(reversed, (self.axes, self.num_tiles, self.shape)), strict=True):
+            reads = reads & axis.allowed(tile % count, token % length)
+            tile, token = tile // count, token // length
+        return reads | (key < self.prefix_tokens)
+
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+        read = [(0, self.prefix_tokens)]
+        for tile in range(first_query // self.tile_tokens, last_query // self.tile_tokens + 1):
+            of_axes = []
+            for axis, count, length in zip(*map(reversed, (self.axes, self.num_tiles, self.shape)), strict=True):
+                of_axes.append(axis.key_intervals(tile % count, tile % count, length))
+                tile //= count
+            tokens = crossed(of_axes[::-1], self.shape)
+            read += [(start + self.prefix_tokens, stop + self.prefix_tokens) for start, stop in tokens]
+        return clip(normalize(read), num_keys)
+
+    @property
+    def granularity(self) -> int:
+        return self.tile_tokens
+
+
+def tile_orders(
+    shape: tuple[int, ...], products: Products, prefix_tokens: int, is_causal: bool
+) -> tuple[TokenOrder, ...] | None:
+    """Return an order for the prefix tokens, and one for all tiles of equal size; None: the grid's own order is best.
+
+    Args:
+        products: patterns of the axes; a token reads what all patterns of one entry let it read.
+    """
+    axes = [Axis(tuple(each[number] for each in products), size) for number, size in enumerate(shape)]
+    sides = best_sides(axes)
+    tiles = [axis.tiles(side) for axis, side in zip(axes, sides, strict=True)]
+    if any(sum(size(tile.reads) for tile in of_axis) > MAX_TABLE_KEYS for of_axis in tiles):
+        return None
+    orders = [order_of(shape, listed, prefix_tokens) for listed in product(*map(by_size, tiles))]
+    num_tokens = prefix_tokens + prod(shape)
+    if len(orders) == 1 and orders[0].queries == tuple(range(prefix_tokens, num_tokens)):
+        return None
+    if prefix_tokens > 0:
+        of_prefix = range(prefix_tokens if is_causal else num_tokens)
+        orders.insert(0, TokenOrder(range(prefix_tokens), of_prefix, None))
+    return tuple(orders)
+
+
+class Axis:
+    """What the coordinates of one axis read, and how they are best divided.
+
+    Attributes:
+        sequences: coordinates whose neighbours read nearly the same; all in one, or by residue classes.
+    """
+
+    def __init__(self, patterns: tuple[Pattern, ...], length: int) -> None:
+        self.patterns, self.length = patterns, length
+        orders = [order.queries for order in patterns[0].token_orders(length, length)]
+        is_divided = sorted(chain(*orders)) == list(range(length))
+        self.sequences = [tuple(order) for order in orders] if is_divided else [tuple(range(length))]
+
+    def reads(self, coordinates: Sequence[int]) -> Intervals:
+        """Return all coordinates that some of these read."""
+        return union(
+            *(pattern.key_intervals(each, each, self.length) for pattern in self.patterns for each in coordinates)
+        )
+
+    def num_reads(self, side: int) -> int:
+        """Return how many coordinates a tile far from the borders reads."""
+        sequence = max(self.sequences, key=len)
+        first = max(0, (len(sequence) - side) // 2)
+        return size(self.reads(sequence[first : first + side]))
+
+    def tiles(self, side: int) -> list[Tile]:
+        """Return all coordinates in tiles of at most `side`, those of a sequence about equally long."""
+        found = []
+        for sequence in self.sequences:
+            count = -(-len(sequence) // side)
+            edges = [len(sequence) * number // count for number in range(count + 1)]
+            for start, stop in pairwise(edges):
+                coordinates = sequence[start:stop]
+                found.append((sequence, Tile(coordinates, self.reads(coordinates))))
+        width = max(size(tile.reads) for _, tile in found)
+        return [widened(tile, sequence, width) for sequence, tile in found]
+
+
+def widened(tile: Tile, sequence: Sequence[int], width: int) -> Tile:
+    """Return a tile that reads `width` neighbours of its sequence, where it reads fewer of them near its ends."""
+    first = bisect_left(sequence, tile.reads[0][0]) if tile.reads else 0
+    if intervals_of(sequence[first : first + size(tile.reads)]) != tile.reads:
+        return tile
+    start = max(0, min(first, len(sequence) - width))
+    return Tile(tile.coordinates, intervals_of(sequence[start : start + width]))
+
+
+def intervals_of(coordinates: Iterable[int]) -> Intervals:
+    """Return coordinates as intervals."""
+    return normalize((each, each + 1) for each in coordinates)
+
+
+def by_size(tiles: Iterable[Tile]) -> list[list[Tile]]:
+    """Return tiles of equally many coordinates together."""
+    listed: dict[int, list[Tile]] = {}
+    for tile in tiles:
+        listed.setdefault(len(tile.coordinates), []).append(tile)
+    return list(listed.values())
+
+
+def best_sides(axes: Sequence[Axis]) -> list[int]:
+    """Return how many coordinates a tile has on each axis; sides grow for as long as that saves time."""
+
+    def time(sides: Sequence[int]) -> float:
+        # of a query
+        num_keys = prod(axis.num_reads(side) for axis, side in zip(axes, sides, strict=True))
+        return num_keys * (1 + SCORES_PER_KEY / prod(sides))
+
+    best, longest = [1] * len(axes), [max(map(len, axis.sequences)) for axis in axes]
+    while True:
+        longer = [
+            [*best[:number], min(next(each for each in SIDES if each > side), longest[number]), *best[number + 1 :]]
+            for number, side in enumerate(best)
+            if side < min(longest[number], SIDES[-1])
+        ]
+        found = min((sides for sides in longer if prod(sides) <= MAX_TILE_TOKENS), key=time, default=best)
+        if found == best or time(found) > time(best):
+            return list(map(even_side, longest, best))
+        best = found
+
+
+def even_side(length: int, side: int) -> int:
+    """Return the side nearest to this one that divides a length evenly; the same if none is near.
+
+    >>> even_side(56, 8), even_side(128, 7), even_side(37, 7)
+    (8, 8, 7)
+    """
+    even = (each for each in range(1, length + 1) if length % each == 0 and EVEN_SHARE * each <= side)
+    return min((each for each in even if each >= EVEN_SHARE * side), key=lambda each: abs(each - side), default=side)
+
+
+def order_of(shape: tuple[int, ...], tiles: Sequence[Sequence[Tile]], prefix_tokens: int) -> TokenOrder:
+    """Return the order of all tiles that have one of the listed tiles on every axis."""
+    strides = [prod(shape[number + 1 :]) for number in range(len(shape))]
+    moved = [
+        [tuple(each * stride for each in tile.coordinates) for tile in of_axis]
+        for of_axis, stride in zip(tiles, strides, strict=True)
+    ]
+    queries = tuple(prefix_tokens + sum(token) for tile in product(*moved) for token in product(*tile))
+    spend(len(queries) // QUERIES_PER_STEP)
+    local = GridTiles(
+        shape=shape,
+        num_tiles=tuple(map(len, tiles)),
+        axes=tuple(map(read_by, tiles, shape)),
+        tile_tokens=prod(len(of_axis[0].coordinates) for of_axis in tiles),
+        prefix_tokens=prefix_tokens,
+    )
+    return TokenOrder(queries, range(prefix_tokens + prod(shape)), local)
+
+
+def read_by(tiles: Iterable[Tile], length: int) -> Pattern:
+    """Return which coordinates the tiles of an axis read, in their order."""
+    read = [tile.reads for tile in tiles]
+    if all(intervals == ((0, length),) for intervals in read):
+        return Full()
+    return KeyTable([[key for interval in intervals for key in range(*interval)] for intervals in read])

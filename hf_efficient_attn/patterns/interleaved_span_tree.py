@@ -14,12 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.checks import check_bool, check_integer, check_length
-from hf_efficient_attn.patterns.counting import counting
-from hf_efficient_attn.patterns.intervals import Intervals, normalize
-from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.token_order import TokenOrder
-from hf_efficient_attn.patterns.work import spend
+from hf_efficient_attn.patterns.intervals import Intervals, counting, normalize, spend
+from hf_efficient_attn.patterns.pattern import Pattern, TokenOrder
+from hf_efficient_attn.patterns.serialization import check_bool, check_integer, check_length
 
 # of spans, in powers of two
 MAX_LEVELS = 31

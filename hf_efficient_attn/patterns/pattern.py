@@ -6,20 +6,215 @@ sequences, each position counts in its own. A pattern bounds the keys of a range
 bounds, so that no method ever looks at all pairs.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from math import lcm
 from operator import is_
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns.bounds import DecodingReach, DrawnBlocks, GlobalPosition
-from hf_efficient_attn.patterns.counting import CrossingError, MovingIntervals, pairs_of
-from hf_efficient_attn.patterns.drawing import drawn
-from hf_efficient_attn.patterns.intervals import Intervals, size
-from hf_efficient_attn.patterns.operators import Operators
-from hf_efficient_attn.patterns.serialization import read_pattern, write_pattern
-from hf_efficient_attn.patterns.token_order import TokenOrder
+from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.patterns.intervals import (
+    CrossingError,
+    Intervals,
+    MovingIntervals,
+    bounded,
+    complement,
+    normalize,
+    pairs_of,
+    size,
+)
+from hf_efficient_attn.patterns.serialization import check_head, check_length, read_pattern, write_pattern
+
+# The operators `|`, `&` and `~` of every pattern, and its causal form.
+
+
+class Operators:
+    """What makes unions, intersections, complements and causal forms; their classes are subclasses of this one."""
+
+    def __or__(self: "Pattern", other: "Pattern") -> "Pattern":  # type: ignore[misc]
+        if not isinstance(other, Operators):
+            return NotImplemented
+        from hf_efficient_attn.patterns.algebra import Union
+
+        return self if self == other else Union((self, other))
+
+    def __and__(self: "Pattern", other: "Pattern") -> "Pattern":  # type: ignore[misc]
+        if not isinstance(other, Operators):
+            return NotImplemented
+        from hf_efficient_attn.patterns.algebra import Intersection
+
+        return self if self == other else Intersection((self, other))
+
+    def __invert__(self: "Pattern") -> "Pattern":  # type: ignore[misc]
+        from hf_efficient_attn.patterns.algebra import Complement
+
+        return Complement(self)
+
+    def causal(self: "Pattern") -> "Pattern":  # type: ignore[misc]
+        """Return the causal form: no key after its query."""
+        from hf_efficient_attn.patterns.bands import Causal
+
+        return self if self.is_causal else self & Causal()
+
+
+# Token orders in which a pattern is easy to compute.
+
+
+class Extent(NamedTuple):
+    """How many queries and keys there are, and the position of the first query."""
+
+    num_queries: int
+    num_keys: int
+    query_offset: int = 0
+
+
+@dataclass(frozen=True)
+class TokenOrder:
+    """An order of some tokens in which a pattern is easy to compute, most often because it is a band there.
+
+    queries, keys: absolute positions, in this order.
+    local: the pattern on places in this order; None: every query reads every key. It may allow more than the
+        pattern itself.
+    local_query_offset: the a-th query is at the local position a + local_query_offset, the b-th key at b.
+    """
+
+    queries: Sequence[int]
+    keys: Sequence[int]
+    local: "Pattern | None"
+    local_query_offset: int = 0
+
+    @property
+    def step(self) -> int:
+        """The distance between neighbours if queries and keys are one residue class each; 0 otherwise."""
+        if isinstance(self.queries, range) and isinstance(self.keys, range) and self.queries.step == self.keys.step:
+            return self.keys.step
+        return 0
+
+
+# Bounds that patterns know about themselves, and how to join those of a pattern's parts.
+
+
+class DecodingReach(NamedTuple):
+    """What a token reads in causal decoding: at most the first `num_first` tokens and the `left` tokens before itself.
+
+    Such a pattern reads the same if the tokens in between are dropped and the others close up. `left` None: all tokens
+    before itself.
+    """
+
+    num_first: int
+    left: int | None
+
+
+class GlobalPosition(NamedTuple):
+    """A position that a pattern names, in blocks of `block_tokens` tokens; negative ones count from the end."""
+
+    position: int
+    block_tokens: int
+
+    @property
+    def unit(self) -> str:
+        """What a sentence says behind the position."""
+        return f" in blocks of {self.block_tokens} tokens" if self.block_tokens > 1 else ""
+
+    def is_within(self, num_tokens: int) -> bool:
+        """Return whether a text of this length has it."""
+        num_blocks = -(-num_tokens // self.block_tokens)
+        return -num_blocks <= self.position < num_blocks
+
+
+class DrawnBlocks(NamedTuple):
+    """How many blocks each row of blocks draws at random, and the length of a block in tokens."""
+
+    num_blocks: int
+    block_tokens: int
+
+
+# every query reads all tokens before itself
+ALL_BEFORE = DecodingReach(0, None)
+
+
+def joined_reach(reaches: Iterable[DecodingReach | None]) -> DecodingReach | None:
+    """Return the reach of a pattern that reads what any of these reads; None: one of them is unknown.
+
+    >>> joined_reach([DecodingReach(2, 0), DecodingReach(0, 8)])
+    DecodingReach(num_first=2, left=8)
+    """
+    listed = list(reaches)
+    if ALL_BEFORE in listed:
+        return ALL_BEFORE
+    known = [reach for reach in listed if reach is not None]
+    if len(known) < len(listed):
+        return None
+    return DecodingReach(max(reach.num_first for reach in known), farthest([reach.left for reach in known]))
+
+
+def farthest(limits: Sequence[int | None]) -> int | None:
+    """Return the largest of the limits; None if one of them is unknown."""
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None
+
+
+def nearest(limits: Sequence[int | None]) -> int | None:
+    """Return the smallest of the known limits; None if none is known."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def common_period(periods: Iterable[int | None]) -> int | None:
+    """Return the least common multiple of the periods; None if one is unknown."""
+    listed = list(periods)
+    return None if None in listed else lcm(*(period for period in listed if period))
+
+
+# A pattern drawn with one character per pair, or per square of pairs.
+
+
+MAX_DRAWN_PAIRS = 1 << 22
+
+
+def drawn(
+    pattern: "Pattern", num_queries: int, num_keys: int | None, layer: int, head: int, query_offset: int, step: int = 1
+) -> str:
+    """Return what `Pattern.draw` returns; with a step, a sign for so many queries and keys: ■ if any reads any."""
+    check_head(head)
+    check_length("step", step)
+    num_keys = query_offset + num_queries if num_keys is None else num_keys
+    check_length("num_queries", num_queries)
+    check_length("num_keys", num_keys)
+    num_signs = -(-num_keys // step)
+    # every query is looked at, whatever the step
+    if num_queries * num_signs > MAX_DRAWN_PAIRS:
+        raise InputError(
+            f"{num_queries} queries × {num_signs} signs are more than {MAX_DRAWN_PAIRS} to draw; take fewer, or a "
+            "larger step."
+        )
+    for named in pattern.global_positions():
+        if not named.is_within(num_keys):
+            raise InputError(
+                f"The pattern has the global position {named.position}{named.unit}, which {num_keys} tokens do not "
+                f"reach, so that the drawing would lack it. Draw at least {_tokens_to(*named)} tokens."
+            )
+    num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
+    resolved = pattern.resolve(num_keys, layer, head, num_heads)
+    queries = range(query_offset, query_offset + num_queries)
+    lines = []
+    with bounded("Drawing this pattern"):
+        for first in range(0, num_queries, step):
+            read = [resolved.key_intervals(query, query, num_keys) for query in queries[first : first + step]]
+            signs = [(start // step, -(-stop // step)) for each in read for start, stop in each]
+            lines.append(_line(normalize(signs), num_signs))
+    return "\n".join(lines)
+
+
+def _line(intervals: Intervals, num_signs: int) -> str:
+    unread = complement(intervals, num_signs)
+    signs = sorted([(start, stop, "■") for start, stop in intervals] + [(start, stop, "⬚") for start, stop in unread])
+    return "".join(sign * (stop - start) for start, stop, sign in signs)
+
+
+def _tokens_to(position: int, block_tokens: int) -> int:
+    """Return how many tokens a text needs to have a global position; negative ones count from its end."""
+    return (position if position >= 0 else -position - 1) * block_tokens + 1
 
 
 class Pattern(Operators):

@@ -12,10 +12,9 @@ from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.checks import check_bool, check_choice, check_integer, check_length
-from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize
+from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, spend
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.work import spend
+from hf_efficient_attn.patterns.serialization import check_bool, check_choice, check_integer, check_length
 
 BUILDERS = ("fixed", "release")
 # of work, what a level takes where its intervals are tensors, however short

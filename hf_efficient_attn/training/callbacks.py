@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Full
-from hf_efficient_attn.patterns.layers import TILE_FIELDS
+from hf_efficient_attn.patterns.config_spec import TILE_FIELDS
 
 OWN_LOSS = "A compute_loss_func must add outputs.auxiliary_loss."
 

@@ -26,7 +26,7 @@ from hf_efficient_attn.bench.contest import Built, Contest, drawn_states, forwar
 from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.report import MEBIBYTE, Row, markdown_table
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
+from hf_efficient_attn.layout.listed_keys import ChosenTokens
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
 from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
 from hf_efficient_attn.models.efficient_reformer.modeling_efficient_reformer import MAX_STEP, ReformerLayer
@@ -35,8 +35,7 @@ from hf_efficient_attn.models.efficient_reformer.streams import Streams
 from hf_efficient_attn.models.routing_transformer.attention import RoutingAttention
 from hf_efficient_attn.models.routing_transformer.centroids import update_all
 from hf_efficient_attn.models.routing_transformer.configuration_routing_transformer import RoutingTransformerConfig
-from hf_efficient_attn.patterns.bands import Causal
-from hf_efficient_attn.patterns.block_top_k import BlockTopK
+from hf_efficient_attn.patterns.bands import BlockTopK, Causal
 
 DENSE, REFORMER, IN_TREE = "dense", "reformer", "transformers_reformer"
 ROUTING, BLOCKS, TOKENS, NEARBY = "routing", "block_top_k", "chosen_tokens", "nearby_tokens"

@@ -34,9 +34,8 @@ from hf_efficient_attn.models.spans.cache import SpanCache
 from hf_efficient_attn.models.sparse_seq2seq.configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from hf_efficient_attn.models.sparse_transformer.configuration_sparse_transformer import SparseTransformerConfig
 from hf_efficient_attn.models.star_transformer.configuration_star_transformer import StarTransformerConfig
-from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.bands import Band, BlockTopK
 from hf_efficient_attn.patterns.big_bird import bigbird
-from hf_efficient_attn.patterns.block_top_k import BlockTopK
 
 DENSE = "dense"
 DECODING = "decoding"

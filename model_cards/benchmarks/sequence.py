@@ -55,7 +55,7 @@ from hf_efficient_attn.bench.timing import fresh_processes, summarize, times_fas
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.patterns.expressions import parse_pattern
+from hf_efficient_attn.patterns.config_spec import parse_pattern
 
 HALO, WAITING, ALL_GATHER, HEADS = "halo", "halo, waiting", "all-gather", "heads"
 WAYS = (HALO, WAITING, ALL_GATHER, HEADS)

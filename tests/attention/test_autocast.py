@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.dense_matrix import dense_attention
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.patterns import Band, Full, GlobalTokens
 
 AUTOCAST_BACKENDS = ("blocked", "reference", "sdpa")

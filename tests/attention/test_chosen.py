@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.patterns import Band, Causal, Full
 
 INTS = torch.zeros(2, 1, 12, 3, dtype=torch.long)

@@ -14,7 +14,7 @@ from hf_efficient_attn.attention.explanation import AllLayers
 from hf_efficient_attn.backends.machine_costs import machine_of, on_machine
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.hub.card import attention_text
-from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+from hf_efficient_attn.layout.block_layout import BlockCosts
 from hf_efficient_attn.patterns import Band, Causal, Full, GlobalTokens, Pattern, PerHead
 
 SINKS = Band(64, 0) | GlobalTokens([0, 1, 2, 3])

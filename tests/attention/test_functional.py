@@ -23,12 +23,12 @@ from hf_efficient_attn.backends.kernels import FusedCPU
 from hf_efficient_attn.errors import EfficientAttentionError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.models.config.errors import FieldError
+from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.big_bird import RandomBlocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
-from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 X = torch.randn(2, 4, 20, 8)
 PACKAGE = Path(hea.__file__).parent

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.indexed import index_loss as module
 from hf_efficient_attn.attention.indexed.index_loss import Target, index_loss, index_recall
-from hf_efficient_attn.layout.chosen import token_choice
-from hf_efficient_attn.layout.chosen.token_choice import choose_tokens
+from hf_efficient_attn.layout import top_k
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.top_k import choose_tokens
 
 NUM_TOKENS, CHOSEN = 13, 4
 
@@ -59,7 +59,7 @@ def dense_loss(indexer: list[Tensor], query: Tensor, key: Tensor, is_open: Tenso
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_NUMBERS", 400)
-    monkeypatch.setattr(token_choice, "MAX_SCORES", 200)
+    monkeypatch.setattr(top_k, "MAX_SCORES", 200)
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.patterns import Band, Full, PerHead
 
 NUM_LONG, NUM_GLOBAL = 70, 5

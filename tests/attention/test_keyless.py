@@ -6,7 +6,7 @@ from attention_models import build
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import notices
 from hf_efficient_attn.attention.pattern_direction import causal_form
-from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, GlobalTokens, KeyTable, Pattern, PerHead, work
+from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, GlobalTokens, KeyTable, Pattern, PerHead, intervals
 
 PATTERNS: list[Pattern] = [
     Band(-1, 3),
@@ -43,7 +43,7 @@ def test_looked_for_in_short_time(pattern: Pattern, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Dilated, "key_intervals", counted)
     notices.warn_of_keyless.function(pattern, 1, 20_000, 0)
-    assert sum(map(len, looks)) < work.MAX_STEPS
+    assert sum(map(len, looks)) < intervals.MAX_STEPS
 
 
 def test_heads_that_a_causal_layer_leaves_alone_are_named(recwarn: pytest.WarningsRecorder) -> None:

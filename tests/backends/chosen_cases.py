@@ -6,7 +6,7 @@ import torch
 from backends_cases import MEMORY, Case
 from chosen_choices import CHOICES
 
-from hf_efficient_attn.layout.terms import Distance, SoftSpan
+from hf_efficient_attn.layout.score_terms import Distance, SoftSpan
 
 MASKS = ("none", "left", "right", "holes", "documents", "globals")
 PATTERNS = ("causal", "full", "band", "causal band", "per head", "earlier keys", "globals")

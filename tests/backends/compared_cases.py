@@ -3,7 +3,7 @@
 import torch
 from backends_cases import BOTH_SIDES, GRID, MEMORY, PATTERNS, SPAN_TREE, Case
 
-from hf_efficient_attn.layout.terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation
+from hf_efficient_attn.layout.score_terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation
 
 TREE_TOKENS, TREE_POSITIONS = 64, 127
 GRID_TOKENS = 101

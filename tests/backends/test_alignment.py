@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_efficient_attn.backends.alignment import aligned, is_aligned
+from hf_efficient_attn.backends.kernels import aligned, is_aligned
 
 PLAIN = torch.randn(2, 4, 9, 16)
 WIDER = torch.randn(2, 4, 9, 17)

@@ -15,12 +15,10 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask, documents_of
-from hf_efficient_attn.backends.flex.chosen_blocks import chosen_tables
-from hf_efficient_attn.backends.flex.lists import are_listed
+from hf_efficient_attn.backends.flex.block_mask import BLOCK_SIZES, block_mask, documents_of
 from hf_efficient_attn.backends.flex.mods import mods_of
-from hf_efficient_attn.layout.chosen.dense_pairs import chosen_pairs
-from hf_efficient_attn.layout.dense.pairs import allowed_pairs
+from hf_efficient_attn.backends.flex.selected_blocks import are_listed, chosen_tables
+from hf_efficient_attn.layout.dense_mask import allowed_pairs, chosen_pairs
 
 CPU = torch.device("cpu")
 pytestmark = [

@@ -18,7 +18,7 @@ from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.machine_costs import on_machine
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.layout.terms import Distance, SoftSpan
+from hf_efficient_attn.layout.score_terms import Distance, SoftSpan
 
 COMPARED_BACKENDS: dict[str, Backend] = {"sdpa": sdpa, "blocked": blocked}
 CASES = pairwise_cases() + special_cases() + memory_cases() + huge_score_cases() + cross_cases()

@@ -9,16 +9,16 @@ from torch.nn.attention.flex_attention import _transpose_ordered
 
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.flex.kernel import _compiled
-from hf_efficient_attn.backends.flex.lists import by_column
 from hf_efficient_attn.backends.flex.mods import structure_of
+from hf_efficient_attn.backends.flex.selected_blocks import by_column
 from hf_efficient_attn.layout.call import AttentionCall, Inputs, inputs_of
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band, Causal
+from hf_efficient_attn.patterns.big_bird import RandomBlocks
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 from hf_efficient_attn.patterns.tables import KeyTable
 
 BAND = Layout(Band(3, 3), 4, 64, 64)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.flex.dropout import Dropout
-from hf_efficient_attn.backends.flex.mods import Mods, mods_of
+from hf_efficient_attn.backends.flex.mods import Dropout, Mods, mods_of
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask

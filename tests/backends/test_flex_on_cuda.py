@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.flex.dropout import Dropout
+from hf_efficient_attn.backends.flex.mods import Dropout
 from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.backends.protocol import Backend
-from hf_efficient_attn.layout.chosen.block_choice import choose_blocks
+from hf_efficient_attn.layout.top_k import choose_blocks
 
 pytestmark = pytest.mark.gpu
 SIZES = {

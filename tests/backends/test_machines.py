@@ -15,7 +15,7 @@ from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.machine_costs import Machine, Processor, known_machines, processor_of
 from hf_efficient_attn.bench.calibrate import uniform
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
+from hf_efficient_attn.layout.block_layout import BlockCosts
 
 PATTERN = hea.patterns.Band(20, 20)
 pytestmark = pytest.mark.usefixtures("machine_anew")

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends import reference, sdpa
+from hf_efficient_attn.layout import decode_keys, dense_mask
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
-from hf_efficient_attn.layout.dense import additive, single_query
-from hf_efficient_attn.layout.dense.maskless import maskless
+from hf_efficient_attn.layout.decode_keys import maskless
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full
+from hf_efficient_attn.patterns.big_bird import RandomBlocks
 from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 
 def call_of(q: Tensor, k: Tensor, v: Tensor, layout: Layout, **options: Any) -> AttentionCall:
@@ -58,7 +58,7 @@ def test_masks_are_built_once_if_at_all(pattern: Pattern, need_lse: bool, monkey
     q, k, v = draw(17, 17)
     layout = Layout(pattern, 4, 17, 17)
     first, _ = sdpa.attend(q, k, v, call_of(q, k, v, layout), need_lse)
-    monkeypatch.setattr(additive, "allowed_pairs", None)
+    monkeypatch.setattr(dense_mask, "allowed_pairs", None)
     again, _ = sdpa.attend(q, k, v, call_of(q, k, v, layout), need_lse)
     assert torch.equal(first, again)
 
@@ -93,8 +93,8 @@ def test_a_single_query_reads_its_keys_only(
     that read other keys read them together, or each its own.
     """
     forget_single_queries()
-    monkeypatch.setattr(single_query, "OWN_PART", own_part)
-    monkeypatch.setattr(single_query, "MAX_GAP_READS", 4 * 10)
+    monkeypatch.setattr(decode_keys, "OWN_PART", own_part)
+    monkeypatch.setattr(decode_keys, "MAX_GAP_READS", 4 * 10)
     q, k, v = (tensor.double().requires_grad_() for tensor in draw(1, ROW))
     layout = Layout(pattern, 4, 1, ROW, ROW - 1)
     call = call_of(q, k, v, layout, tokens=tokens)
@@ -106,16 +106,16 @@ def test_a_single_query_reads_its_keys_only(
     torch.testing.assert_close(torch.autograd.grad(out.square().sum(), (q, k, v)), wanted)
     for gap, largest in ((4 * 10, sdpa.MAX_COPIED), (4 * 10, 0), (4 * ROW, 0)):
         forget_single_queries()
-        monkeypatch.setattr(single_query, "MAX_GAP_READS", gap)
+        monkeypatch.setattr(decode_keys, "MAX_GAP_READS", gap)
         monkeypatch.setattr(sdpa, "MAX_COPIED", largest)
         check_without_gradients(q.detach(), k.detach(), v.detach(), layout, tokens)
     forget_single_queries()
 
 
 def forget_single_queries() -> None:
-    single_query.row_of.cache_clear()
-    single_query._masked_of_layout.cache_clear()
-    single_query._read.clear()
+    decode_keys.row_of.cache_clear()
+    decode_keys._masked_of_layout.cache_clear()
+    decode_keys._read.clear()
 
 
 def check_without_gradients(q: Tensor, k: Tensor, v: Tensor, layout: Layout, tokens: TokenMask) -> None:
@@ -130,10 +130,10 @@ def test_heads_that_read_few_keys_of_their_own_get_these_alone() -> None:
     q, k, v = draw(1, ROW)
     own = PerHead([GlobalTokens(range(head, 3 * head + 1), reads_all=False) for head in range(4)])
     layout = Layout(own, 4, 1, ROW, ROW - 1)
-    assert single_query.row_of(layout).num_computed == 10
+    assert decode_keys.row_of(layout).num_computed == 10
     layout = replace(layout, pattern=PerHead([GlobalTokens([9 * head], reads_all=False) for head in range(4)]))
-    assert single_query.row_of(layout).num_computed == 1
-    read = single_query.read_keys(layout, NO_MASK, 2, q.dtype)
+    assert decode_keys.row_of(layout).num_computed == 1
+    read = decode_keys.read_keys(layout, NO_MASK, 2, q.dtype)
     assert read.places is not None
     torch.testing.assert_close(read.of(k), torch.stack([k[:, head // 2, read.places[0, head]] for head in range(4)], 1))
     forget_single_queries()

@@ -9,7 +9,7 @@ from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
+from hf_efficient_attn.layout.score_terms import Distance, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.bands import Band
 

@@ -19,15 +19,15 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention import call as call_module
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.flex.dropout import Dropout
+from hf_efficient_attn.backends.flex.mods import Dropout
 from hf_efficient_attn.layout.call import Inputs, inputs_of
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
-from hf_efficient_attn.layout.terms import Distance, Label, Slope, Term
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks
+from hf_efficient_attn.layout.score_terms import Distance, Label, Slope, Term
+from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.bands import Band, Causal
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
 from hf_efficient_attn.patterns.tables import KeyTable
 
 SCALE = 0.25

@@ -7,18 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.blocks.globals_first import GlobalsFirst, globals_first
-from hf_efficient_attn.layout.blocks.table import block_table
-from hf_efficient_attn.layout.dense.pairs import allowed_pairs
+from hf_efficient_attn.layout.block_table import GlobalsFirst, block_table, globals_first
+from hf_efficient_attn.layout.dense_mask import allowed_pairs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
+from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.grid import SizedGrid
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.sized_grid import SizedGrid
 
 CPU = torch.device("cpu")
 QUERY_TOKENS, KEY_TOKENS = 8, 16
@@ -74,7 +73,7 @@ def test_blocks(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
 @pytest.mark.parametrize("tokens", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_with_global_tokens_first(causal: bool, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_efficient_attn.layout.blocks.globals_first.MOST", 1)
+    monkeypatch.setattr("hf_efficient_attn.layout.block_table.MOST", 1)
     pattern = Band(9, 4) | GlobalTokens([7, 20, 21, 63])
     layout = Layout(pattern.causal() if causal else pattern, 2, NUM_KEYS, NUM_KEYS)
     documents = tuple(tokens.documents(2, NUM_KEYS))

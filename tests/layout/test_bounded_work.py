@@ -19,15 +19,13 @@ from hf_efficient_attn.attention import select as selection
 from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.errors import InputError, MaskLimitError
-from hf_efficient_attn.layout.blocks import run_masks
-from hf_efficient_attn.layout.blocks import table as block_tables
-from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
-from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.blocks.layout import BlockLayout
+from hf_efficient_attn.layout import block_rows, dense_mask
+from hf_efficient_attn.layout import block_table as block_tables
+from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
-from hf_efficient_attn.layout.dense import additive, pairs
+from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns import (
     Band,
@@ -39,7 +37,7 @@ from hf_efficient_attn.patterns import (
     RandomBlocks,
     Strided,
     bigbird,
-    work,
+    intervals,
 )
 
 CPU = torch.device("cpu")
@@ -117,7 +115,7 @@ def test_explaining_looks_at_few_pairs(pattern: Pattern) -> None:
 
 def test_masks_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(KeyTable([[key // 2, key] for key in range(500)]), 1, 500, 500)
-    monkeypatch.setattr(run_masks, "MAX_MASK_BYTES", 10_000)
+    monkeypatch.setattr(block_rows, "MAX_MASK_BYTES", 10_000)
     with pytest.raises(InputError, match=r"key_table pattern over 500 queries.*Use a pattern of whole blocks") as error:
         compile_layout.function(layout, BlockCosts.only(32), CPU)
     assert len(str(error.value)) <= 500
@@ -151,8 +149,8 @@ def test_long_inputs_may_take_long(causal: bool) -> None:
 
 
 def test_every_pattern_that_is_asked_for_a_pair_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_masks, "PAIRS_PER_STEP", 1)
-    monkeypatch.setattr(work, "MAX_STEPS", 800_000)
+    monkeypatch.setattr(block_rows, "PAIRS_PER_STEP", 1)
+    monkeypatch.setattr(intervals, "MAX_STEPS", 800_000)
     alone = KeyTable([range(query % 2, 200, 2) for query in range(200)])
     twelve = reduce(or_, (Band(left, -1) for left in range(1, 12)), alone)
     compile_layout.function(Layout(alone, 1, 200, 200), BlockCosts.only(32), CPU)
@@ -162,8 +160,8 @@ def test_every_pattern_that_is_asked_for_a_pair_counts(monkeypatch: pytest.Monke
 
 def test_what_blocked_refuses_is_computed_densely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a limit, from which on the refusal says what can be asked for."""
-    monkeypatch.setattr(run_masks, "PAIRS_PER_STEP", 1)
-    monkeypatch.setattr(work, "MAX_STEPS", 500_000)
+    monkeypatch.setattr(block_rows, "PAIRS_PER_STEP", 1)
+    monkeypatch.setattr(intervals, "MAX_STEPS", 500_000)
     pattern = KeyTable([range(query % 2, 200, 2) for query in range(200)]) | GlobalTokens([5])
     q = torch.randn(1, 2, 200, 8)
     torch.testing.assert_close(attention(q, q, q, pattern), attention(q, q, q, pattern, backend="reference"))
@@ -197,14 +195,14 @@ def test_a_dense_mask_is_made_of_some_queries_at_a_time() -> None:
     tokens = TokenMask(key_mask=torch.arange(4096)[None] < 4000)
     for mask in (TokenMask(), tokens):
         with Written() as written:
-            pairs.allowed_pairs(layout, mask, 1, CPU)
+            dense_mask.allowed_pairs(layout, mask, 1, CPU)
         assert written.largest <= 4096**2
         assert written.numbers < 20 * 4096**2
 
 
 def test_dense_masks_beyond_the_limit_are_refused() -> None:
     with pytest.raises(InputError, match=r"131,072 queries.* takes 64 GiB.*backend='blocked'"):
-        additive.additive_mask(Layout(Band(8, 8), 4, 131_072, 131_072), TokenMask(), 1, CPU, torch.float32)
+        dense_mask.additive_mask(Layout(Band(8, 8), 4, 131_072, 131_072), TokenMask(), 1, CPU, torch.float32)
 
 
 def test_block_tables_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

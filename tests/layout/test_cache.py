@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout import cache as cache_module
-from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached
-from hf_efficient_attn.layout.size_in_bytes import size_in_bytes
-from hf_efficient_attn.patterns.work import MAX_STEPS, spend
+from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached, size_in_bytes
+from hf_efficient_attn.patterns.intervals import MAX_STEPS, spend
 
 KILOBYTES = 10_000
 

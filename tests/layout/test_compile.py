@@ -8,25 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_efficient_attn.layout.blocks import compile as compile_module
-from hf_efficient_attn.layout.blocks import run_masks
-from hf_efficient_attn.layout.blocks import shares as shares_module
-from hf_efficient_attn.layout.blocks.block_costs import BlockCosts
-from hf_efficient_attn.layout.blocks.compile import compile_layout
-from hf_efficient_attn.layout.blocks.layout import BlockLayout, CompiledShare, Run
+from hf_efficient_attn.layout import block_rows
+from hf_efficient_attn.layout import block_rows as shares_module
+from hf_efficient_attn.layout import compile as compile_module
+from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout, CompiledShare, Run
+from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Full, Strided
-from hf_efficient_attn.patterns.big_bird import bigbird
+from hf_efficient_attn.patterns.algebra import PerHead
+from hf_efficient_attn.patterns.bands import Band, Causal, CompressedKeys, Dilated, Full, Strided
+from hf_efficient_attn.patterns.big_bird import RandomBlocks, bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal, Blocks
-from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
-from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.grid import SizedGrid
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.random_blocks import RandomBlocks
-from hf_efficient_attn.patterns.sized_grid import SizedGrid
 from hf_efficient_attn.patterns.span_tree import SpanTree
+from hf_efficient_attn.patterns.tables import GatheredKeys
 
 CPU = torch.device("cpu")
 PATTERNS = {
@@ -204,9 +201,9 @@ def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_module, "MAX_WHOLE_PAIRS", 60)
         patch.setattr(compile_module, "MAX_MERGED_PAIRS", 200)
-        patch.setattr(run_masks, "LARGE_MASK", 10)
-        patch.setattr(run_masks, "MAX_SINGLE_MASKS", 10)
-        patch.setattr(run_masks, "MAX_LOOKED_AT", 50)
+        patch.setattr(block_rows, "LARGE_MASK", 10)
+        patch.setattr(block_rows, "MAX_SINGLE_MASKS", 10)
+        patch.setattr(block_rows, "MAX_LOOKED_AT", 50)
         patch.setattr(shares_module, "FEW_ORDERS", 2)
         patch.setattr(shares_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
         patch.setattr(shares_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))

@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout import dense_mask
 from hf_efficient_attn.layout.call import AttentionCall, inputs_of
-from hf_efficient_attn.layout.dense import additive, lse, pairs
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
+from hf_efficient_attn.patterns.big_bird import RandomBlocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 CPU = torch.device("cpu")
 NUM_KEYS = 12
@@ -69,11 +69,11 @@ def by_hand(layout: Layout, tokens: TokenMask, batch_size: int) -> Tensor:
 def test_allowed_pairs(pattern: Pattern, tokens: TokenMask, num_queries: int) -> None:
     layout = Layout(pattern, 4, num_queries, NUM_KEYS, NUM_KEYS - num_queries, layer=2)
     expected = by_hand(layout, tokens, 2)
-    allowed = pairs.allowed_pairs(layout, tokens, 2, CPU)
+    allowed = dense_mask.allowed_pairs(layout, tokens, 2, CPU)
     found = torch.ones_like(expected) if allowed is None else allowed.expand_as(expected)
     assert torch.equal(found, expected)
 
-    mask, keyless = additive.additive_mask(layout, tokens, 2, CPU, torch.float32)
+    mask, keyless = dense_mask.additive_mask(layout, tokens, 2, CPU, torch.float32)
     if mask is None:
         assert expected.all()
     else:
@@ -84,17 +84,17 @@ def test_allowed_pairs(pattern: Pattern, tokens: TokenMask, num_queries: int) ->
 
 def test_no_mask_where_everything_is_allowed() -> None:
     layout = Layout(Full(), 2, 3, 5, 1)
-    assert pairs.allowed_pairs(layout, TokenMask(), 2, CPU) is None
-    assert pairs.allowed_pairs(layout, TokenMask(key_mask=torch.ones(2, 5).bool()), 2, CPU) is None
-    assert pairs.allowed_pairs(Layout(Band(4, 4), 2, 5, 5), TokenMask(), 2, CPU) is None
-    assert pairs.allowed_pairs(Layout(Band(3, 4), 2, 5, 5), TokenMask(), 2, CPU) is not None
+    assert dense_mask.allowed_pairs(layout, TokenMask(), 2, CPU) is None
+    assert dense_mask.allowed_pairs(layout, TokenMask(key_mask=torch.ones(2, 5).bool()), 2, CPU) is None
+    assert dense_mask.allowed_pairs(Layout(Band(4, 4), 2, 5, 5), TokenMask(), 2, CPU) is None
+    assert dense_mask.allowed_pairs(Layout(Band(3, 4), 2, 5, 5), TokenMask(), 2, CPU) is not None
 
 
 def test_masks_are_cached_by_value() -> None:
-    first = pairs.allowed_pairs(Layout(Band(1, 2), 2, 9, 9), TokenMask(), 2, CPU)
-    assert pairs.allowed_pairs(Layout(Band(1, 2), 2, 9, 9), TokenMask(), 4, CPU) is first
+    first = dense_mask.allowed_pairs(Layout(Band(1, 2), 2, 9, 9), TokenMask(), 2, CPU)
+    assert dense_mask.allowed_pairs(Layout(Band(1, 2), 2, 9, 9), TokenMask(), 4, CPU) is first
     with torch.inference_mode():
-        mask, _ = additive.additive_mask(Layout(Band(1, 3), 2, 9, 9), TokenMask(), 1, CPU, torch.float32)
+        mask, _ = dense_mask.additive_mask(Layout(Band(1, 3), 2, 9, 9), TokenMask(), 1, CPU, torch.float32)
     assert mask is not None
     assert not mask.is_inference()
 
@@ -104,7 +104,7 @@ def test_layers_share_the_masks_of_their_examples() -> None:
 
     def mask_of(layer: int) -> Tensor:
         layout = Layout(Band(1, 2), 2, 9, 9, layer=layer)
-        mask, _ = additive.additive_mask(layout, TokenMask(key_mask=key_mask), 2, CPU, torch.float32)
+        mask, _ = dense_mask.additive_mask(layout, TokenMask(key_mask=key_mask), 2, CPU, torch.float32)
         assert mask is not None
         return mask
 
@@ -115,24 +115,24 @@ def test_layers_share_the_masks_of_their_examples() -> None:
 
 
 def test_masks_go_with_their_examples() -> None:
-    additive._masks.clear()
+    dense_mask._masks.clear()
     key_mask = torch.arange(18).reshape(2, 9) % 4 != 0
-    additive.additive_mask(Layout(Band(1, 2), 2, 9, 9), TokenMask(key_mask=key_mask), 2, CPU, torch.float32)
-    assert len(additive._masks) == 1
+    dense_mask.additive_mask(Layout(Band(1, 2), 2, 9, 9), TokenMask(key_mask=key_mask), 2, CPU, torch.float32)
+    assert len(dense_mask._masks) == 1
     del key_mask
-    assert len(additive._masks) == additive._masks.num_bytes == 0
+    assert len(dense_mask._masks) == dense_mask._masks.num_bytes == 0
 
 
 def test_row_lse_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lse, "CHUNK_QUERIES", 5)
+    monkeypatch.setattr(dense_mask, "CHUNK_QUERIES", 5)
     q, k = torch.randn(2, 4, 9, 3), torch.randn(2, 2, NUM_KEYS, 3)
     values = torch.randn(2, 1, 9, 4)
     layout, tokens = Layout(PATTERNS["per head"], 4, 9, NUM_KEYS, 3), MASKS["all"]
     distances = (torch.arange(3, 12)[:, None] - torch.arange(NUM_KEYS)).clamp(-1, 2) + 1
     bias = torch.stack([values[:, :, row, label] for row, label in enumerate(distances)], 2)
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(2, 1)) * 0.5 + bias
-    allowed = pairs.allowed_pairs(layout, tokens, 2, CPU)
+    allowed = dense_mask.allowed_pairs(layout, tokens, 2, CPU)
     assert allowed is not None
     expected = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
     call = AttentionCall(layout, inputs_of(q, k, k), tokens, (Term(values, Distance(-1, 2)),), scale=0.5)
-    torch.testing.assert_close(lse.row_lse(q, k, call), expected)
+    torch.testing.assert_close(dense_mask.row_lse(q, k, call), expected)

@@ -3,7 +3,7 @@
 import torch
 from pretended_cuda import CUDA, pretended_cuda, unwrap
 
-from hf_efficient_attn.layout.device_copies import send, tables_on
+from hf_efficient_attn.layout.transfer import send, tables_on
 from hf_efficient_attn.patterns import RandomBlocks
 
 SHEET = torch.arange(24, dtype=torch.float32).view(4, 6)

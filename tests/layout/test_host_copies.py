@@ -3,7 +3,7 @@
 import torch
 from pretended_cuda import on_cuda, pretended_cuda
 
-from hf_efficient_attn.layout.host_copies import bring, derived, on_host
+from hf_efficient_attn.layout.transfer import bring, derived, on_host
 
 GIVEN = [
     torch.tensor([[1, 0, 2**40]]),

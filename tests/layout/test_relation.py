@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patterns.strategies import compositions
 
-from hf_efficient_attn.layout import relation as relation_module
-from hf_efficient_attn.layout.relation import relation
+from hf_efficient_attn.layout import dense_mask as relation_module
+from hf_efficient_attn.layout.dense_mask import relation
 from hf_efficient_attn.patterns import Blocks, KeyTable, Pattern, SizedSpanTree, Union
 
 TOKENS = 14

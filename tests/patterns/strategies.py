@@ -22,7 +22,7 @@ from hf_efficient_attn.patterns import (
     Strided,
     bigbird,
 )
-from hf_efficient_attn.patterns.token_order import Extent
+from hf_efficient_attn.patterns.pattern import Extent
 
 small = st.integers(1, 6)
 limits = st.none() | st.integers(-1, 9)

@@ -29,8 +29,8 @@ from hf_efficient_attn.patterns import (
     parse_pattern,
 )
 from hf_efficient_attn.patterns.algebra import MAX_MEMBERS
-from hf_efficient_attn.patterns.checks import MAX_DEPTH, MAX_INTEGER, MAX_PARTS
-from hf_efficient_attn.patterns.work import MAX_STEPS
+from hf_efficient_attn.patterns.intervals import MAX_STEPS
+from hf_efficient_attn.patterns.serialization import MAX_DEPTH, MAX_INTEGER, MAX_PARTS
 
 
 def nested(levels: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns import Band, BlockLocal, Blocks, Causal, Dilated, Full, GlobalTokens, Strided, work
+from hf_efficient_attn.patterns import Band, BlockLocal, Blocks, Causal, Dilated, Full, GlobalTokens, Strided, intervals
 
 
 def test_long_counts_are_closed_forms() -> None:
@@ -30,6 +30,6 @@ def test_long_compositions_are_counted_by_ranges(monkeypatch: pytest.MonkeyPatch
     }
     assert {pattern: pattern.num_pairs(tokens, tokens) for pattern in expected} == expected
     assert Full().num_pairs(2**31 - 1, 2**31 - 1) == (2**31 - 1) ** 2
-    monkeypatch.setattr(work, "MAX_STEPS", 1000)
+    monkeypatch.setattr(intervals, "MAX_STEPS", 1000)
     with pytest.raises(InputError, match=r"union pattern would take more than 1,000 steps.*use explain"):
         (Strided(8) | GlobalTokens([0])).num_pairs(900, 900)

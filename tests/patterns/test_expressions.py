@@ -17,7 +17,7 @@ from hf_efficient_attn.patterns import (
     bigbird,
     parse_pattern,
 )
-from hf_efficient_attn.patterns.expressions import write_expression
+from hf_efficient_attn.patterns.config_spec import write_expression
 
 
 @pytest.mark.parametrize(

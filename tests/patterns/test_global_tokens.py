@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns import Band, Blocks, GlobalTokens, KeyTable, Pattern, Union
-from hf_efficient_attn.patterns.checks import MAX_LISTED
+from hf_efficient_attn.patterns.serialization import MAX_LISTED
 
 
 @given(st.integers(2, 60), st.integers(0, 70), st.sets(st.integers(0, 59), max_size=6))

@@ -23,7 +23,7 @@ from hf_efficient_attn.patterns import (
     RandomBlocks,
     SizedGrid,
 )
-from hf_efficient_attn.patterns.token_order import TokenOrder
+from hf_efficient_attn.patterns.pattern import TokenOrder
 
 BAND = Band(3, 3)
 NEAR = Band(1, 1)

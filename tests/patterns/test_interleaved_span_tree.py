@@ -5,7 +5,7 @@ import torch
 from patterns.relation import keys_of
 from torch import Tensor
 
-from hf_efficient_attn.layout.terms import InterleavedRelation
+from hf_efficient_attn.layout.score_terms import InterleavedRelation
 from hf_efficient_attn.patterns import InterleavedSpanTree, SizedSpanTree
 
 CLIP = 3

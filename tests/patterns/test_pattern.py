@@ -23,7 +23,7 @@ from hf_efficient_attn.patterns import (
     Union,
 )
 from hf_efficient_attn.patterns.intervals import normalize
-from hf_efficient_attn.patterns.token_order import Extent
+from hf_efficient_attn.patterns.pattern import Extent
 
 
 @given(compositions, extents)

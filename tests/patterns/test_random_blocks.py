@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hf_efficient_attn.patterns import Band, Blocks, Full, GlobalTokens, Pattern, RandomBlocks, bigbird, random_blocks
+from hf_efficient_attn.patterns import Band, Blocks, Full, GlobalTokens, Pattern, RandomBlocks, big_bird, bigbird
 
 
 def drawn_rows(pattern: Pattern, num_keys: int, layer: int = 0, head: int = 0) -> tuple[tuple[int, ...], ...]:
@@ -65,17 +65,17 @@ def test_only_random_patterns_differ_by_layer() -> None:
 def test_a_longer_text_draws_only_its_new_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in decoding, one block after the other; also where what is excluded is drawn itself."""
     pattern = RandomBlocks(2, 4, seed=77, exclude=RandomBlocks(1, 4, seed=78, is_causal=True), is_causal=True)
-    drawn, draw = [], random_blocks._row
+    drawn, draw = [], big_bird._row
 
     def counted(*arguments: Any) -> Any:
         drawn.append(arguments[2])
         return draw(*arguments)
 
-    monkeypatch.setattr(random_blocks, "_row", counted)
+    monkeypatch.setattr(big_bird, "_row", counted)
     tables = [pattern.resolve(tokens) for tokens in (40, 41, 44, 20, 48)]
     # its own rows, and those of what it excludes
     assert sorted(drawn) == sorted([*range(10), 10, 11] * 2)
-    random_blocks._causal_rows.cache_clear()
-    random_blocks._draw.cache_clear()
+    big_bird._causal_rows.cache_clear()
+    big_bird._draw_random_blocks.cache_clear()
     assert [pattern.resolve(tokens) for tokens in (40, 41, 44, 20, 48)] == tables
     assert drawn_rows(pattern, 48)[:10] == drawn_rows(pattern, 40)

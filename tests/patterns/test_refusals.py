@@ -37,8 +37,8 @@ from hf_efficient_attn.patterns import (
     parse_pattern,
     patterns_per_layer,
 )
+from hf_efficient_attn.patterns.bands import band_of_window
 from hf_efficient_attn.patterns.intervals import Intervals
-from hf_efficient_attn.patterns.windows import band_of_window
 
 BAND, TOP = Band(3, 3), BlockTopK(2, 2)
 LONGFORMER, LED = hea.SparseTransformerConfig.longformer, hea.SparseSeq2SeqConfig.led

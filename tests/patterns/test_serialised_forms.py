@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import patterns
-from hf_efficient_attn.layout.call_text import read_call_text, write_call_text
+from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
 from hf_efficient_attn.patterns import (
     Band,
     BigBirdBlocks,

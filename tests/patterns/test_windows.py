@@ -2,8 +2,7 @@
 
 import pytest
 
-from hf_efficient_attn.patterns.bands import Band
-from hf_efficient_attn.patterns.windows import band_of_window
+from hf_efficient_attn.patterns.bands import Band, band_of_window
 
 
 @pytest.mark.parametrize(("window", "side"), [(2, 1), (512, 256)])

@@ -9,7 +9,7 @@ import pytest
 
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.patterns import Band, Blocks, Dilated, GlobalTokens, KeyTable, RandomBlocks
-from hf_efficient_attn.patterns.work import MAX_STEPS, bounded, spend
+from hf_efficient_attn.patterns.intervals import MAX_STEPS, bounded, spend
 
 
 def test_steps_are_counted_to_the_last() -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, distributed
 
 from hf_efficient_attn.attention.sharded.sums import summed
-from hf_efficient_attn.layout.autocast import autocast_off
-from hf_efficient_attn.layout.chosen.token_choice import head_products, index_scores, open_pairs
+from hf_efficient_attn.layout.top_k import head_products, index_scores, open_pairs
+from hf_efficient_attn.layout.tracing import autocast_off
 
 # numbers that are in memory at a time, for each of a few tensors, and on CPUs, so few that they stay in a cache
 MAX_NUMBERS, CACHED_NUMBERS = 1 << 22, 1 << 19

@@ -16,11 +16,11 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.model_heads import head_group
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.chosen.chosen_keys import ChosenKeys
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
-from hf_efficient_attn.layout.chosen.token_choice import choose_tokens
+from hf_efficient_attn.layout.listed_keys import ChosenTokens
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.top_k import choose_tokens
 from hf_efficient_attn.patterns.bands import Causal
 
 # keyword arguments that travel through a model to its attention function: the states of a layer's indexer, and the

@@ -15,10 +15,10 @@ from hf_efficient_attn.attention.sharded.placed_pattern import PlacedPattern, pl
 from hf_efficient_attn.attention.sharded.row_parts import RowPart, row_parts
 from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.layout.token_mask import NO_MASK
+from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.intervals import Intervals, intersect
-from hf_efficient_attn.patterns.per_head import PerHead
 
 
 def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:

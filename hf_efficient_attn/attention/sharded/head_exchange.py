@@ -13,7 +13,7 @@ from hf_efficient_attn.attention.sharded.dealt_heads import DealtHeads, deal_hea
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
 from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
 from hf_efficient_attn.attention.sharded.traffic import repeated_heads
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
 
 
 def repeat_key_heads(states: Tensor, num_heads: int, num_shards: int) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, normalize, size, union
 from hf_efficient_attn.patterns.pattern import Pattern
 

@@ -19,7 +19,7 @@ from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic, halo
 from hf_efficient_attn.attention.sharded.wide_queries import with_wide_queries
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Causal

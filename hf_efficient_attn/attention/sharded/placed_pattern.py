@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from hf_efficient_attn.patterns.algebra import Union, common_period
-from hf_efficient_attn.patterns.gathered_keys import GatheredKeys
+from hf_efficient_attn.patterns.algebra import PerHead, Union, common_period
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.tables import GatheredKeys
 
 
 @dataclass(frozen=True)

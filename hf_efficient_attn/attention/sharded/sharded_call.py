@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange, Text
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds, SequenceShards
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.terms import Term
+from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 
 

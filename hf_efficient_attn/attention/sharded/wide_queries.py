@@ -17,10 +17,10 @@ from hf_efficient_attn.attention.sharded.held_keys import cut_tokens
 from hf_efficient_attn.attention.sharded.key_exchange import Text, WideQueries, document_patterns, shifted
 from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
 from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
-from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
-from hf_efficient_attn.layout.dense.lse import lse_dtype
+from hf_efficient_attn.layout.call import cap, join_sinks
+from hf_efficient_attn.layout.dense_mask import lse_dtype
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.sinks import cap, join_sinks
+from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
 from hf_efficient_attn.patterns.intervals import Intervals, intersect, size
 
 # queries whose scores are in memory at a time

@@ -20,23 +20,25 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from hf_efficient_attn.backends.flex.blocks import BLOCK_SIZES, block_mask
-from hf_efficient_attn.backends.flex.captured import by_pair, in_memory
-from hf_efficient_attn.backends.flex.chosen_blocks import blocks_with_pairs
-from hf_efficient_attn.backends.flex.dropout import Dropout, draw_seed
-from hf_efficient_attn.backends.flex.groups import is_drawn, is_length_known, is_traceable
+from hf_efficient_attn.backends.flex.block_mask import BLOCK_SIZES, block_mask, order_of
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
-from hf_efficient_attn.backends.flex.mods import Mods, mods_of
-from hf_efficient_attn.backends.flex.order import order_of
+from hf_efficient_attn.backends.flex.mods import (
+    Dropout,
+    Mods,
+    draw_seed,
+    is_drawn,
+    is_length_known,
+    is_traceable,
+    mods_of,
+)
+from hf_efficient_attn.backends.flex.selected_blocks import blocks_with_pairs, by_pair, in_memory
 from hf_efficient_attn.backends.machine_costs import costs_of
-from hf_efficient_attn.layout.blocks.globals_first import globals_first
-from hf_efficient_attn.layout.blocks.table import MAX_TABLE_BYTES, block_table
-from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenBlocks
-from hf_efficient_attn.layout.dense.lse import row_lse
-from hf_efficient_attn.layout.exporting import is_exporting
-from hf_efficient_attn.layout.sinks import join_sinks
+from hf_efficient_attn.layout.block_table import MAX_TABLE_BYTES, block_table, globals_first
+from hf_efficient_attn.layout.call import AttentionCall, join_sinks
+from hf_efficient_attn.layout.dense_mask import row_lse
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.token_mask import NO_MASK
+from hf_efficient_attn.layout.tracing import is_exporting
 
 NAME = "flex"
 RANK_WORTH_COMPILING = 20

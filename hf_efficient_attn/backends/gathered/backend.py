@@ -5,8 +5,8 @@ from hf_efficient_attn.backends.gathered.execute import ANY_PAIRS, MOST_PAIRS, M
 from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.chosen.tiles import Sizes, TileWork
-from hf_efficient_attn.layout.chosen.token_tiles import MOST_ENTRIES, MOST_KEY_ROWS
+from hf_efficient_attn.layout.listed_keys import MOST_ENTRIES, MOST_KEY_ROWS
+from hf_efficient_attn.layout.selected_keys import Sizes, TileWork
 
 NAME = "gathered"
 attend = operator.attend

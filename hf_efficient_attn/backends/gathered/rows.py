@@ -1,8 +1,14 @@
 """The rows of a tensor [batch, heads, tokens, ...] by numbers, so that any of them are gathered or added to at once."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
+
+from hf_efficient_attn.backends.kernels import wide
+from hf_efficient_attn.layout.score_terms import Term
+from hf_efficient_attn.layout.selected_keys import Tiles
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,94 @@ def _view(tensor: Tensor) -> Rows | None:
     count = 1 + sum(step * (size - 1) for step, size in zip(steps, sizes, strict=True))
     shape, step = ((count, width), (width, 1)) if tensor.ndim == 4 else ((count,), (1,))
     return Rows(tensor.as_strided(shape, step), (steps[0], steps[1], steps[2]))
+
+
+# Which rows of a call's tensors the queries and keys of tiles are.
+
+
+Steps = tuple[int, int, int]
+
+
+class TileRows:
+    """The queries and keys of tiles as numbers of rows, which are found once for all tensors whose rows lie alike."""
+
+    def __init__(self, tiles: Tiles, num_keys: int) -> None:
+        self.tiles, self.num_keys = tiles, num_keys
+        self.numbers_of_queries: dict[Steps, Tensor] = {}
+        self.numbers_of_keys: dict[Steps, Tensor] = {}
+
+    def query_numbers(self, rows: Rows) -> Tensor:
+        """Return the numbers of the rows of queries, [sets, tiles, queries]."""
+        tiles, found = self.tiles, self.numbers_of_queries
+        if rows.steps not in found:
+            found[rows.steps] = rows.numbers(tiles.examples[:, None, None], tiles.heads, tiles.queries)
+        return found[rows.steps]
+
+    def key_numbers(self, rows: Rows) -> Tensor:
+        """Return the numbers of the rows of keys, [sets, places]."""
+        tiles, found = self.tiles, self.numbers_of_keys
+        if rows.steps not in found:
+            keys = tiles.keys.masked_fill(tiles.keys >= self.num_keys, -1)
+            found[rows.steps] = rows.numbers(tiles.examples[:, None], tiles.key_heads[:, None], keys)
+        return found[rows.steps]
+
+    def of_queries(self, rows: Rows) -> Tensor:
+        """Return the rows of queries, [sets, tiles, queries, ...]."""
+        return rows.take(self.query_numbers(rows))
+
+    def keys(self, rows: Rows) -> Tensor:
+        """Return the rows of the keys of sets, [sets, places, width]."""
+        return rows.take(self.key_numbers(rows))
+
+    def of_keys(self, rows: Rows) -> Tensor:
+        """Return the rows of the keys of each tile, overlapping views [sets, tiles, keys, width]."""
+        return self.tiles.of_keys(self.keys(rows))
+
+
+# The learned terms of tiles: looked up by label, and their gradients added up by label.
+
+
+class TileTerm:
+    """The part of one term that tiles read.
+
+    Attributes:
+        labels: of the pairs, broadcasts to [sets, tiles, queries, keys].
+    """
+
+    def __init__(self, term: Term, values: Rows, labels: Tensor, tiles: Tiles) -> None:
+        self.term, self.values, self.labels = term, values, labels
+        self.numbers = values.numbers(tiles.examples[:, None, None], tiles.heads, tiles.queries)
+        # of equal places several values of one query, of which each has its own row
+        self.num_values = values.table.shape[1]
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """What the term adds to the scores, [sets, tiles, queries, keys]."""
+        is_single = self.num_values == 1
+        values = self.values.take(self.numbers) if is_single else self.values.table.flatten()[self.entries]
+        return self.term.label.score(values, self.labels)
+
+    @cached_property
+    def entries(self) -> Tensor:
+        """Which number of all values each pair reads, [sets, tiles, queries, keys]."""
+        return self.numbers[..., None] * self.num_values + self.labels.clamp(0, self.num_values - 1)
+
+    def add_gradient(self, gradient: Rows, d_scores: Tensor) -> None:
+        """Add the gradient of the tiles to the rows of `gradient`, which are as those of the values."""
+        if self.num_values == 1:
+            values = self.values.take(self.numbers)
+            d_values = self.term.label.gradient(values, self.labels, d_scores)
+            gradient.add(self.numbers, d_values.expand_as(d_scores).sum(-1, keepdim=True))
+        else:
+            gradient.table.view(-1).index_add_(0, self.entries.flatten(), d_scores.flatten())
+
+
+def wide_rows(values: Tensor) -> Rows:
+    """Return the rows of the values of a term, contiguous and in the dtype in which scores are computed."""
+    return rows_of(wide(values).contiguous())
+
+
+def gradient_rows(values: Tensor) -> tuple[Tensor, Rows]:
+    """Return zeros of the shape of values, in the dtype of their gradient, and their rows."""
+    zeros = torch.zeros_like(wide(values), memory_format=torch.contiguous_format)
+    return zeros, rows_of(zeros)

@@ -32,7 +32,7 @@ from hf_efficient_attn.convert.counterpart import Counterpart, separator_of
 from hf_efficient_attn.convert.tables import bert
 from hf_efficient_attn.convert.tables.bert import BERT, ROBERTA, XLM_ROBERTA, check_encoder
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.patterns.windows import band_of_window
+from hf_efficient_attn.patterns.bands import band_of_window
 
 DEFAULT = "nystrom"
 # those that start as the attention of the source

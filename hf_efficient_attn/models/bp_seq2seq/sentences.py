@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.inputs.whole_numbers import check_integers
 
 # of the source, and of the target

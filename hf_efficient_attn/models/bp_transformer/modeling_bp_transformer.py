@@ -37,7 +37,7 @@ from transformers.utils.output_capturing import capture_outputs
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.auxiliary_loss import LAYERS_LEFT_OUT, expect_use
 from hf_efficient_attn.models.heads.outputs import BackboneOutput

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, roots_of
 
 

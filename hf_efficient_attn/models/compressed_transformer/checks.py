@@ -7,7 +7,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.choices import meant
 from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, FEATURE_MAPS, PRIOR_FIELDS, check_number
-from hf_efficient_attn.patterns.layers import patterns_per_layer
+from hf_efficient_attn.patterns.config_spec import patterns_per_layer
 
 # those that follow attention_pattern
 FOLLOWERS = ("pattern", "prior", "residual_scores", "reused_weights", "talking_heads", "collaborative_heads")

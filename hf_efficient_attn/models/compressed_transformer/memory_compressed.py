@@ -32,7 +32,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.mechanisms.texts import Texts, in_front
 from hf_efficient_attn.models.parts.blocks import drop_rate
-from hf_efficient_attn.patterns.compressed_keys import CompressedKeys
+from hf_efficient_attn.patterns.bands import CompressedKeys
 
 from .mechanism import MechanismAttention, zeroed
 from .strides import StrideConvolution, filled_slots, whole_strides, with_spare_stride

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.exporting import is_exporting
+from hf_efficient_attn.layout.tracing import is_exporting
 
 
 class StrideConvolution(nn.Conv1d):

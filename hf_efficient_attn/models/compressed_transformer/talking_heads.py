@@ -35,8 +35,8 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.autocast import autocast_off, autocast_states
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 

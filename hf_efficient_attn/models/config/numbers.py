@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.checks import MAX_HEADS, MAX_INTEGER
+from hf_efficient_attn.patterns.serialization import MAX_HEADS, MAX_INTEGER
 
 MAX_LAYERS = 10_000
 # numbers per token

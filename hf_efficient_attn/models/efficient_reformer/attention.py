@@ -12,7 +12,7 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import attend_layer, readable_keys
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder
+from hf_efficient_attn.layout.grouped_keys import ChunkedOrder
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.chosen.grouped_keys import ChunkedOrder
-from hf_efficient_attn.layout.host_copies import derived, on_host
+from hf_efficient_attn.layout.grouped_keys import ChunkedOrder
+from hf_efficient_attn.layout.transfer import derived, on_host
 
 
 @dataclass(frozen=True)

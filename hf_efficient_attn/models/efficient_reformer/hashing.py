@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.layout.tracing import autocast_off
 
 MASK = 0xFFFFFFFF
 # odd numbers below 2³¹, so that products with 32-bit numbers fit into 63 bits on every device

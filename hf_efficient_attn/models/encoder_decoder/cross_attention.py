@@ -9,8 +9,8 @@ from hf_efficient_attn.attention.dense_matrix import dense_attention
 from hf_efficient_attn.attention.key_tokens import tokens_of_keys
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.attention.own_segments import attend_own_segments
-from hf_efficient_attn.layout.host_copies import lasting
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.transfer import lasting
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache

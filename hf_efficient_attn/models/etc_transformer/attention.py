@@ -29,9 +29,9 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_patte
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.weight_rows import chosen_rows
-from hf_efficient_attn.layout.device_numbers import device_numbers
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import device_numbers
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.bands import Band

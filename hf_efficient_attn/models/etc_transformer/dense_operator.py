@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_efficient_attn.backends.kernels import dropper, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.layout.tracing import autocast_off
 
 # a CUDA graph would replay the dropout of its first run
 TAGS = (torch.Tag.cudagraph_unsafe,)

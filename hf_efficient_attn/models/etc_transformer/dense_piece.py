@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout as drop
 
-from hf_efficient_attn.layout.exporting import is_exporting
+from hf_efficient_attn.layout.tracing import is_exporting
 
 from .dense_operator import added_to_scores, dense_tiles, scores_of, tiles
 

@@ -10,8 +10,8 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import derived, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import derived, on_host
 from hf_efficient_attn.models.inputs.whole_numbers import check_integers
 from hf_efficient_attn.models.prologue import PreparedCall
 

@@ -9,7 +9,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.heads.outputs import QuestionAnsweringHeadOutput
 from hf_efficient_attn.models.heads.parts import pool
 from hf_efficient_attn.models.heads.task_heads import ClassificationHead, QuestionAnsweringHead

@@ -3,9 +3,9 @@
 from typing import Any, TypeVar
 
 from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.big_bird import RandomBlocks
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.random_blocks import RandomBlocks
 
 Config = TypeVar("Config")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.layout.exporting import is_exporting
-from hf_efficient_attn.layout.host_copies import derived, on_host
+from hf_efficient_attn.layout.tracing import is_exporting
+from hf_efficient_attn.layout.transfer import derived, on_host
 
 from .labels import OTHER_CONTEXT, labels_of_offsets
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.device_numbers import device_numbers
-from hf_efficient_attn.layout.host_copies import UNCOPIED
 from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.token_locations import (
     NO_DOCUMENT,
@@ -19,6 +17,7 @@ from hf_efficient_attn.layout.token_locations import (
     token_locations,
 )
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import UNCOPIED, device_numbers
 from hf_efficient_attn.models.global_tokens.rules import GlobalTokenChoice
 
 

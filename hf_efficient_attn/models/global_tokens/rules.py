@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hf_efficient_attn.attention.input_checks import check_marked, check_marked_shape
 from hf_efficient_attn.errors import ConfigurationError, InputError
-from hf_efficient_attn.layout.device_numbers import device_numbers
-from hf_efficient_attn.layout.host_copies import bring, derived, on_host
+from hf_efficient_attn.layout.transfer import bring, derived, device_numbers, on_host
 from hf_efficient_attn.messages import shown
 
 Rule = str | Mapping[str, Any] | None

@@ -18,7 +18,7 @@ from hf_efficient_attn.models.indexed.added_loss import add_index_loss
 from hf_efficient_attn.models.indexed.layer_hook import rotated_dims, with_index_states
 from hf_efficient_attn.models.indexed.shard_units import name_units
 from hf_efficient_attn.patterns.bands import Causal
-from hf_efficient_attn.patterns.checks import is_integer
+from hf_efficient_attn.patterns.serialization import is_integer
 
 
 def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int | None = None) -> PreTrainedModel:

@@ -16,8 +16,8 @@ from hf_efficient_attn.attention.packing import position_starts
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import read_table, write_table
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import bring, derived, lasting, on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import bring, derived, lasting, on_host
 
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
 

@@ -9,7 +9,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.packing import said_starts
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 
 
 def check_sentences(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.exporting import is_exporting
+from hf_efficient_attn.layout.tracing import is_exporting
 
 # exponent of a sum without keys: its exp is 0 beside that of any other, and their difference is finite
 NOTHING = -1e30

@@ -33,7 +33,7 @@ from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.mechanisms.causal_sums import NOTHING, KeySum, causal_sums, key_sum, pair_weights
 from hf_efficient_attn.models.mechanisms.feature_maps import ConstantFeatures, EluFeatures, PositiveRandomFeatures, wide
 from hf_efficient_attn.models.mechanisms.text_reading import TextReading

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.models.parts.relative_positions import within
 
 # at the start, of a prior that is trained

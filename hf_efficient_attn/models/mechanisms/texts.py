@@ -15,9 +15,8 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.device_copies import send
-from hf_efficient_attn.layout.host_copies import derived, on_host
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
+from hf_efficient_attn.layout.transfer import derived, on_host, send
 from hf_efficient_attn.models.inputs.masks import check_open_pairs
 from hf_efficient_attn.models.prologue import PreparedCall
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.layout.autocast import autocast_states
+from hf_efficient_attn.layout.tracing import autocast_states
 
 
 def append_to_cache(cache: Cache, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:

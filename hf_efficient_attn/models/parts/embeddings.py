@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.positions import Positions
 from hf_efficient_attn.models.prologue import PreparedCall

@@ -13,9 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotat
 
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.device_numbers import device_numbers
-from hf_efficient_attn.layout.host_copies import on_host
-from hf_efficient_attn.layout.terms import Slope, Term
+from hf_efficient_attn.layout.score_terms import Slope, Term
+from hf_efficient_attn.layout.transfer import device_numbers, on_host
 from hf_efficient_attn.models.parts.axial_positions import AxialPositions
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 from hf_efficient_attn.models.prologue import PreparedCall

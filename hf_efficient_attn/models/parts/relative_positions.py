@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.models.parts.positions import sinusoids
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -87,7 +87,7 @@ def reach_groups(pattern: Pattern, max_distance: int, num_heads: int) -> tuple[R
     """Return the runs of heads with equal patterns, with the distances each needs; random patterns make one group.
 
     >>> from hf_efficient_attn.patterns.bands import Band, Dilated
-    >>> from hf_efficient_attn.patterns.per_head import PerHead
+    >>> from hf_efficient_attn.patterns.algebra import PerHead
     >>> [group.heads for group in reach_groups(PerHead([Band(8, 0), Dilated(9, 9, 3)]), 64, 4)]
     [slice(0, 2, None), slice(2, 4, None)]
     """

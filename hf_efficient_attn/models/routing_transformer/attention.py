@@ -15,7 +15,7 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_patte
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.terms import Distance, Label
+from hf_efficient_attn.layout.score_terms import Distance, Label
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate

@@ -23,7 +23,7 @@ from torch import Tensor, distributed
 from torch.nn.functional import layer_norm
 from transformers import initialization as init
 
-from hf_efficient_attn.layout.autocast import autocast_off
+from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 
 NORM_EPS = 1e-6

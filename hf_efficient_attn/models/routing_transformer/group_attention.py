@@ -21,11 +21,11 @@ from hf_efficient_attn.attention.layer_attention import (
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.weight_rows import rows_or_all
-from hf_efficient_attn.layout.autocast import autocast_off
-from hf_efficient_attn.layout.chosen.dense_groups import in_groups
-from hf_efficient_attn.layout.chosen.grouped_keys import KeyGroups
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.grouped_keys import KeyGroups
+from hf_efficient_attn.layout.grouped_reference import in_groups
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import autocast_off
 
 from .membership import ClusterGroups
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.chosen.ranking import highest, listed, tie_width
+from hf_efficient_attn.layout.top_k import highest, listed, tie_width
 
 from .centroids import in_parts
 

@@ -17,9 +17,9 @@ from hf_efficient_attn.attention.layer_attention import attend_layer
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
-from hf_efficient_attn.layout.device_numbers import device_numbers
-from hf_efficient_attn.layout.terms import Distance, SoftSpan, Term
+from hf_efficient_attn.layout.score_terms import Distance, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.transfer import device_numbers
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
 from hf_efficient_attn.models.spans.groups import SpanGroup, SpanWindow, groups_of
 from hf_efficient_attn.models.spans.long_blocks import BLOCK_TOKENS, LongBlocks, apart, keys_before, put_rows, rows_of

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.attention.sharded.sums import largest
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.inputs.masks import bring_inputs
 from hf_efficient_attn.models.spans.module import ADAPTIVE, clamp_spans

@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import on_host
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.bounds import SpanBounds
 from hf_efficient_attn.models.spans.cache import kept_tokens

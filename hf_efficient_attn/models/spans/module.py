@@ -16,8 +16,8 @@ from transformers import initialization as init
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
 from hf_efficient_attn.attention.sharded.sums import largest, summed
 from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.device_numbers import device_numbers
-from hf_efficient_attn.layout.terms import SoftSpan
+from hf_efficient_attn.layout.score_terms import SoftSpan
+from hf_efficient_attn.layout.transfer import device_numbers
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 from hf_efficient_attn.models.parts.deepspeed_parameters import is_a_copy

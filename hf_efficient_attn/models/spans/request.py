@@ -4,12 +4,12 @@ from typing import Any
 
 from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.layout.terms import Distance, Label
+from hf_efficient_attn.layout.score_terms import Distance, Label
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.groups import SpanGroup, span_groups
 from hf_efficient_attn.models.spans.module import DYNAMIC, FIXED, Spans
-from hf_efficient_attn.patterns.per_head import PerHead
+from hf_efficient_attn.patterns.algebra import PerHead
 
 RAMPS = "The ramps at the ends of spans cost more for each pair, which is not counted."
 LIMITS = "A config has no learned spans: every head is taken to read up to span_limit."

@@ -20,7 +20,7 @@ from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.weight_rows import chosen_rows
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.layout.terms import Label
+from hf_efficient_attn.layout.score_terms import Label
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
 from hf_efficient_attn.models.global_tokens.rows import GlobalRows

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from hf_efficient_attn.attention.overridden import refuse_overridden
 from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.host_copies import derived
+from hf_efficient_attn.layout.transfer import derived
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.rows import check_positions, find_global_rows, global_keys
 from hf_efficient_attn.models.global_tokens.rules import (

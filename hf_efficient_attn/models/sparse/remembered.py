@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_efficient_attn.attention.untraced import run_untraced
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
-from hf_efficient_attn.layout.call_text import read_pattern_text, to_text
+from hf_efficient_attn.layout.operator_args import read_pattern_text, to_text
+from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.patterns.pattern import Pattern
 
 _results: BoundedCache[Any] = BoundedCache(SMALL_BYTES)

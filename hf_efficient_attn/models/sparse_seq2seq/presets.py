@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.encoder_decoder.config import fields_of_stacks
+from hf_efficient_attn.patterns.bands import band_of_window
 from hf_efficient_attn.patterns.big_bird import bigbird
-from hf_efficient_attn.patterns.windows import band_of_window
 
 Config = TypeVar("Config")
 

@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.patterns.bands import Band, Dilated, Strided
+from hf_efficient_attn.patterns.algebra import PerHead
+from hf_efficient_attn.patterns.bands import Band, Dilated, Strided, band_of_window
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.per_head import PerHead
-from hf_efficient_attn.patterns.windows import band_of_window
 
 Config = TypeVar("Config")
 

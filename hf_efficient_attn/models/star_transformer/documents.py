@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.layout.host_copies import on_host
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.prologue import PreparedCall
 
 from .ring import Ring, find_ring

@@ -15,7 +15,7 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.weight_rows import chosen_rows, weights_of_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.terms import InterleavedRelation, Term
+from hf_efficient_attn.layout.score_terms import InterleavedRelation, Term
 from hf_efficient_attn.models.implementations import backend_of
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.models.parts.cached_states import append_to_cache

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import derived
 from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, next_nodes, tree_of, whole_tree
 

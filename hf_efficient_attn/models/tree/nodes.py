@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.layout.host_copies import derived
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import derived
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
 

@@ -4,22 +4,22 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.backends.blocked import term_lookup
+from hf_efficient_attn.backends.blocked import terms as lookups
 from hf_efficient_attn.layout.cache import BoundedCache
 from hf_efficient_attn.patterns import InterleavedSpanTree
 
 
 def test_labels_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: BoundedCache[torch.Tensor] = BoundedCache(term_lookup.CACHE_BYTES)
+    kept: BoundedCache[torch.Tensor] = BoundedCache(lookups.CACHE_BYTES)
     found = []
-    compute = term_lookup.labels_of
+    compute = lookups.labels_of
 
     def labels_of(*arguments: object) -> torch.Tensor:
         found.append(compute(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(term_lookup, "_labels", kept)
-    monkeypatch.setattr(term_lookup, "labels_of", labels_of)
+    monkeypatch.setattr(lookups, "_labels", kept)
+    monkeypatch.setattr(lookups, "labels_of", labels_of)
     label = hea.InterleavedRelation(2, 2)
     q, k, v = torch.randn(3, 1, 2, 600, 8)
     terms = (hea.Term(torch.randn(1, 2, 1, label.num_values, requires_grad=True), label),)

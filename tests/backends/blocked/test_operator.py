@@ -8,8 +8,8 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.backends.operator import attention_operator
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.call_text import write_call_text
-from hf_efficient_attn.layout.terms import Distance, Term
+from hf_efficient_attn.layout.operator_args import write_call_text
+from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.patterns.bands import Band, Causal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.blocked import execute
-from hf_efficient_attn.layout.terms import Distance, Label, Slope, SoftSpan, Term
+from hf_efficient_attn.layout.score_terms import Distance, Label, Slope, SoftSpan, Term
 from hf_efficient_attn.patterns import Band, Causal, Dilated, Full, GlobalTokens, Pattern, PerHead, RandomBlocks
 
 TOKENS = 41

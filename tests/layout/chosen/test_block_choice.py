@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.chosen.block_choice import choose_blocks
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.top_k import choose_blocks
 
 BLOCK_TOKENS, NUM_TOKENS = 4, 30
 PACKED = torch.tensor([[0] * 9 + [1] * 13 + [2] * 8, [5] * 30])
@@ -77,5 +77,5 @@ def test_keys_of_the_own_block_and_later_ones_change_nothing() -> None:
 def test_scores_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = states()
     whole = choose_blocks(q, k, [None] * 5, BLOCK_TOKENS, 3, 0, None)
-    monkeypatch.setattr("hf_efficient_attn.layout.chosen.block_choice.MAX_SCORES", 1)
+    monkeypatch.setattr("hf_efficient_attn.layout.top_k.MAX_SCORES", 1)
     assert torch.equal(choose_blocks(q, k, [None] * 5, BLOCK_TOKENS, 3, 0, None), whole)

@@ -3,7 +3,7 @@
 import torch
 from pretended_cuda import on_cuda, pretended_cuda
 
-from hf_efficient_attn.layout.chosen.tile_counts import counted_once
+from hf_efficient_attn.layout.selected_keys import counted_once
 
 
 def test_changed_tensors_are_counted_anew() -> None:

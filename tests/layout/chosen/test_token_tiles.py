@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.layout.chosen.listed_keys import ChosenTokens
-from hf_efficient_attn.layout.chosen.tiles import Sizes
-from hf_efficient_attn.layout.chosen.token_tiles import NEIGHBOURS, STRETCH, neighbours, token_tiles
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.listed_keys import NEIGHBOURS, STRETCH, ChosenTokens, neighbours, token_tiles
+from hf_efficient_attn.layout.selected_keys import Sizes
 from hf_efficient_attn.patterns import Band, Causal, Full
 
 NUM_TOKENS = STRETCH + 200

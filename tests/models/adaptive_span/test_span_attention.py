@@ -7,7 +7,7 @@ import torch
 from models.adaptive_span.dense_spans import dense_weights, key_index
 from torch import Tensor
 
-from hf_efficient_attn.layout.terms import SoftSpan
+from hf_efficient_attn.layout.score_terms import SoftSpan
 from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.models.spans.attention import attend_spans, terms_of
 from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of

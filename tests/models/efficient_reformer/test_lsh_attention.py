@@ -9,7 +9,7 @@ import torch
 from models.efficient_reformer.dense_reformer import attend, read_counts
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.layout.chosen.unit_keys import unit
+from hf_efficient_attn.layout.grouped_reference import unit
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
 

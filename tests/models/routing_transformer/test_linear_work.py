@@ -8,8 +8,8 @@ from layout.test_bounded_work import Written
 from models.routing_transformer.tiny_models import build, tokens
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.layout.chosen.tiles import Sizes
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.selected_keys import Sizes
 from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.models.routing_transformer import centroids
 from hf_efficient_attn.models.routing_transformer.centroids import nearest, on_sphere, seen, similarities

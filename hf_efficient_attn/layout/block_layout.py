@@ -1,0 +1,313 @@
+"""BlockLayout: which blocks of keys each block of queries reads, compressed into runs of similar blocks."""
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.cache import size_in_bytes
+from hf_efficient_attn.layout.transfer import send
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Neighbouring blocks of queries of equal length that read equally many keys each.
+
+    Block b holds the queries from place `first_query + b * block_tokens`. Its keys are the `key_tokens` keys from place
+    `first_key + b * key_step`, or, with `gathered`, the keys of the listed granules, each `granule` neighbouring keys.
+
+    Attributes:
+        bias: [num_blocks or 1, block_tokens, key_tokens] of 0 and -inf; None: every query reads every key.
+        empty_rows: bool [num_blocks or 1, block_tokens], True for queries without any key; None: there are none.
+        gathered: int64 [num_blocks, key_tokens // granule], indices of granules; None: keys are contiguous.
+        num_allowed: allowed pairs of all blocks; pieces cut from a run keep the number of the whole.
+        is_first: whether no run before it has queries of this one, in any head.
+    """
+
+    first_query: int
+    num_blocks: int
+    block_tokens: int
+    first_key: int
+    key_tokens: int
+    key_step: int = 0
+    bias: Tensor | None = None
+    empty_rows: Tensor | None = None
+    gathered: Tensor | None = None
+    granule: int = 1
+    num_allowed: int = 0
+    is_first: bool = False
+
+    @property
+    def num_pairs(self) -> int:
+        """How many scores the run computes, allowed or not."""
+        return self.num_blocks * self.block_tokens * self.key_tokens
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys the run reads, counted once per block of queries."""
+        return self.num_blocks * self.key_tokens
+
+    def cut(self, max_queries: int) -> Iterator["Run"]:
+        """Yield the run in pieces of about `max_queries` queries; only a run of one block is cut within a block."""
+        if self.num_blocks == 1:
+            yield from self._cut_block(max_queries)
+            return
+        max_blocks = max(1, max_queries // self.block_tokens)
+        for first in range(0, self.num_blocks, max_blocks):
+            blocks = slice(first, min(first + max_blocks, self.num_blocks))
+            yield replace(
+                self,
+                first_query=self.first_query + first * self.block_tokens,
+                num_blocks=blocks.stop - first,
+                first_key=self.first_key + first * self.key_step,
+                bias=_of_blocks(self.bias, blocks),
+                empty_rows=_of_blocks(self.empty_rows, blocks),
+                gathered=None if self.gathered is None else self.gathered[blocks],
+            )
+
+    def _cut_block(self, max_queries: int) -> Iterator["Run"]:
+        for first in range(0, self.block_tokens, max_queries):
+            rows = slice(first, min(first + max_queries, self.block_tokens))
+            yield replace(
+                self,
+                first_query=self.first_query + first,
+                block_tokens=rows.stop - first,
+                bias=None if self.bias is None else self.bias[:, rows],
+                empty_rows=None if self.empty_rows is None else self.empty_rows[:, rows],
+            )
+
+
+def _of_blocks(tensor: Tensor | None, blocks: slice) -> Tensor | None:
+    return tensor if tensor is None or tensor.shape[0] == 1 else tensor[blocks]
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledShare:
+    """Runs of some heads over one order of the tokens.
+
+    Attributes:
+        first_head, num_heads: the query heads that these runs are for.
+        queries: indices of the queries in this order, counted from the first query of the call.
+        keys: positions of the keys in this order. Both are ranges, or int64 tensors on the device of the call.
+    """
+
+    first_head: int
+    num_heads: int
+    queries: range | Tensor
+    keys: range | Tensor
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def _pieces(self) -> dict[Hashable, tuple[tuple[Run, Run], ...]]:
+        return {}
+
+    def pieces(self, key: Hashable, max_queries: Callable[[Run], int]) -> tuple[tuple[Run, Run], ...]:
+        """Return each run with each of its pieces of about `max_queries(run)` queries; kept by key."""
+        found = self._pieces.get(key)
+        if found is None:
+            found = tuple((run, piece) for run in self.runs for piece in run.cut(max(1, max_queries(run))))
+            found = self._pieces.setdefault(key, found)
+        return found
+
+
+@dataclass(frozen=True)
+class Blank:
+    """Queries of neighbouring heads that no run is the first to write: something is joined to them, or nothing."""
+
+    first_head: int
+    num_heads: int
+    first_query: int
+    num_queries: int
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLayout:
+    """A compiled layout: every allowed pair of every head lies, unmasked, in exactly one run.
+
+    Attributes:
+        blanks: what has to be filled before the runs; the first of all runs with other queries writes these.
+    """
+
+    shares: tuple[CompiledShare, ...]
+    blanks: tuple[Blank, ...] = ()
+
+    def on(self, device: torch.device) -> "BlockLayout":
+        """Return a layout of the CPU with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        holders = [*self.shares, *(run for _, run in self.runs())]
+        tensors = {id(each): each for holder in holders for each in vars(holder).values() if isinstance(each, Tensor)}
+        sent = dict(zip(tensors, send(list(tensors.values()), device), strict=True))
+
+        def moved(holder: Any, **changes: Any) -> Any:
+            own = {name: sent[id(each)] for name, each in vars(holder).items() if isinstance(each, Tensor)}
+            return replace(holder, **own, **changes)
+
+        shares = (moved(share, runs=tuple(map(moved, share.runs))) for share in self.shares)
+        return replace(self, shares=tuple(shares))
+
+    def runs(self) -> Iterator[tuple[CompiledShare, Run]]:
+        """Yield every run with its share."""
+        return ((share, run) for share in self.shares for run in share.runs)
+
+    @cached_property
+    def num_pairs(self) -> int:
+        """How many scores are computed, allowed or not, in all heads."""
+        return sum(share.num_heads * run.num_pairs for share, run in self.runs())
+
+    @cached_property
+    def num_allowed(self) -> int:
+        """How many pairs are allowed in all heads."""
+        return sum(share.num_heads * run.num_allowed for share, run in self.runs())
+
+    @cached_property
+    def num_mask_bytes(self) -> int:
+        """Memory of all masks; views of one tensor count once."""
+        return size_in_bytes([run.bias for _, run in self.runs()])
+
+    @cached_property
+    def num_gathered(self) -> int:
+        """How many keys are copied to their places in all heads, counted once per block of queries."""
+        return sum(share.num_heads * run.num_keys for share, run in self.runs() if run.gathered is not None)
+
+    @cached_property
+    def num_moved(self) -> int:
+        """How many queries of all heads are moved to their places in an order that is no range."""
+        return sum(
+            share.num_heads * len(share.queries) for share in self.shares if not isinstance(share.queries, range)
+        )
+
+    @cached_property
+    def num_runs(self) -> int:
+        """How many runs there are; each costs a fixed time."""
+        return sum(len(share.runs) for share in self.shares)
+
+
+# How long the blocks of queries are: long ones are computed faster, short ones read fewer keys in vain.
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """The time of one score in blocks of each length, in scores of dense attention without a mask.
+
+    Attributes:
+        per_score: (queries in a block, time), the shortest blocks first.
+    """
+
+    per_score: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def only(cls, block_tokens: int, per_score: float = 1.0) -> "BlockCosts":
+        """Return the costs of a kernel that is used with blocks of one length."""
+        return cls(((block_tokens, per_score),))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of blocks to choose from."""
+        return tuple(tokens for tokens, _ in self.per_score)
+
+    def of_score(self, block_tokens: int) -> float:
+        """Return the time of a score in blocks of any length: that of the longest listed ones that are no longer.
+
+        >>> BlockCosts(((32, 1.2), (192, 1.0))).of_score(100)
+        1.2
+        """
+        shorter = [time for tokens, time in self.per_score if tokens <= block_tokens]
+        return shorter[-1] if shorter else self.per_score[0][1]
+
+    def cheapest(self, lengths: set[int], num_keys: Callable[[int], int]) -> int:
+        """Return the length in whose blocks the scores of a query take the least time, the shorter one if in doubt.
+
+        Args:
+            num_keys: returns how many keys a block of a length reads.
+
+        >>> BlockCosts(((32, 1.2), (192, 1.0))).cheapest({32, 192}, lambda tokens: 512 + tokens)
+        32
+        """
+        if len(lengths) == 1:
+            return min(lengths)
+        return min(sorted(lengths), key=lambda tokens: self.of_score(tokens) * num_keys(tokens))
+
+
+# Which runs are the first of all their queries: their results are written, those of further runs joined to them.
+
+
+# more ranges of queries that nothing is written to are filled with all between them, in one go
+MAX_RANGES = 16
+NOTHING, WRITTEN, JOINED = b"\x00", b"\x01", b"\x02"
+UNWRITTEN = re.compile(rb"[^\x01]+")
+
+
+def with_first_runs(shares: list[tuple[Sequence[int], CompiledShare]], num_heads: int, num_queries: int) -> BlockLayout:
+    """Return the layout of some shares, whose runs say whether they are the first of their queries.
+
+    Args:
+        shares: each with its queries in their order.
+    """
+    edges = {edge for _, share in shares for edge in (share.first_head, share.first_head + share.num_heads)}
+    written = FirstRuns({0, num_heads} | edges, num_queries)
+    found = []
+    for rows, share in shares:
+        runs = tuple(replace(run, is_first=written.is_first(share, rows, run)) for run in share.runs)
+        found.append(replace(share, runs=runs))
+    return BlockLayout(tuple(found), tuple(written.blanks()))
+
+
+class FirstRuns:
+    """What runs have written so far, as they are met in the order in which they are computed.
+
+    Args:
+        edges: the heads at which shares begin and end: heads between two of them are alike.
+    """
+
+    def __init__(self, edges: set[int], num_queries: int) -> None:
+        self.edges = sorted(edges)
+        self.states = {first: bytearray(num_queries) for first in self.edges[:-1]}
+
+    def is_first(self, share: CompiledShare, rows: Sequence[int], run: Run) -> bool:
+        """Return whether no run was met yet that has queries of this one, and count it."""
+        own = rows[run.first_query : run.first_query + run.num_blocks * run.block_tokens]
+        states = [
+            state
+            for first, state in self.states.items()
+            if share.first_head <= first < share.first_head + share.num_heads
+        ]
+        found = [read(state, own) for state in states]
+        is_first = not any(each.strip(NOTHING) for each in found)
+        for state, each in zip(states, found, strict=True):
+            write(state, own, WRITTEN * len(own) if is_first else each.replace(NOTHING, JOINED))
+        return is_first
+
+    def blanks(self) -> Iterator[Blank]:
+        """Yield what has to be filled before the first run."""
+        for first, stop in zip(self.edges, self.edges[1:], strict=False):
+            ranges = [found.span() for found in UNWRITTEN.finditer(self.states[first])]
+            if len(ranges) > MAX_RANGES:
+                ranges = [(ranges[0][0], ranges[-1][1])]
+            for start, end in ranges:
+                yield Blank(first, stop - first, start, end - start)
+
+
+def read(state: bytearray, rows: Sequence[int]) -> bytes:
+    """Return the bytes of some queries."""
+    if isinstance(rows, range):
+        return bytes(state[slice_of(rows)])
+    return bytes(map(state.__getitem__, rows))
+
+
+def write(state: bytearray, rows: Sequence[int], new: bytes) -> None:
+    """Replace the bytes of some queries."""
+    if isinstance(rows, range):
+        state[slice_of(rows)] = new
+        return
+    for row, each in zip(rows, new, strict=True):
+        state[row] = each
+
+
+def slice_of(rows: range) -> slice:
+    """Return a range, which counts upwards from 0 or more, as a slice."""
+    return slice(rows.start, rows.stop, rows.step)

@@ -1,0 +1,444 @@
+"""Rows of blocks: what a block of queries reads, and which rows can be computed together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from itertools import groupby
+from math import prod
+from operator import or_
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import MaskLimitError, WorkLimitError
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.dense_mask import MAX_LOOKED_AT, RowTables, relation
+from hf_efficient_attn.layout.dense_mask import MAX_MASK_BYTES as MAX_DENSE_MASK_BYTES
+from hf_efficient_attn.patterns.intervals import Intervals, size, spend
+from hf_efficient_attn.patterns.pattern import Extent, Pattern, TokenOrder
+
+# if intervals fill more than this share of their hull, reading the gaps, too, is cheaper than gathering
+DENSE_HULL = 0.8
+
+
+@dataclass(frozen=True)
+class Row:
+    """A block of queries at places `first` … `first + tokens - 1`, and the places of the keys that it reads."""
+
+    first: int
+    tokens: int
+    intervals: Intervals
+    is_full: bool = False
+
+    @property
+    def num_pairs(self) -> int:
+        """The number of pairs of its queries and the keys that they read."""
+        return self.tokens * size(self.intervals)
+
+
+def without_small_gaps(intervals: Intervals) -> Intervals:
+    """Return one interval instead of several that fill most of it."""
+    if len(intervals) > 1 and size(intervals) >= DENSE_HULL * (intervals[-1][1] - intervals[0][0]):
+        return ((intervals[0][0], intervals[-1][1]),)
+    return intervals
+
+
+def can_merge(row: Row, after: Row, max_pairs: int) -> bool:
+    """Return whether two neighbouring rows read the same keys and are small or full enough to be one block."""
+    if row.intervals != after.intervals:
+        return False
+    return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.intervals) <= max_pairs
+
+
+def union_of_parts(*parts: Intervals) -> Intervals:
+    """Return the intervals of all parts in their order, without joining any."""
+    return tuple(sorted(interval for intervals in parts for interval in intervals))
+
+
+def row_step(group: list[Row]) -> int:
+    """Return how many keys after the previous row each row of a group starts to read."""
+    return group[1].intervals[0][0] - group[0].intervals[0][0] if len(group) > 1 else 0
+
+
+def can_join(group: list[Row], row: Row) -> bool:
+    """Return whether `row` continues the run of `group`."""
+    last = group[-1]
+    # queries that read nothing have no row, and may lie in between
+    if row.first != last.first + last.tokens:
+        return False
+    if row.tokens != last.tokens or row.is_full != last.is_full or size(row.intervals) != size(last.intervals):
+        return False
+    if len(row.intervals) > 1 or len(last.intervals) > 1:
+        return len(row.intervals) > 1 and len(last.intervals) > 1
+    step = row.intervals[0][0] - last.intervals[0][0]
+    return step >= 0 and (len(group) == 1 or step == row_step(group))
+
+
+# A pattern divided into shares, each easy to compute in a token order of its own.
+#
+# Members of a union that keep the order of the tokens are one share. Each of the others (dilation, scattered globals)
+# is a share in the order that it asks for, without the pairs of the shares before it.
+
+
+# in tokens; keys are not gathered by shorter granules, but one by one
+MIN_GRANULE = 8
+# more members are computed as one share, since each has to leave out the pairs of all before it
+MAX_MEMBERS = 32
+# up to this many orders of a member are always worth it
+FEW_ORDERS = 64
+# about the fixed time of a run, in scores of dense attention without a mask, on any machine
+SCORES_PER_RUN = 80_000
+# queries of the row by which work is estimated
+ROW_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class PatternShare:
+    """Pairs that are computed together.
+
+    Attributes:
+        target: which pairs of the order belong to the share.
+        order: the order of the tokens; its local pattern bounds `target`.
+    """
+
+    target: Pattern
+    order: TokenOrder
+
+    def rows(self, query_offset: int) -> Sequence[int]:
+        """Return the queries in their order, counted from the first query of the call."""
+        queries = self.order.queries
+        if isinstance(queries, range):
+            return range(queries.start - query_offset, queries.stop - query_offset, queries.step)
+        return tuple(query - query_offset for query in queries)
+
+
+@cached()
+def shares(pattern: Pattern, extent: Extent) -> tuple[PatternShare, ...]:
+    """Return the shares of a drawn pattern; every allowed pair belongs to exactly one."""
+    found: list[PatternShare] = []
+    seen: Pattern | None = None
+    members = pattern.members()
+    is_many = len(members) > MAX_MEMBERS
+    for member, orders in [(pattern, Pattern.token_orders(pattern, *extent))] if is_many else ordered(members, extent):
+        target = member if seen is None else member & ~seen
+        seen = member if seen is None else seen | member
+        if orders == Pattern.token_orders(member, *extent):
+            orders = tuple(replace(order, local=target) for order in orders)
+        found += [PatternShare(target, order) for order in orders]
+    return tuple(found)
+
+
+def ordered(members: tuple[Pattern, ...], extent: Extent) -> list[tuple[Pattern, tuple[TokenOrder, ...]]]:
+    """Return (pattern, orders) in the order in which they claim pairs; all that keep the tokens' own order are one."""
+    listed = [(member, worthwhile(member, member.token_orders(*extent), extent)) for member in members]
+    natural = [member for member, orders in listed if orders == Pattern.token_orders(member, *extent)]
+    rows = []
+    if any(is_gathered(member, extent) for member in natural):
+        # keys that are gathered anyway include whole blocks of global keys; blocks of global queries come first
+        blocks = [(member, orders) for member, orders in listed if member.granularity >= MIN_GRANULE]
+        natural += [member for member, orders in blocks if is_columns(orders, extent)]
+        rows = [(member, orders) for member, orders in blocks if is_rows(orders, extent)]
+    base = reduce(or_, natural) if natural else None
+    rest = [(member, orders) for member, orders in listed if member not in natural and (member, orders) not in rows]
+    return rows + ([(base, Pattern.token_orders(base, *extent))] if base else []) + rest
+
+
+def worthwhile(pattern: Pattern, orders: tuple[TokenOrder, ...], extent: Extent) -> tuple[TokenOrder, ...]:
+    """Return the orders, or the tokens' own order if so many would take longer, or if some share pairs."""
+    if not have_own_queries(orders):
+        return Pattern.token_orders(pattern, *extent)
+    if len(orders) <= FEW_ORDERS:
+        return orders
+    num_queries, num_keys, query_offset = extent
+    first = query_offset + num_queries // 2
+    row = pattern.key_intervals(first, min(first + ROW_TOKENS, query_offset + num_queries) - 1, num_keys)
+    in_order = num_queries * size(row) < len(orders) * SCORES_PER_RUN
+    return Pattern.token_orders(pattern, *extent) if in_order else orders
+
+
+def have_own_queries(orders: tuple[TokenOrder, ...]) -> bool:
+    """Return whether no query, and so no pair, belongs to two of the orders."""
+    if len(orders) <= 1:
+        return True
+    listed = [order.queries for order in orders]
+    steps = {queries.step if isinstance(queries, range) else None for queries in listed}
+    step = steps.pop()
+    if step and not steps:
+        # each order is one residue class
+        return len({queries[0] % step for queries in listed}) == len(listed)
+    return len(set().union(*listed)) == sum(map(len, listed))
+
+
+def is_gathered(pattern: Pattern, extent: Extent) -> bool:
+    """Return whether a block in the middle reads several intervals of keys that differ from those of other blocks."""
+    num_queries, num_keys, query_offset = extent
+    if pattern.period is not None:
+        return False
+    own = pattern.granularity
+    first = (query_offset + num_queries // 2) // own * own
+    return len(pattern.key_intervals(first, min(first + own, query_offset + num_queries) - 1, num_keys)) > 1
+
+
+def is_columns(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
+    """Return whether there is one order, with all queries in their own order, and keys that all of them read."""
+    queries = range(extent.query_offset, extent.query_offset + extent.num_queries)
+    return len(orders) == 1 and orders[0].local is None and orders[0].queries == queries
+
+
+def is_rows(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
+    """Return whether there is one order, with all keys in their own order, and queries that read all of them."""
+    return len(orders) == 1 and orders[0].local is None and orders[0].keys == range(extent.num_keys)
+
+
+def neighbours(heads: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (first, count) of each run of neighbouring numbers.
+
+    >>> neighbours([0, 1, 2, 5])
+    [(0, 3), (5, 1)]
+    """
+    runs = [list(run) for _, run in groupby(enumerate(heads), lambda pair: pair[1] - pair[0])]
+    return [(run[0][1], len(run)) for run in runs]
+
+
+# The masks of runs: which pairs of a row of blocks are allowed, in memory that is linear in the length.
+#
+# If a share is invariant along the sequence, the masks of all rows are parts of one sheet: the mask of one row over
+# all keys that any row can reach from its place.
+
+
+# of all masks of a layout together
+MAX_MASK_BYTES = 4 * 2**30
+# pairs that are looked at in the time of one step, for a pattern of one atom
+PAIRS_PER_STEP = 256
+# only masks with more entries are checked for rows that are all equal
+LARGE_MASK = 1 << 16
+# entries of the masks of rows that could be parts of a sheet, all together
+MAX_SINGLE_MASKS = 1 << 20
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The mask of a run.
+
+    Attributes:
+        bias, empty_rows: as in `Run`.
+        num_allowed: the number of allowed pairs.
+    """
+
+    bias: Tensor | None
+    empty_rows: Tensor | None
+    num_allowed: int
+
+
+class Budget:
+    """Counts the bytes of the masks of one layout, and refuses more than MAX_MASK_BYTES."""
+
+    def __init__(self, what: str, num_dense_bytes: int) -> None:
+        self.what, self.num_dense_bytes = what, num_dense_bytes
+        self.num_bytes = self.num_pairs = 0
+
+    def expect(self, num_pairs: int, pattern: Pattern) -> None:
+        """Refuse to look at so many pairs of a pattern, before any mask is made.
+
+        Raises:
+            MaskLimitError: together with earlier shares they would take too many steps.
+        """
+        self.num_pairs += num_pairs
+        try:
+            spend(num_pairs * looks_at_pair(pattern) // PAIRS_PER_STEP)
+        except WorkLimitError as error:
+            self.refuse(f"would look at about {self.num_pairs:,} pairs one by one", error)
+
+    def refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
+        """Raise a MaskLimitError that says why, and what to do."""
+        raise MaskLimitError(
+            f"{self.what} {why}, since single keys are left out nearly everywhere. Use a pattern of whole blocks "
+            f"(Blocks), fewer single positions, or shorter inputs{self.way_out()}."
+        ) from cause
+
+    def way_out(self) -> str:
+        """Return the part of a message about the backend with a mask over all pairs, if that could compute the call."""
+        if self.num_dense_bytes > MAX_DENSE_MASK_BYTES:
+            return ""
+        return f"; or backend='sdpa', with a mask over all pairs of {self.num_dense_bytes / 2**30:.1f} GiB"
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Return a mask of zeros.
+
+        Raises:
+            MaskLimitError: the masks together would be too large.
+        """
+        self.num_bytes += 4 * prod(shape)
+        if self.num_bytes > MAX_MASK_BYTES:
+            self.refuse(f"needs masks of more than {MAX_MASK_BYTES / 2**30:.0f} GiB")
+        return torch.zeros(*shape, device=CPU)
+
+
+class RunMasks:
+    """Makes the masks of one share, on the CPU."""
+
+    def __init__(self, share: PatternShare, budget: Budget) -> None:
+        self.share, self.budget = share, budget
+        self.sheets: dict[int, Sheet] = {}
+
+    def prepare(self, rows: Iterable[Row], block_tokens: int) -> None:
+        """Make the sheets of an invariant share, where they are smaller than the masks of all rows.
+
+        Args:
+            rows: the rows that need masks.
+            block_tokens: the share repeats itself, and rows start, at multiples of it.
+        """
+        of_tokens: dict[int, list[Row]] = {}
+        for row in rows:
+            if not row.is_full and len(row.intervals) == 1:
+                of_tokens.setdefault(row.tokens, []).append(row)
+        for tokens, alike in of_tokens.items():
+            first = min(row.intervals[0][0] - row.first for row in alike)
+            stop = max(row.intervals[0][1] - row.first for row in alike)
+            entries = sum(row.num_pairs for row in alike)
+            if entries > max(MAX_SINGLE_MASKS, tokens * (stop - first)):
+                # far enough from the start for all of its keys to exist
+                place = block_tokens * max(0, -(first // block_tokens))
+                allowed = self.allowed([Row(place, tokens, ((place + first, place + stop),))])
+                bias = self.budget.zeros(tokens, stop - first).masked_fill_(~allowed[0], float("-inf"))
+                self.sheets[tokens] = Sheet(first, allowed[0], bias)
+
+    def expect(self, rows: Iterable[Row]) -> None:
+        """Refuse rows in which too many pairs would have to be looked at.
+
+        Raises:
+            MaskLimitError: names how many.
+        """
+        looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
+        self.budget.expect(looked_at, self.share.target)
+
+    def of(self, rows: list[Row]) -> Mask:
+        """Return the mask of a run of rows, which are of equal shape."""
+        if all(row.is_full for row in rows):
+            return Mask(None, None, sum(row.num_pairs for row in rows))
+        sheet = self.sheets.get(rows[0].tokens)
+        if sheet is not None and len(rows) == 1 and self.has_sheet(rows[0]):
+            return sheet.part(rows[0])
+        return self.single(rows)
+
+    def has_sheet(self, row: Row) -> bool:
+        """Return whether the mask of a row is a part of a sheet."""
+        sheet = self.sheets.get(row.tokens)
+        return sheet is not None and not row.is_full and len(row.intervals) == 1 and sheet.covers(row)
+
+    def single(self, rows: list[Row]) -> Mask:
+        """Return a mask of its own; if all queries of a block read the same keys, one row is expanded to all.
+
+        Blocks that are all alike share the mask of one.
+        """
+        allowed = self.allowed(rows)
+        # `sum` would first copy them as integers
+        num_allowed = int(allowed.count_nonzero())
+        if num_allowed == allowed.numel():
+            return Mask(None, None, num_allowed)
+        shape = tuple(allowed.shape)
+        if allowed.numel() > LARGE_MASK and torch.equal(allowed, allowed[:, :1].expand(shape)):
+            allowed = allowed[:, :1]
+        if len(allowed) > 1 and torch.equal(allowed, allowed[:1].expand_as(allowed)):
+            allowed, shape = allowed[:1], (1, *shape[1:])
+        bias = self.budget.zeros(*allowed.shape).masked_fill_(~allowed, float("-inf"))
+        empty_rows = ~allowed.any(-1).expand(shape[:2])
+        has_empty = bool(empty_rows.any())
+        return Mask(bias.expand(shape), empty_rows if has_empty else None, num_allowed)
+
+    def allowed(self, rows: list[Row]) -> Tensor:
+        """Return which pairs are allowed, bool [rows, queries, keys]; all rows are of equal shape."""
+        found = torch.empty(len(rows), rows[0].tokens, size(rows[0].intervals), dtype=torch.bool, device=CPU)
+        num_rows = max(1, MAX_LOOKED_AT // rows[0].num_pairs)
+        for first in range(0, len(rows), num_rows):
+            some = rows[first : first + num_rows]
+            places = places_of([((row.first, row.first + row.tokens),) for row in some])
+            queries = positions_at(self.queries, places)[:, :, None]
+            keys = positions_at(self.keys, places_of([row.intervals for row in some]))[:, None]
+            num_keys = (
+                max(1, MAX_LOOKED_AT // (len(some) * rows[0].tokens)) if self.share.order.local else keys.shape[2]
+            )
+            for start in range(0, keys.shape[2], num_keys):
+                part = found[first : first + num_rows, :, start : start + num_keys]
+                part.copy_(relation(self.target, queries, keys[:, :, start : start + num_keys], self.tables, places))
+        return found
+
+    @cached_property
+    def target(self) -> Pattern:
+        """The target of the share, with its lookup tables converted to tensors once."""
+        return self.share.target.with_tables(lambda table: torch.tensor(table, device=CPU))
+
+    @cached_property
+    def tables(self) -> RowTables:
+        """The row intervals of all queries, asked for once."""
+        order = torch.arange(len(self.share.order.queries))
+        return RowTables(positions_at(self.queries, order)[None, :, None])
+
+    @cached_property
+    def queries(self) -> range | Tensor:
+        """Positions of the queries, by place."""
+        return as_order(self.share.order.queries)
+
+    @cached_property
+    def keys(self) -> range | Tensor:
+        """Positions of the keys, by place."""
+        return as_order(self.share.order.keys)
+
+
+def looks_at_pair(pattern: Pattern) -> int:
+    """Return how many looks at atoms tell whether a pattern allows a pair; in lookup tables it has to be searched."""
+    return sum(1 + max(atom.table_sizes, default=0).bit_length() for atom in pattern.atoms())
+
+
+class Sheet:
+    """The masks of all rows of one length, which differ only in which keys they reach.
+
+    Attributes:
+        first: the place of the first column, counted from the place of a row's first query.
+        allowed, bias: [tokens, columns].
+    """
+
+    def __init__(self, first: int, allowed: Tensor, bias: Tensor) -> None:
+        self.first, self.bias = first, bias
+        self.counts = torch.nn.functional.pad(allowed.cumsum(1, dtype=torch.int32), (1, 0))
+
+    def columns(self, row: Row) -> tuple[int, int]:
+        """Return the columns of a row's keys."""
+        ((start, stop),) = row.intervals
+        return start - row.first - self.first, stop - row.first - self.first
+
+    def covers(self, row: Row) -> bool:
+        """Return whether all keys of a row have columns."""
+        start, stop = self.columns(row)
+        return start >= 0 and stop <= self.bias.shape[1]
+
+    def part(self, row: Row) -> Mask:
+        """Return the mask of a row, a view."""
+        start, stop = self.columns(row)
+        counts = self.counts[:, stop] - self.counts[:, start]
+        num_allowed = int(counts.sum())
+        if num_allowed == row.num_pairs:
+            return Mask(None, None, num_allowed)
+        empty_rows = (counts == 0)[None]
+        has_empty = bool(empty_rows.any())
+        return Mask(self.bias[None, :, start:stop], empty_rows if has_empty else None, num_allowed)
+
+
+def as_order(positions: Sequence[int]) -> range | Tensor:
+    """Return positions in the form that `positions_at` reads fast."""
+    return positions if isinstance(positions, range) else torch.tensor(positions, dtype=torch.int64, device=CPU)
+
+
+def places_of(rows: Sequence[Intervals]) -> Tensor:
+    """Return the places that lie in the intervals of each row, int64 [rows, places]; every row has equally many."""
+    starts, stops = torch.tensor([interval for intervals in rows for interval in intervals], device=CPU).unbind(1)
+    counts = stops - starts
+    last = counts.cumsum(0)
+    return (torch.arange(int(last[-1]), device=CPU) + (stops - last).repeat_interleave(counts)).view(len(rows), -1)
+
+
+def positions_at(order: range | Tensor, places: Tensor) -> Tensor:
+    """Return the positions at some places of an order, of their shape."""
+    return places * order.step + order.start if isinstance(order, range) else order[places]

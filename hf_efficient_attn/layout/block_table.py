@@ -1,0 +1,223 @@
+"""Block tables: which blocks of the score matrix hold allowed pairs, found from intervals, not from pairs."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.cache import MEBIBYTE, cached
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import NO_MASK, Document
+from hf_efficient_attn.layout.transfer import send
+from hf_efficient_attn.patterns.intervals import Intervals, intersect, normalize, union
+
+# An order of tokens in which global ones, which may be scattered, lie in few blocks: they come first.
+
+
+# more global tokens than this part of all are left where they are
+MOST = 1 / 8
+
+
+@dataclass(frozen=True)
+class GlobalsFirst:
+    """First some tokens, then all others, both in the order of their positions.
+
+    >>> GlobalsFirst((2, 5), 7).positions().tolist()
+    [2, 5, 0, 1, 3, 4, 6]
+    >>> GlobalsFirst((2, 5), 7).places(((1, 4),))
+    ((0, 1), (3, 5))
+
+    Attributes:
+        chosen: positions of the first ones, sorted.
+        num_tokens: of all.
+    """
+
+    chosen: tuple[int, ...]
+    num_tokens: int
+
+    def positions(self) -> Tensor:
+        """Return the position of the token at each place."""
+        is_chosen = torch.zeros(self.num_tokens, dtype=torch.bool)
+        is_chosen[list(self.chosen)] = True
+        return torch.cat((torch.nonzero(is_chosen)[:, 0], torch.nonzero(~is_chosen)[:, 0]))
+
+    def places(self, intervals: Intervals) -> Intervals:
+        """Return the places of all positions in some intervals."""
+        found = []
+        for start, stop in intervals:
+            first, last = bisect_left(self.chosen, start), bisect_left(self.chosen, stop)
+            count = len(self.chosen)
+            found += [(first, last), (count + start - first, count + stop - last)]
+        return normalize(found)
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (place, first position, last position) for the positions start … stop - 1, in runs of neighbours."""
+        first, last = bisect_left(self.chosen, start), bisect_left(self.chosen, stop)
+        begin = start
+        for index in range(first, last + 1):
+            end = self.chosen[index] if index < last else stop
+            if begin < end:
+                yield len(self.chosen) + begin - index, begin, end - 1
+            if index < last:
+                yield index, end, end
+            begin = end + 1
+
+
+def globals_first(layout: Layout, documents: tuple[tuple[Document, ...], ...] | None) -> GlobalsFirst | None:
+    """Return the order of a whole sequence with scattered global tokens; None: it has none, or is no such sequence.
+
+    documents: those of each example; None: every example is one whole document.
+    """
+    if layout.is_cross or layout.num_queries != layout.num_keys:
+        return None
+    found: set[int] = set()
+    for document in {document for listed in documents or NO_MASK.documents(1, layout.num_keys) for document in listed}:
+        own: set[int] = set()
+        for pattern in set(layout.of_document(document).head_patterns()):
+            # blocks of tokens fill those of a kernel where they are
+            own |= {each.position for each in pattern.global_positions() if each.block_tokens == 1}
+        # the first tokens of a document lie in few blocks; those of other examples would be moved with them in vain
+        if own != set(range(len(own))):
+            found |= {document.start + position for position in own}
+    chosen = tuple(sorted(found))
+    if not chosen or len(chosen) > MOST * layout.num_keys:
+        return None
+    return GlobalsFirst(chosen, layout.num_keys)
+
+
+Documents = tuple[tuple[Document, ...], ...]
+
+CACHE_BYTES = 128 * MEBIBYTE
+MAX_TABLE_BYTES = 4 * 1024 * MEBIBYTE
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTable:
+    """Key blocks per row of query blocks, each tensor int32, [batch or 1, heads or 1, rows] or [..., rows, blocks].
+
+    Attributes:
+        num_partial, partial: how many blocks of a row hold both allowed and other pairs, and their indices, which come
+            first in the row.
+        num_full, full: the same for blocks that hold allowed pairs only.
+    """
+
+    num_partial: Tensor
+    partial: Tensor
+    num_full: Tensor
+    full: Tensor
+
+
+@cached(CACHE_BYTES)
+def block_table(
+    layout: Layout,
+    documents: Documents | None,
+    block_size: tuple[int, int],
+    device: torch.device,
+    order: GlobalsFirst | None = None,
+) -> BlockTable:
+    """Return the table for blocks of `block_size` = (queries, keys) tokens.
+
+    Blocks that reach beyond the last query or key, and blocks of documents with holes, count as partial.
+
+    Args:
+        layout: if there are documents, its pattern must be the same at every length.
+        documents: those of each example; None: every example is one whole document.
+        order: of queries and keys; None: that of their positions.
+
+    Raises:
+        InputError: the tables, with an entry for every pair of blocks, are larger than MAX_TABLE_BYTES.
+    """
+    examples = documents or NO_MASK.documents(1, layout.num_keys, layout.num_positions)
+    groups = layout.head_groups()
+    query_tokens, key_tokens = block_size
+    num_rows, num_blocks = -(-layout.num_queries // query_tokens), -(-layout.num_keys // key_tokens)
+    shape = (len(examples), len(groups), num_rows, num_blocks)
+    if 8 * prod(shape) > MAX_TABLE_BYTES:
+        raise InputError(
+            f"The tables of blocks for {layout.num_queries:,} queries and {layout.num_keys:,} keys (examples: "
+            f"{shape[0]}, patterns of heads: {shape[1]}) take {8 * prod(shape) / 2**30:,.0f} GiB; at most "
+            f"{MAX_TABLE_BYTES / 2**30:,.0f} GiB are made. Use backend='blocked', a smaller batch or shorter inputs."
+        )
+    partial, full = (torch.zeros(shape, dtype=torch.int32) for _ in range(2))
+    num_partial, num_full = (torch.zeros(shape[:3], dtype=torch.int32) for _ in range(2))
+    for example, its_documents in enumerate(examples):
+        for group, (head, _, _) in enumerate(groups):
+            for row, (outer, inner) in enumerate(_rows(layout, its_documents, head, query_tokens, order)):
+                touched = _touched(outer, key_tokens)
+                inside = intersect(touched, _inside(inner, key_tokens))
+                rest = _difference(touched, inside)
+                place = (example, group, row)
+                num_partial[place] = _write(partial[place], rest)
+                num_full[place] = _write(full[place], inside)
+    tables = (num_partial, partial, num_full, full)
+    if len(groups) > 1:
+        counts = torch.tensor([count for _, count, _ in groups])
+        tables = tuple(table.repeat_interleave(counts, 1) for table in tables)  # type: ignore[assignment]
+    # a blocking copy: the table is cached for all threads, and another stream might read it before it has arrived
+    return BlockTable(*send(tables, device))
+
+
+def _rows(
+    layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int, order: GlobalsFirst | None
+) -> list[tuple[Intervals, Intervals]]:
+    """Return, for each row of blocks, the keys that some of its queries read, and those that all of them read."""
+    num_rows = -(-layout.num_queries // block_tokens)
+    outer: list[Intervals] = [()] * num_rows
+    inner: list[Intervals] = [()] * num_rows
+    num_seen = [0] * num_rows
+    for document in documents:
+        own = layout.of_document(document)
+        if own.num_queries == 0:
+            continue
+        pattern = own.head_patterns()[head]
+        first_query = document.query_start + own.query_offset - layout.query_offset
+        for row, first, last in _row_parts(first_query, first_query + own.num_queries, block_tokens, order):
+            bounds = (first + own.query_offset - first_query, last + own.query_offset - first_query, own.num_keys)
+            outer[row] = union(outer[row], _placed(pattern.key_intervals(*bounds), document.start, order))
+            if not document.has_holes:
+                read = _placed(pattern.full_key_intervals(*bounds), document.start, order)
+                inner[row] = intersect(inner[row], read) if num_seen[row] else read
+                num_seen[row] += last - first + 1
+    are_all = (seen == block_tokens for seen in num_seen)
+    return [(some, each if is_all else ()) for some, each, is_all in zip(outer, inner, are_all, strict=True)]
+
+
+def _row_parts(start: int, stop: int, block_tokens: int, order: GlobalsFirst | None) -> Iterator[tuple[int, int, int]]:
+    """Yield (row of blocks, first query, last query) for parts of the queries start … stop - 1, neighbours in a row."""
+    for place, begin, end in ((start, start, stop - 1),) if order is None else order.runs(start, stop):
+        for row in range(place // block_tokens, (place + end - begin) // block_tokens + 1):
+            first = begin + max(0, row * block_tokens - place)
+            yield row, first, min(end, begin + (row + 1) * block_tokens - 1 - place)
+
+
+def _placed(intervals: Intervals, distance: int, order: GlobalsFirst | None) -> Intervals:
+    """Return the places of positions that are counted from `distance`."""
+    shifted = tuple((start + distance, stop + distance) for start, stop in intervals)
+    return shifted if order is None else order.places(shifted)
+
+
+def _touched(intervals: Intervals, block_tokens: int) -> Intervals:
+    return normalize((start // block_tokens, -(-stop // block_tokens)) for start, stop in intervals)
+
+
+def _inside(intervals: Intervals, block_tokens: int) -> Intervals:
+    return normalize((-(-start // block_tokens), stop // block_tokens) for start, stop in intervals)
+
+
+def _difference(intervals: Intervals, taken: Intervals) -> Intervals:
+    edges = [0, *(edge for interval in taken for edge in interval), max((stop for _, stop in intervals), default=0)]
+    left_over = tuple((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
+    return intersect(intervals, left_over)
+
+
+def _write(row: Tensor, intervals: Intervals) -> int:
+    """Put the numbers in `intervals` at the start of `row`, and return how many there are."""
+    written = 0
+    for start, stop in intervals:
+        row[written : written + stop - start] = torch.arange(start, stop, dtype=row.dtype)
+        written += stop - start
+    return written

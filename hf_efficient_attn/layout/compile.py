@@ -1,0 +1,310 @@
+"""Compile a layout into a BlockLayout, without looking at all pairs.
+
+A share is divided into rows of blocks in its token order; rows that read alike become one run. If a pattern does not
+change along the sequence, only one row is looked at, and the others are its copies.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property, reduce
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout, CompiledShare, Run, with_first_runs
+from hf_efficient_attn.layout.block_rows import (
+    MIN_GRANULE,
+    Budget,
+    PatternShare,
+    Row,
+    RunMasks,
+    as_order,
+    can_join,
+    can_merge,
+    neighbours,
+    places_of,
+    row_step,
+    shares,
+    union_of_parts,
+    without_small_gaps,
+)
+from hf_efficient_attn.layout.cache import MEBIBYTE, cached
+from hf_efficient_attn.layout.dense_mask import num_mask_bytes
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, size
+from hf_efficient_attn.patterns.pattern import Pattern
+
+# a pattern with a longer period or granule does not get blocks of that length
+MAX_BLOCK_TOKENS = 512
+# rows that read the same keys are computed as one block if its mask has at most this many entries
+MAX_MERGED_PAIRS = 1 << 22
+# ... for rows that read all keys of their order
+MAX_MERGED_ORDER_PAIRS = 1 << 24
+# ... for rows of invariant shares: longer ones would not share their mask with others
+MAX_MERGED_INVARIANT_PAIRS = 1 << 19
+# rows with more pairs are split: into the keys that all queries read and the rest, or interval by interval
+MAX_WHOLE_PAIRS = 1 << 17
+# near the ends of the sequence this many blocks are computed as one: it wastes some scores, but saves masks and calls
+EDGE_BLOCKS = 4
+MAX_EDGE_TOKENS = 384
+# intervals this long that all queries of a row read are read where they are, not gathered with others
+LONG_INTERVAL = 1024
+# ... unless there are more than this many, since each is a run of its own
+MAX_LONG_INTERVALS = 4
+MAX_GRANULE = 128
+# copies of one row with more pairs than this, all together, share one mask
+LARGE_RUN = 1 << 20
+CACHE_BYTES = 512 * MEBIBYTE
+
+
+@cached(CACHE_BYTES)
+def compile_layout(layout: Layout, costs: BlockCosts, device: torch.device) -> BlockLayout:
+    """Return the block layout; cached by value.
+
+    Args:
+        costs: of the lengths that blocks of queries may have; patterns made of longer blocks use their own.
+        device: the device of the masks.
+
+    Raises:
+        MaskLimitError: the masks would take too much memory.
+    """
+    what = f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys"
+    budget = Budget(what, num_mask_bytes(layout, 1))
+    heads_of: dict[PatternShare, list[int]] = {}
+    for first, count, pattern in layout.head_groups():
+        for share in shares(pattern, layout.extent):
+            heads_of.setdefault(share, []).extend(range(first, first + count))
+    compiled = []
+    for share, heads in heads_of.items():
+        runs = ShareCompiler(share, costs, budget).runs()
+        rows = share.rows(layout.query_offset)
+        queries, keys = as_order(rows), as_order(share.order.keys)
+        compiled += [(rows, CompiledShare(*place, queries, keys, runs)) for place in neighbours(heads) if runs]
+    return with_first_runs(compiled, layout.num_heads, layout.num_queries).on(device)
+
+
+class ShareCompiler:
+    """Compiles one share of a pattern."""
+
+    def __init__(self, share: PatternShare, costs: BlockCosts, budget: Budget) -> None:
+        # tensors, since rows are looked up many times
+        self.target = share.target.with_tables(torch.tensor)
+        self.order = share.order
+        self.local_offset = self.order.local_query_offset
+        self.num_queries, self.num_keys = len(self.order.queries), len(self.order.keys)
+        self.step = self.order.step
+        self.block_tokens = costs.cheapest(set(map(self.possible, costs.lengths)), self.num_keys_of_block)
+        self.masks = RunMasks(share, budget)
+
+    def possible(self, wished: int) -> int:
+        """Return the length of blocks that comes closest to the desired one, or that of the pattern's own blocks.
+
+        If the pattern is periodic, several of its blocks make a longer one; otherwise no two blocks read alike.
+        """
+        local = self.order.local
+        if local is None:
+            return wished
+        period, own = local.period, local.granularity
+        if period is not None:
+            return period * -(-wished // period) if period <= MAX_BLOCK_TOKENS else wished
+        return own if MIN_GRANULE <= own <= MAX_BLOCK_TOKENS else wished
+
+    def num_keys_of_block(self, tokens: int) -> int:
+        """Return how many keys a block of so many queries reads in the middle of the sequence."""
+        first = self.num_queries // 2 // tokens * tokens
+        return size(self.row(first, min(tokens, self.num_queries - first)).intervals)
+
+    def runs(self) -> tuple[Run, ...]:
+        """Return the runs that hold all pairs of the share."""
+        pattern_row = self.inner_row()
+        first, last = self.inner_blocks(pattern_row)
+        if first == last:
+            return tuple(self.runs_at([(0, self.num_queries)])[0])
+        start, stop = first * self.block_tokens, last * self.block_tokens
+        intervals = tuple((begin + start, end + start) for begin, end in pattern_row)
+        row = Row(start, self.block_tokens, intervals, self.is_full(self.bounds(start, self.block_tokens), intervals))
+        left, right = self.runs_at([(0, start), (stop, self.num_queries)])
+        return (*left, self.run([row], last - first, self.block_tokens), *right)
+
+    def runs_at(self, ranges: list[tuple[int, int]]) -> list[list[Run]]:
+        """Return the runs of each range of queries, cut into rows of some blocks each if blocks are alike."""
+        most = MAX_EDGE_TOKENS // self.block_tokens if self.is_invariant else 1
+        tokens = self.block_tokens * max(1, min(EDGE_BLOCKS, most))
+        rows = [self.streams(self.rows(start, stop, tokens)) for start, stop in ranges]
+        if self.is_invariant:
+            self.masks.prepare((row for streams in rows for stream in streams for row in stream), self.block_tokens)
+        self.masks.expect(row for streams in rows for stream in streams for row in stream)
+        return [[run for stream in streams for run in self.runs_of(stream)] for streams in rows]
+
+    def streams(self, rows: Iterable[Row]) -> list[list[Row]]:
+        """Return the rows as one list; the further parts of rows that are split go into further lists."""
+        streams: list[list[Row]] = [[]]
+        for row in rows:
+            parts = self.parts_of(row)
+            streams += [[] for _ in range(len(parts) - len(streams))]
+            for stream, part in zip(streams, parts, strict=False):
+                stream.append(part)
+        return streams
+
+    def parts_of(self, row: Row) -> list[Row]:
+        """Return rows that together read what a row reads: large rows are split into those with small masks or none."""
+        if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.order.local is None:
+            return [row]
+        bounds = self.bounds(row.first, row.tokens)
+        full = intersect(self.full_intervals(bounds), row.intervals)
+        rest = intersect(row.intervals, complement(full, self.num_keys))
+        if self.is_invariant:
+            intervals = union_of_parts(full, rest) if self.has_hole(row) else row.intervals
+            return [
+                Row(row.first, row.tokens, (interval,), self.is_full(bounds, (interval,))) for interval in intervals
+            ]
+        if 2 * size(full) < size(row.intervals):
+            return [row]
+        long = tuple(interval for interval in full if interval[1] - interval[0] >= LONG_INTERVAL)
+        long = long if len(long) <= MAX_LONG_INTERVALS else ()
+        short = tuple(interval for interval in full if interval not in long)
+        read = [((interval,), True) for interval in long] + [(short, True), (rest, False)]
+        return [Row(row.first, row.tokens, intervals, is_full) for intervals, is_full in read if intervals]
+
+    def has_hole(self, row: Row) -> bool:
+        """Return whether all queries of a row read keys both before and after some that only a few of them read."""
+        return not row.is_full and len(self.full_intervals(self.bounds(row.first, row.tokens))) > 1
+
+    def bounds(self, first: int, tokens: int) -> tuple[int, int, int]:
+        """Return (first query, last query, number of keys) of a row for the local pattern."""
+        return first + self.local_offset, first + tokens - 1 + self.local_offset, self.num_keys
+
+    def row(self, first: int, tokens: int) -> Row:
+        """Return the row of the queries at places `first` … `first + tokens - 1`, by looking at the pattern."""
+        if self.order.local is None:
+            return Row(first, tokens, ((0, self.num_keys),))
+        bounds = self.bounds(first, tokens)
+        intervals = without_small_gaps(self.order.local.key_intervals(*bounds))
+        return Row(first, tokens, intervals, self.is_full(bounds, intervals))
+
+    def is_full(self, bounds: tuple[int, int, int], intervals: Intervals) -> bool:
+        """Return whether the bounds alone prove that every query of a row reads every key of `intervals`."""
+        return intersect(self.full_intervals(bounds), intervals) == intervals
+
+    def full_intervals(self, bounds: tuple[int, int, int]) -> Intervals:
+        """Return keys that every query of a row reads, as far as the bounds alone prove it."""
+        return () if self.target_of_places is None else self.target_of_places.full_key_intervals(*bounds)
+
+    @cached_property
+    def target_of_places(self) -> Pattern | None:
+        """The target on places in the token order; None: it has no such form, and its mask is looked at instead."""
+        queries, keys = self.order.queries, self.order.keys
+        if self.step < 1 or not isinstance(keys, range) or queries[0] != keys[0] + self.step * self.local_offset:
+            return None
+        if self.step == 1:
+            return self.target if keys[0] == 0 else None
+        return self.target.subsample(self.step) if keys[0] < self.step else None
+
+    def rows(self, start: int, stop: int, tokens: int) -> Iterator[Row]:
+        """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read alike are merged."""
+        held: Row | None = None
+        for first in range(start, stop, tokens):
+            row = self.row(first, min(tokens, stop - first))
+            if held is not None and can_merge(held, row, self.max_merged_pairs):
+                held = Row(held.first, held.tokens + row.tokens, held.intervals, held.is_full and row.is_full)
+            else:
+                if held is not None and held.intervals:
+                    yield held
+                held = row
+        if held is not None and held.intervals:
+            yield held
+
+    @property
+    def max_merged_pairs(self) -> int:
+        """How many entries the mask of merged rows may have."""
+        if self.order.local is None:
+            return MAX_MERGED_ORDER_PAIRS
+        return MAX_MERGED_INVARIANT_PAIRS if self.is_invariant else MAX_MERGED_PAIRS
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether shifting by one block of queries and as many keys changes nothing."""
+        period = self.target.period
+        if period is None or self.order.local is None or self.step == 0:
+            return False
+        return self.block_tokens * self.step % period == 0
+
+    def inner_row(self) -> Intervals:
+        """Return the keys that a block far from both ends reads, counted from the place of its first query.
+
+        They are found on an axis long enough that neither end cuts any off; empty: blocks differ.
+        """
+        if not self.is_invariant or self.order.local is None:
+            return ()
+        room = self.block_tokens * -(-self.num_keys // self.block_tokens)
+        first, last, _ = self.bounds(room, self.block_tokens)
+        intervals = without_small_gaps(self.order.local.key_intervals(first, last, 3 * room))
+        if intervals and (intervals[0][0] == 0 or intervals[-1][1] == 3 * room):
+            # without an end there, a row behind all keys reads more than a copy of it
+            return ()
+        return tuple((start - room, stop - room) for start, stop in intervals)
+
+    def inner_blocks(self, inner_row: Intervals) -> tuple[int, int]:
+        """Return the range of the blocks that read all of `inner_row`, shifted to their places."""
+        if not inner_row:
+            return 0, 0
+        first = max(0, -(inner_row[0][0] // self.block_tokens))
+        last = min(self.num_queries, self.num_keys - inner_row[-1][1] + self.block_tokens) // self.block_tokens
+        return (first, last) if last - first > 1 else (0, 0)
+
+    def runs_of(self, rows: Iterable[Row]) -> Iterator[Run]:
+        """Yield runs of neighbouring rows that read alike, each as long as possible."""
+        group: list[Row] = []
+        for row in rows:
+            if group and not (can_join(group, row) and self.share_mask(group, row)):
+                yield self.run(group, len(group), row_step(group))
+                group = []
+            group.append(row)
+        if group:
+            yield self.run(group, len(group), row_step(group))
+
+    def share_mask(self, group: list[Row], row: Row) -> bool:
+        """Return whether a row may join a group: it may not if both are parts of a sheet, but different ones."""
+        step = row.intervals[0][0] - group[-1].intervals[0][0]
+        return not self.masks.has_sheet(row) or step == row.tokens
+
+    def run(self, rows: list[Row], num_blocks: int, step: int) -> Run:
+        """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the last."""
+        row = rows[0]
+        if (
+            self.is_invariant
+            and len(row.intervals) == 1
+            and step == row.tokens
+            and len(rows) * row.num_pairs > LARGE_RUN
+        ):
+            # they differ only in their places
+            rows = rows[:1]
+        gathered, granule = None, 1
+        if len(row.intervals) > 1:
+            gathered, granule = self.gather(rows, num_blocks, step)
+        mask = self.masks.of(rows)
+        return Run(
+            first_query=row.first,
+            num_blocks=num_blocks,
+            block_tokens=row.tokens,
+            first_key=row.intervals[0][0],
+            key_tokens=size(row.intervals),
+            key_step=step,
+            bias=mask.bias,
+            empty_rows=mask.empty_rows,
+            gathered=gathered,
+            granule=granule,
+            num_allowed=mask.num_allowed * (num_blocks if len(rows) == 1 else 1),
+        )
+
+    def gather(self, rows: list[Row], num_blocks: int, step: int) -> tuple[Tensor, int]:
+        """Return the granules that each block of a run reads, and their length in tokens."""
+        granule = step if len(rows) == 1 and num_blocks > 1 else 0
+        for row in rows:
+            granule = reduce(gcd, (edge for interval in row.intervals for edge in interval), granule)
+        granule = max(divisor for divisor in range(1, MAX_GRANULE + 1) if granule % divisor == 0)
+        granule = granule if granule >= MIN_GRANULE else 1
+        index = places_of([tuple((start // granule, stop // granule) for start, stop in row.intervals) for row in rows])
+        if len(rows) == 1:
+            index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // granule)
+        return index, granule

@@ -1,0 +1,439 @@
+"""What all choices of keys have in common: tensors that travel in a call, their shapes, and which heads share them."""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.layout import Layout, first_query
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.serialization import is_integer
+
+# Which groups hold one position.
+
+
+def holding_groups(queries: Tensor, position: int) -> Tensor:
+    """Return which groups [batch, heads, groups, places] hold a position: [batch, heads, n], others where fewer do.
+
+    >>> import torch
+    >>> holding_groups(torch.tensor([[[[0, 1], [2, 3], [3, 4]]]]), 3).sort().values.tolist()
+    [[[1, 2]]]
+    """
+    holds = (queries == position).any(-1)
+    return holds.int().topk(max(1, int(holds.sum(-1).max())) if holds.shape[2] else 0, -1).indices
+
+
+def of_groups(places: Tensor, groups: Tensor) -> Tensor:
+    """Return the places [batch or 1, heads or 1, groups, places] of some groups, [batch, heads, n]."""
+    shape = (*groups.shape[:2], *places.shape[2:])
+    return places.expand(shape).gather(2, groups[..., None].expand(*groups.shape, places.shape[3]))
+
+
+# Tiles: chosen pairs as small rectangles of queries and keys, the form in which chosen keys are computed.
+
+
+class Sizes(NamedTuple):
+    """What a call is like, as far as its tiles depend on it.
+
+    Attributes:
+        most_pairs: of the tiles that are computed together.
+        key_cost: time of a key that a tile reads, however many queries it has, in scores of the tile.
+    """
+
+    batch_size: int
+    num_heads: int
+    num_key_heads: int
+    most_pairs: int
+    key_cost: float = 0.0
+
+
+class TileWork(NamedTuple):
+    """How much the tiles of one example hold, in all heads: pairs, and rows of queries and keys that are gathered.
+
+    num_listed: pairs that a list names, of which masks are made, once for all heads that share them.
+    """
+
+    num_pairs: int
+    num_query_rows: int
+    num_key_rows: int
+    num_listed: int = 0
+
+
+class Rounds(NamedTuple):
+    """Where queries and keys of tiles lie in the rounds of an order, to count how often each pair meets.
+
+    Attributes:
+        query_reads: the chunks that a query reads in each round, [sets, tiles, queries, rounds, n].
+        key_chunks: the chunk of a key in each round, [sets, places, rounds]; -1: it is in none, which no query reads.
+        query_buckets, key_buckets: [sets, tiles, queries, rounds] and [sets, places, rounds]; None: all are alike.
+    """
+
+    query_reads: Tensor
+    key_chunks: Tensor
+    query_buckets: Tensor | None
+    key_buckets: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Tiles of equal size, in sets: the tiles of one set read the keys of one head, in order, and may share them.
+
+    Attributes:
+        examples, key_heads: [sets], where the keys of a set are.
+        heads: of the queries, [sets, 1 or tiles, 1 or queries].
+        queries: numbers of queries of the call, [sets, tiles, queries]; -1: an empty place.
+        keys: indices of keys, [sets, places]; -1: an empty place. Tile t reads `tile_keys` of these places from
+            t * key_step on.
+        first_head, stop_head: the range of example * num_heads + head in which all queries lie.
+        query_buckets, key_buckets: of the shapes of `queries` and `keys`; only pairs of equal buckets are read.
+        query_places: the places of the queries in their group, [queries], or [sets, 1, 1] of single queries.
+        rounds: to let each pair count once; None: a pair counts as often as tiles hold it.
+        listed: the places of the keys that are chosen, [queries, k], alike in all sets, as are `queries`, each repeated
+            for its heads, and `keys`; the number of places: none. None: all are chosen.
+        are_diagonal: whether query and key i of each tile are the same token or empty, all of them neighbours.
+        counts: how often each pair counts, broadcasts to [sets, tiles, queries, keys]; None: once.
+        own_place: from which place on the keys of a set are its queries, one tile after the other; None: they are not.
+    """
+
+    examples: Tensor
+    heads: Tensor
+    key_heads: Tensor
+    queries: Tensor
+    keys: Tensor
+    tile_keys: int
+    key_step: int
+    first_head: int
+    stop_head: int
+    query_buckets: Tensor | None = None
+    key_buckets: Tensor | None = None
+    query_places: Tensor | None = None
+    rounds: Rounds | None = None
+    counts: Tensor | None = None
+    listed: Tensor | None = None
+    are_diagonal: bool = False
+    own_place: int | None = None
+
+    def of_sets(self, sets: Tensor) -> "Tiles":
+        """Return some of the sets, by their numbers, of tiles without rounds."""
+        names = ("examples", "heads", "key_heads", "queries", "keys", "query_buckets", "key_buckets", "counts")
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.query_places is not None and self.query_places.ndim == 3:
+            chosen["query_places"] = self.query_places
+        own: dict[str, Any] = {name: None if each is None else each[sets] for name, each in chosen.items()}
+        return replace(self, **own)
+
+    def members(self) -> Tensor | None:
+        """Return which pairs are chosen, bool [1, 1, queries, keys]; None: all are."""
+        if self.listed is None:
+            return None
+        members = torch.zeros(len(self.listed), self.tile_keys + 1, dtype=torch.bool, device=self.keys.device)
+        return self.repeated(members.scatter_(1, self.listed, True)[:, :-1])
+
+    def repeated(self, rows: Tensor) -> Tensor:
+        """Return rows [listed queries, keys] for each head of a query, [1, 1, queries, keys]."""
+        group = self.queries.shape[2] // len(rows)
+        return (rows if group == 1 else rows.repeat_interleave(group, 0))[None, None]
+
+    def of_keys(self, tensor: Tensor) -> Tensor:
+        """Return a contiguous tensor [sets, places, ...] of the keys as that of each tile, overlapping views.
+
+        The result is [sets, tiles, keys of a tile, ...].
+        """
+        sets, step = tensor.shape[0], tensor.stride(1)
+        shape = (sets, self.queries.shape[1], self.tile_keys, *tensor.shape[2:])
+        return tensor.as_strided(shape, (tensor.stride(0), self.key_step * step, *tensor.stride()[1:]))
+
+    def own_keys(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor [sets, places, ...] that is of the queries, [sets, tiles, queries, ...]."""
+        assert self.own_place is not None
+        own = tensor[:, self.own_place : self.own_place + self.queries[0].numel()]
+        return own.unflatten(1, self.queries.shape[1:])
+
+    def added_keys(self, blocks: Tensor) -> Tensor:
+        """Return [sets, places, width]: the sums over all tiles of what [sets, tiles, keys of a tile, width] adds."""
+        num_tiles, step = self.queries.shape[1], self.key_step
+        last = self.tile_keys - step
+        if num_tiles == 1 or last == 0:
+            return blocks.flatten(1, 2)
+        # the last keys of all tiles are different ones, and so are those before, the last but one of the next tiles
+        total = blocks.new_empty(*self.keys.shape, blocks.shape[3])
+        before, end = last - step, last + (num_tiles - 1) * step
+        total[:, :before] = 0
+        total[:, before:last] = blocks[:, 0, before:last]
+        both = total[:, last:end].unflatten(1, (num_tiles - 1, step))
+        torch.add(blocks[:, :-1, last:], blocks[:, 1:, before:last], out=both)
+        total[:, end:] = blocks[:, -1, last:]
+        for first in range(0, before, step):
+            shifted = total[:, first : first + num_tiles * step].unflatten(1, (num_tiles, step))
+            shifted.add_(blocks[:, :, first : first + step])
+        return total
+
+
+def ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of parts of at most `step` of `count`.
+
+    >>> list(ranges(5, 2))
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    for start in range(0, count, step):
+        yield start, min(count, start + step)
+
+
+def single_tiles(
+    examples: Tensor, heads: Tensor, key_heads: Tensor, queries: Tensor, keys: Tensor, bounds: tuple[int, int],
+    **options: Any,
+) -> Tiles:  # fmt: skip
+    """Return sets of one tile each: queries [sets, queries], keys [sets, keys], heads [sets] or [sets, queries]."""
+    heads = heads[:, None, None] if heads.ndim == 1 else heads[:, None]
+    return Tiles(examples, heads, key_heads, queries[:, None], keys, keys.shape[1], 0, *bounds, **options)
+
+
+def rows_of_call(positions: Tensor, first: int, num_queries: int) -> Tensor:
+    """Return the numbers of the call's queries at positions of their axis; -1 for positions of no query."""
+    rows = positions - first
+    return torch.where((rows >= 0) & (rows < num_queries), rows, -1)
+
+
+def own_head(head: Tensor, num_heads: int, num_shared: int) -> Tensor:
+    """Return which of `num_shared` the heads belong to, of which each serves equally many of `num_heads`."""
+    return head // (num_heads // num_shared)
+
+
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+SOFTMAX, MEAN = "softmax", "mean"
+POSITIONS, PLACES = "positions", "places"
+DOCUMENT, AXIS = "document", "axis"
+
+
+@dataclass(frozen=True)
+class States:
+    """What the queries and keys of a call are like, as far as a choice must fit them."""
+
+    batch_size: int
+    num_heads: int
+    num_key_heads: int
+    num_queries: int
+    num_keys: int
+    device: torch.device
+    is_cross: bool = False
+
+
+class ChosenKeys:
+    """Which keys each query reads, as tensors made from what tokens say; frozen, and compared by identity.
+
+    The pattern, the documents and the masks of the call leave out what they do not allow. Choices are made for the
+    heads of the call: a tensor's second dimension is 1 if all of them share a choice, the number of key heads if those
+    do that read the same key head, or the number of query heads.
+    """
+
+    kind: ClassVar[str] = ""
+    # the fields that are tensors, and all others, in the order of the class's arguments
+    tensor_names: ClassVar[tuple[str, ...]] = ()
+    number_names: ClassVar[tuple[str, ...]] = ()
+    # how the rows of several groups become one: one softmax, or the mean of several
+    join: str = SOFTMAX
+    # what the labels of terms count: positions, or places within a group
+    labels_count: str = POSITIONS
+    # from how many places after its own on a query reads the keys of its group; None: all
+    first_place: int | None = None
+    reads_self_last: bool = False
+    # whether queries read keys at length 1
+    unit_keys: bool = False
+    # what places are counted from: documents, or the axis
+    counted_from: str = AXIS
+    # whether most of its tiles are read as a whole where a pattern allows all keys up to a query, so that masks are few
+    has_full_tiles: ClassVar[bool] = False
+    # whether a mask of its tiles is that of all heads that are computed together, so that their number does not matter
+    shares_masks: ClassVar[bool] = False
+    # whether what is listed for each query are blocks of neighbouring keys (`ChosenBlocks`)
+    are_blocks: ClassVar[bool] = False
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """The tensors."""
+        return [getattr(self, name) for name in self.tensor_names]
+
+    @property
+    def num_choosing_heads(self) -> int:
+        """How many heads choose apart: 1, the number of key heads, or that of query heads."""
+        return max(each.shape[1] for each in self.tensors if each is not None)
+
+    @property
+    def numbers(self) -> list[Any]:
+        """The values of all other fields."""
+        return [getattr(self, name) for name in self.number_names]
+
+    @property
+    def traits(self) -> Hashable:
+        """What the cost of the choice may depend on: everything but the contents of its tensors."""
+        shapes = tuple(None if each is None else each.shape for each in self.tensors)
+        return self.kind, shapes, tuple(self.numbers)
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether groups have outputs or labels of their own, and not only pairs that count once or more often."""
+        return self.join != SOFTMAX or self.labels_count != POSITIONS
+
+    def has_single_rows(self, layout: Layout) -> bool:
+        """Return whether the tiles are known to hold each query at most once, with all keys that it reads."""
+        return False
+
+    def of_query(self, query: int, position: int) -> "ChosenKeys":
+        """Return the choice of one query of the call, as that of a call with this query alone.
+
+        query, position: its number in the call, and its position on the axis.
+        """
+        raise NotImplementedError
+
+    def counts(
+        self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
+    ) -> Tensor:
+        """Return how often each pair is chosen, whatever masks say: int [batch or 1, heads or 1, queries, keys].
+
+        query_start: as for `allowed_pairs`.
+        """
+        raise NotImplementedError
+
+    def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
+        """Yield tiles that together hold every chosen pair as often as it counts; masks are laid over them.
+
+        only: of which queries, bool [batch, heads, queries]; None: of all. Asked where a query reads itself last.
+        """
+        raise NotImplementedError
+
+    def work(self, layout: Layout, sizes: Sizes) -> TileWork:
+        """Return how much the tiles hold, without looking at what the tensors say."""
+        raise NotImplementedError
+
+    def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
+        """Return how many pairs can be chosen in all heads of one example, whatever the tensors say."""
+        return self.work(layout, Sizes(1, layout.num_heads, num_key_heads, 0)).num_pairs
+
+    def check(self, states: States) -> None:
+        """Raise InputError for tensors or numbers that do not fit the call."""
+        raise NotImplementedError
+
+    def check_tensor(self, name: str, states: States, rest: dict[str, int | None]) -> None:
+        """Raise InputError unless a field is an integer tensor [batch or 1, heads, …] on the device of the call.
+
+        rest: what the other dimensions count, and how many there must be; None: any number.
+        """
+        tensor, said = getattr(self, name), f"{type(self).__name__}.{name}"
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{said} is a {type(tensor).__name__}; it must be a tensor of integers.")
+        if tensor.dtype not in INTEGERS:
+            raise InputError(f"{said} has dtype {tensor.dtype}; it must hold integers. Use {name}.long().")
+        if tensor.device != states.device:
+            raise InputError(f"{said} is on {tensor.device}, and q, k and v on {states.device}; move it there.")
+        heads = (1, states.num_key_heads, states.num_heads)
+        fits = tensor.ndim == 2 + len(rest) and tensor.shape[0] in (1, states.batch_size) and tensor.shape[1] in heads
+        if not fits or any(n not in (None, size) for n, size in zip(rest.values(), tensor.shape[2:], strict=True)):
+            listed = ", ".join(what if count is None else f"{count} {what}" for what, count in rest.items())
+            raise InputError(
+                f"{said} has shape {list(tensor.shape)}; it must be [{_either(1, states.batch_size)} examples, "
+                f"{_either(*heads)} heads, {listed}]."
+            )
+
+    def check_count(self, name: str, at_least: int) -> None:
+        """Raise InputError unless a field is an integer of at least so much."""
+        value = getattr(self, name)
+        if not is_integer(value) or value < at_least:
+            raise InputError(f"{type(self).__name__}.{name}={shown(value)} must be an integer of at least {at_least}.")
+
+    def check_word(self, name: str, words: Sequence[str]) -> None:
+        """Raise InputError unless a field is one of these words."""
+        value = getattr(self, name)
+        if value not in words:
+            raise InputError(f"{type(self).__name__}.{name}={shown(value)} must be {_either(*map(shown, words))}.")
+
+
+def _either(*values: Any) -> str:
+    """Return different values as a text, in their order."""
+    return " or ".join(map(str, dict.fromkeys(values)))
+
+
+def in_range(numbers: Tensor, count: int) -> Tensor:
+    """Return the numbers from 0 to count - 1 as they are, and `count` instead of all others, as int64."""
+    numbers = numbers.long()
+    return torch.where((numbers >= 0) & (numbers < count), numbers, count)
+
+
+def near_places(first_place: int, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """Return which pairs of places `first_place` allows, bool [queries, keys].
+
+    >>> near_places(-1, 2, 3, torch.device("cpu")).int().tolist()
+    [[1, 1, 1], [1, 1, 1]]
+    >>> near_places(1, 2, 3, torch.device("cpu")).int().tolist()
+    [[0, 1, 1], [0, 0, 1]]
+    """
+    queries, keys = (torch.arange(count, device=device) for count in (num_queries, num_keys))
+    return keys >= queries[:, None] + first_place
+
+
+def of_heads(tensor: Tensor, num_heads: int) -> Tensor:
+    """Return a tensor [batch, heads or 1, ...] of all heads, or of 1; heads that share key heads are neighbours."""
+    return tensor if tensor.shape[1] in (1, num_heads) else tensor.repeat_interleave(num_heads // tensor.shape[1], 1)
+
+
+# What all choices have in common whose keys are read in groups: lists of queries, and of the keys that they read.
+
+
+class Groups(NamedTuple):
+    """Positions of queries and keys that form groups; numbers out of range are empty places.
+
+    Attributes:
+        queries, keys: int64 [batch or 1, heads, groups, places].
+        query_buckets, key_buckets: of the same shapes; only pairs of equal buckets are read. None: all pairs.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    query_buckets: Tensor | None = None
+    key_buckets: Tensor | None = None
+
+
+class GroupedKeys(ChosenKeys):
+    """Keys that are read in groups."""
+
+    def groups(self) -> Groups:
+        """Return the groups."""
+        raise NotImplementedError
+
+    def counts(
+        self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
+    ) -> Tensor:
+        """Return how many pairs of places hold each pair."""
+        found = self.groups()
+        num_queries, num_keys = layout.num_queries, layout.num_keys
+        queries = in_range(found.queries - first_query(layout, query_start), num_queries)[..., None]
+        keys = in_range(found.keys, num_keys)[..., None, :]
+        is_pair = (queries < num_queries) & (keys < num_keys)
+        if found.query_buckets is not None and found.key_buckets is not None:
+            is_pair = is_pair & (found.query_buckets[..., None] == found.key_buckets[..., None, :])
+        if self.first_place is not None:
+            is_pair = is_pair & near_places(self.first_place, queries.shape[3], keys.shape[4], keys.device)
+        numbers = torch.where(is_pair, queries * num_keys + keys, num_queries * num_keys)
+        counts = torch.zeros(*numbers.shape[:2], num_queries * num_keys + 1, dtype=torch.int32, device=numbers.device)
+        # a compiler cannot join the axes of groups and places for every number of groups
+        examples, heads = (torch.arange(size, device=numbers.device) for size in numbers.shape[:2])
+        index = (examples.view(-1, 1, 1, 1, 1), heads.view(-1, 1, 1, 1), numbers)
+        counts = counts.index_put(index, torch.ones_like(numbers, dtype=torch.int32), accumulate=True)
+        return counts[..., :-1].unflatten(2, (num_queries, num_keys))
+
+
+# How many tiles a choice has: the host waits for its device to know it, in the forward pass and not again backward.
+
+
+_known: BoundedCache[list[int]] = BoundedCache(SMALL_BYTES)
+
+
+def counted_once(owners: Iterable[Tensor | None], key: Hashable, counts: Tensor) -> list[int]:
+    """Return integers [n] that follow from the contents of tensors and a key, so that both passes ask for them once."""
+    if counts.device.type == "cpu":
+        return counts.tolist()  # type: ignore[no-any-return]
+    return _known.get_of(owners, key, counts.tolist)
