@@ -82,7 +82,7 @@ from hf_efficient_attn.models.etc_transformer import (
     EtcTransformerModel,
     structured_inputs,
 )
-from hf_efficient_attn.models.indexed import loaded_indexers
+from hf_efficient_attn.models.indexed import index_model
 from hf_efficient_attn.models.indexed.index_model import index, index_stage
 from hf_efficient_attn.models.indexed.index_training import index_recall
 from hf_efficient_attn.models.register import register_families
@@ -106,8 +106,8 @@ from hf_efficient_attn.models.simplified_transformer import (
     SimplifiedTransformerForTokenClassification,
     SimplifiedTransformerModel,
 )
-from hf_efficient_attn.models.spans.freezing import freeze_spans, set_span_limit
 from hf_efficient_attn.models.spans.module import head_spans
+from hf_efficient_attn.models.spans.training import freeze_spans, set_span_limit
 from hf_efficient_attn.models.sparse_seq2seq import (
     SparseSeq2SeqConfig,
     SparseSeq2SeqForConditionalGeneration,
@@ -156,7 +156,7 @@ __version__ = requirements.VERSION
 
 register_families()
 interface.register_attention()
-loaded_indexers.build_indexers()
+index_model.build_indexers()
 write_stubs()
 fill_cards()
 

@@ -18,7 +18,7 @@ from hf_efficient_attn.attention.token_table import TABLE_DTYPE, read_table
 from hf_efficient_attn.layout import dense_mask
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.sparse.remembered import remembered
+from hf_efficient_attn.models.sparse.attention import remembered
 from hf_efficient_attn.patterns import Band, Causal, Pattern
 
 CPU = torch.device("cpu")

@@ -44,7 +44,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.costs import span_flops
+from hf_efficient_attn.models.spans.training import span_flops
 from hf_efficient_attn.training.span_callback import span_log
 
 KINDS = ("fixed", "adaptive", "dynamic")

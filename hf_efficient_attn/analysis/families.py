@@ -56,7 +56,7 @@ def family_facts(family: ModuleType) -> dict[str, Any]:
 
 
 def _is_preset(value: Any) -> bool:
-    return isinstance(value, classmethod) and value.__func__.__module__.endswith(".presets")
+    return isinstance(value, classmethod)
 
 
 def _direction(config: Any) -> str:

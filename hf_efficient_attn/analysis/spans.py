@@ -32,8 +32,8 @@ from hf_efficient_attn.analysis.span_report import (
 )
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.spans.config import span_window
-from hf_efficient_attn.models.spans.costs import average_span, max_span, span_flops
 from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
+from hf_efficient_attn.models.spans.training import average_span, max_span, span_flops
 from hf_efficient_attn.pictures import check_destination, check_picture, save_figure
 
 # attention by distance is the mean over at least so many queries, or what a short text has of them

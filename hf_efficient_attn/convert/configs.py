@@ -17,7 +17,7 @@ from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Co
 from hf_efficient_attn.convert.hub import one_line
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.choices import meant
+from hf_efficient_attn.models.config.checks import meant
 from hf_efficient_attn.patterns.bands import Band, band_of_window
 from hf_efficient_attn.patterns.config_spec import pattern_of
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens

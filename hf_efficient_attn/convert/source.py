@@ -25,7 +25,7 @@ from hf_efficient_attn.convert.registry import (
 from hf_efficient_attn.convert.weights import WEIGHT_FILES, check_floating, covers, is_old_buffer, weight_names
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.checkpoints import saved_config
+from hf_efficient_attn.models.base import saved_config
 
 
 def check_saved_config(path: str, saved: dict[str, Any]) -> None:

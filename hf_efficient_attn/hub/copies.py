@@ -197,7 +197,7 @@ T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
 INTERFACE = "hf_efficient_attn.attention.interface"
 ARCHITECTURES = "hf_efficient_attn.attention.saved_architectures"
-INDEXERS = "hf_efficient_attn.models.indexed.loaded_indexers"
+INDEXERS = "hf_efficient_attn.models.indexed.index_model"
 # every kind of pattern that a saved config can name
 PATTERNS = "hf_efficient_attn.patterns"
 # what the module of sparsified models begins with

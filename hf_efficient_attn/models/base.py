@@ -1,22 +1,82 @@
 """What models of several families share: start values, capabilities, and the choice of a kernel."""
 
+import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.refusals import refuse_stages, refuse_uneven_vocabulary
-from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.checkpoints import saved_config
 from hf_efficient_attn.models.config.library import PACKAGE, count_key_heads
-from hf_efficient_attn.models.global_tokens.projections import CopiedLinear, GlobalAttention
+from hf_efficient_attn.models.global_tokens.global_attention import CopiedLinear, GlobalAttention
 from hf_efficient_attn.models.indexed.own_rotary import own_rotary
-from hf_efficient_attn.models.parts.deepspeed_parameters import is_in_shards
+from hf_efficient_attn.models.parts.blocks import is_in_shards
+
+# Which backend each attention implementation of transformers stands for.
+
+
+# every one computes the same function, the model's own
+BACKEND_OF_IMPLEMENTATION = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
+
+
+def backend_of(config: Any) -> str:
+    """Return the backend for the attention implementation of a config.
+
+    Raises:
+        UnsupportedBackendError: an implementation that would ignore the model's attention pattern.
+    """
+    implementation = config._attn_implementation or "efficient"
+    if implementation not in BACKEND_OF_IMPLEMENTATION:
+        raise UnsupportedBackendError(
+            f"attn_implementation={shown(implementation)} would drop the attention pattern of this "
+            f"{type(config).__name__}. Use one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}; all compute the same."
+        )
+    return BACKEND_OF_IMPLEMENTATION[implementation]
+
+
+# What a checkpoint says about itself, before any weight is read.
+
+
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the config saved at `path`, a folder or Hub name; empty if there is none, which loading will report.
+
+    kwargs: those of `from_pretrained`; only the arguments for the Hub are used.
+
+    Raises:
+        CheckpointError: it is not a JSON object.
+    """
+    if path is None:
+        return {}
+    hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+    try:
+        found = PreTrainedConfig.get_config_dict(path, **hub)[0]
+    except OSError as error:
+        # transformers raises it both for a missing file and for one that is not JSON
+        if isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError):
+            raise CheckpointError(
+                f"The config.json of {path} is damaged: it is not JSON. Copy or download the checkpoint again."
+            ) from error
+        return {}
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        # JSON, but not an object, or nested too deeply
+        raise CheckpointError(
+            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
+        ) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(
+            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
+        )
+    return found
 
 
 class FamilyPreTrainedModel(PreTrainedModel):
@@ -150,3 +210,64 @@ class SparsePreTrainedModel(EfficientPreTrainedModel):
         for module in self.modules():
             if isinstance(module, GlobalAttention):
                 module.copy_local()
+
+
+# Whether a file of tensors is whole, by its header and its length; no tensor is read.
+
+
+# headers of real models are smaller; a larger length is damaged
+MOST_HEADER_BYTES = 100_000_000
+SAFETENSORS = ".safetensors"
+# as torch.save writes them
+ZIPS = (".bin", ".pt", ".pth")
+
+
+def why_not_whole(file: Path) -> str | None:
+    """Return what is wrong with a file of safetensors or `torch.save`, as the end of a sentence; None: nothing."""
+    try:
+        if not file.is_file():
+            return "is missing" if not file.exists() else "is no file"
+        return _why_not_safetensors(file) if file.suffix == SAFETENSORS else _why_not_zip(file)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def tensor_names(file: Path) -> set[str]:
+    """Return the names in the header of a whole file of safetensors."""
+    return set(_header(file)[0]) - {"__metadata__"}
+
+
+def _header(file: Path) -> tuple[dict[str, dict], int]:
+    """Return the header of a file of safetensors, and the byte at which the numbers begin.
+
+    Raises:
+        ValueError: it has no header.
+    """
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if not 0 < size <= MOST_HEADER_BYTES:
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(stream.read(size))
+    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+        raise ValueError("a header that is no table")
+    return header, 8 + size
+
+
+def _why_not_safetensors(file: Path) -> str | None:
+    try:
+        header, start = _header(file)
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        wanted = start + max(ends, default=0)
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return "has no readable header"
+    size = file.stat().st_size
+    return None if size == wanted else f"has {size:,} bytes where its header says {wanted:,}"
+
+
+def _why_not_zip(file: Path) -> str | None:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # the list of members is at the end
+            return None if archive.namelist() else "is empty"
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
+        return "is cut off"

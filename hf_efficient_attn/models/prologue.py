@@ -18,8 +18,7 @@ from hf_efficient_attn.attention.unknown_arguments import refuse_misspelt
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
-from hf_efficient_attn.models.inputs.axes import check_positions
-from hf_efficient_attn.models.inputs.masks import check_mask, key_masks, noted_documents, step_table
+from hf_efficient_attn.models.inputs import check_mask, check_positions, key_masks, noted_documents, step_table
 
 
 @dataclass(frozen=True)

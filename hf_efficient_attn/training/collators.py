@@ -15,9 +15,9 @@ from transformers import BatchEncoding, DataCollatorForSeq2Seq
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.bp_seq2seq.sentences import INPUTS
-from hf_efficient_attn.models.etc_transformer.structured_text import structured_inputs
-from hf_efficient_attn.models.inputs.whole_numbers import whole_numbers
+from hf_efficient_attn.models.bp_seq2seq.modeling_bp_seq2seq import INPUTS
+from hf_efficient_attn.models.etc_transformer.structured_inputs import structured_inputs
+from hf_efficient_attn.models.inputs import whole_numbers
 
 # what each of them numbers
 NUMBERED = dict(zip(INPUTS, ("input_ids", "labels"), strict=True))

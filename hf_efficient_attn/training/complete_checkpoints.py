@@ -26,8 +26,8 @@ from transformers.utils import (
 )
 
 from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.models.base import SAFETENSORS, ZIPS, tensor_names, why_not_whole
 from hf_efficient_attn.models.spans.memory import SegmentMemory
-from hf_efficient_attn.models.whole_files import SAFETENSORS, ZIPS, tensor_names, why_not_whole
 
 NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 STATE = "trainer_state.json"

@@ -28,10 +28,10 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.global_tokens.rules import choose_by_rule
-from hf_efficient_attn.models.heads.auxiliary_loss import add_auxiliary_loss
+from hf_efficient_attn.models.heads.outputs import add_auxiliary_loss
 from hf_efficient_attn.models.indexed.index_training import own_loss
-from hf_efficient_attn.models.inputs.masks import check_mask, find_documents
-from hf_efficient_attn.models.parts.positions import Positions, positions_among_real
+from hf_efficient_attn.models.inputs import check_mask, find_documents
+from hf_efficient_attn.models.parts.embeddings import Positions, positions_among_real
 from hf_efficient_attn.models.sparse.inputs import looked_at, resolved_rule
 from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wrapped, shifts_labels
 

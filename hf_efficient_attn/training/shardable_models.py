@@ -14,8 +14,8 @@ from hf_efficient_attn.attention.trial_inputs import forward_arguments
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
-from hf_efficient_attn.models.heads.auxiliary_loss import CAUSAL_LM
-from hf_efficient_attn.models.indexed.added_loss import PLAIN_CLASS
+from hf_efficient_attn.models.heads.outputs import CAUSAL_LM
+from hf_efficient_attn.models.indexed.index_training import PLAIN_CLASS
 
 # the losses that are sums over tokens
 LOSSES = (None, CAUSAL_LM, "ForMaskedLM", "ForTokenClassification")

@@ -10,9 +10,9 @@ from transformers.trainer_callback import ExportableState
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.spans.costs import average_span, max_span, span_flops
 from hf_efficient_attn.models.spans.memory import SegmentMemory
 from hf_efficient_attn.models.spans.module import span_modules
+from hf_efficient_attn.models.spans.training import average_span, max_span, span_flops
 from hf_efficient_attn.training.callbacks import refuse_label_smoothing
 from hf_efficient_attn.training.collators import TextSegments
 from hf_efficient_attn.training.complete_checkpoints import file_names, read_memory, write_memory

@@ -21,11 +21,11 @@ from hf_efficient_attn.bench.contest import Built, Contest
 from hf_efficient_attn.bench.report import MEBIBYTE, NONE, PALETTE, Line, Panel, Row, markdown_table
 from hf_efficient_attn.bench.timing import Case, summarize, times_faster
 from hf_efficient_attn.models.prologue import prepare_call
+from hf_efficient_attn.models.simplified_transformer.centering import block_masks
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
     SimplifiedTransformerConfig,
 )
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
-from hf_efficient_attn.models.simplified_transformer.masks import block_masks
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
 GPT2 = "gpt2"

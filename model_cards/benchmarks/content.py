@@ -30,10 +30,9 @@ from hf_efficient_attn.layout.listed_keys import ChosenTokens
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
 from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
 from hf_efficient_attn.models.efficient_reformer.modeling_efficient_reformer import MAX_STEP, ReformerLayer
-from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack
-from hf_efficient_attn.models.efficient_reformer.streams import Streams
+from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, Streams
 from hf_efficient_attn.models.routing_transformer.attention import RoutingAttention
-from hf_efficient_attn.models.routing_transformer.centroids import update_all
+from hf_efficient_attn.models.routing_transformer.clusters import update_all
 from hf_efficient_attn.models.routing_transformer.configuration_routing_transformer import RoutingTransformerConfig
 from hf_efficient_attn.patterns.bands import BlockTopK, Causal
 

@@ -30,7 +30,7 @@ from hf_efficient_attn.models.routing_transformer.configuration_routing_transfor
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (
     SimplifiedTransformerConfig,
 )
-from hf_efficient_attn.models.spans.cache import SpanCache
+from hf_efficient_attn.models.spans.memory import SpanCache
 from hf_efficient_attn.models.sparse_seq2seq.configuration_sparse_seq2seq import SparseSeq2SeqConfig
 from hf_efficient_attn.models.sparse_transformer.configuration_sparse_transformer import SparseTransformerConfig
 from hf_efficient_attn.models.star_transformer.configuration_star_transformer import StarTransformerConfig

@@ -25,13 +25,10 @@ from hf_efficient_attn.bench.timing import Case, summarize
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
 from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
 from hf_efficient_attn.models.adaptive_span.modeling_adaptive_span import AdaptiveSpanForCausalLM
-from hf_efficient_attn.models.spans.bounds import all_bounds
-from hf_efficient_attn.models.spans.cache import SpanCache
 from hf_efficient_attn.models.spans.config import span_window
-from hf_efficient_attn.models.spans.costs import average_span, span_flops
-from hf_efficient_attn.models.spans.freezing import freeze_spans
-from hf_efficient_attn.models.spans.memory import Segment
-from hf_efficient_attn.models.spans.module import span_modules
+from hf_efficient_attn.models.spans.memory import Segment, SpanCache
+from hf_efficient_attn.models.spans.module import all_bounds, span_modules
+from hf_efficient_attn.models.spans.training import average_span, freeze_spans, span_flops
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
 # How far the heads attend, as in a trained model of the paper, where few heads are long: Sukhbaatar et al., "Adaptive

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.costs import average_span, span_flops
+from hf_efficient_attn.models.spans.training import average_span, span_flops
 
 SHAPE = ["--hidden_size", "16", "--num_hidden_layers", "2", "--num_attention_heads", "2"]
 BLOCKS = [*SHAPE, "--vocab_size", "400", "--max_train_bytes", "150000", "--max_eval_blocks", "8", "--block_size", "32"]

@@ -6,7 +6,7 @@ import torch
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
 from hf_efficient_attn.layout.score_terms import Distance, InterleavedRelation, Label, Slope, SoftSpan, SpanRelation
-from hf_efficient_attn.models.parts.positions import alibi_bias, alibi_slopes
+from hf_efficient_attn.models.parts.embeddings import alibi_bias, alibi_slopes
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.span_tree import SizedSpanTree
 

@@ -11,7 +11,7 @@ from models_cases import TINY, head_inputs
 from safetensors.torch import load_file
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.heads.parts import pool, real_tokens
+from hf_efficient_attn.models.heads.task_heads import pool, real_tokens
 from hf_efficient_attn.models.register import HEADS
 
 HIDDEN = torch.arange(10.0).view(1, 5, 2)

@@ -14,7 +14,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.indexed.lightning_indexer import indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
-from hf_efficient_attn.models.parts.positions import rotate
+from hf_efficient_attn.models.parts.embeddings import rotate
 from hf_efficient_attn.patterns import Band, Full
 
 SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

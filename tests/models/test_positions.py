@@ -7,7 +7,7 @@ import torch
 from models_cases import TINY
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.parts.positions import SinusoidalPositions, alibi_bias
+from hf_efficient_attn.models.parts.embeddings import SinusoidalPositions, alibi_bias
 
 
 def test_sinusoids_are_the_papers() -> None:

@@ -22,7 +22,7 @@ from processes.trainer_script import RANK, WAYS, build_model, build_trainer
 from torch import distributed
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.global_tokens.projections import CopiedLinear
+from hf_efficient_attn.models.global_tokens.global_attention import CopiedLinear
 
 STAGES = {"zero-2": 2, "zero-3": 3}
 # of every family, the case that ZeRO trains, and the families of which another one is refused

@@ -14,10 +14,9 @@ from torch.nn.functional import normalize
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.compressed_transformer.passed_states import PassedStates
-from hf_efficient_attn.models.efficient_reformer.chunks import LSHRule, chunk_order
-from hf_efficient_attn.models.efficient_reformer.hashing import hash_vectors
-from hf_efficient_attn.models.routing_transformer.membership import balanced_groups
+from hf_efficient_attn.models.compressed_transformer.mechanism import PassedStates
+from hf_efficient_attn.models.efficient_reformer.hashing import LSHRule, chunk_order, hash_vectors
+from hf_efficient_attn.models.routing_transformer.clusters import balanced_groups
 from hf_efficient_attn.patterns import Band, Causal, Full
 
 HEADS, DIM, WIDTH = 4, 8, 32

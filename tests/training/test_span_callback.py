@@ -9,8 +9,8 @@ import transformers
 from training.span_runs import SEGMENT, SIZES, build_model, build_trainer, text
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.costs import span_flops
 from hf_efficient_attn.models.spans.module import span_modules
+from hf_efficient_attn.models.spans.training import span_flops
 from hf_efficient_attn.training.span_callback import span_log
 
 LIMIT, RAMP = SIZES["span_limit"], SIZES["span_ramp"]

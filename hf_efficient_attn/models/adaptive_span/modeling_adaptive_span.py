@@ -32,7 +32,7 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -42,25 +42,38 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, drop_rate, finite
-from hf_efficient_attn.models.parts.cached_states import append_to_cache
-from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
-from hf_efficient_attn.models.parts.positions import Positions, rotate_both, rotate_last
+from hf_efficient_attn.models.parts.blocks import MLP, append_to_cache, build_norm, drop_rate, finite
+from hf_efficient_attn.models.parts.embeddings import Positions, TokenEmbedding, rotate_both, rotate_last
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
-from hf_efficient_attn.models.spans.attention import attend_spans, within_reach
-from hf_efficient_attn.models.spans.bounds import SpanBounds, all_bounds, layer_bounds
-from hf_efficient_attn.models.spans.cache import SpanGeneration
-from hf_efficient_attn.models.spans.checkpoints import SpanCheckpoints
+from hf_efficient_attn.models.spans.attention import attend_spans, span_request, within_reach
 from hf_efficient_attn.models.spans.config import checked_window
-from hf_efficient_attn.models.spans.memory import Segment, SegmentMemory, check_segment
-from hf_efficient_attn.models.spans.module import DYNAMIC, Spans
-from hf_efficient_attn.models.spans.penalty import mean_span, span_penalty
-from hf_efficient_attn.models.spans.request import span_request
+from hf_efficient_attn.models.spans.memory import Segment, SegmentMemory, SpanGeneration, check_segment
+from hf_efficient_attn.models.spans.module import DYNAMIC, SpanBounds, Spans, all_bounds, layer_bounds
+from hf_efficient_attn.models.spans.training import SpanCheckpoints, fit_rows, mean_span, span_penalty
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
-from .distances import DistanceTable
+
+# The authors' relative positions: one table of vectors, added to the keys, for all heads and layers.
+
+
+class DistanceTable(nn.Module):
+    """A vector per distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as in the authors' code."""
+
+    def __init__(self, config: AdaptiveSpanConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.span_limit, config.head_dim))
+
+    def initialize(self) -> None:
+        init.normal_(self.weight)
+
+    def forward(self) -> Tensor:
+        """Return the table."""
+        return self.weight
+
+    def set_distances(self, num_distances: int) -> None:
+        """Change the number of distances; new ones are initialised as the others were."""
+        self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))
 
 
 class SpanAttention(nn.Module):

@@ -29,39 +29,179 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
-from hf_efficient_attn.models.base import EfficientPreTrainedModel
-from hf_efficient_attn.models.heads.auxiliary_loss import LAYERS_LEFT_OUT, expect_use
-from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
+from hf_efficient_attn.models.heads.outputs import LAYERS_LEFT_OUT, BackboneOutput, expect_use
 from hf_efficient_attn.models.heads.task_heads import (
+    CausalLMHead,
+    ClassificationHead,
     MaskedLMHead,
     MultipleChoiceHead,
     QuestionAnsweringHead,
     SequenceClassificationHead,
     TokenClassificationHead,
+    build_classifier,
+    pool,
+    real_tokens,
 )
-from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.inputs.masks import bring_inputs, padding_mask
-from hf_efficient_attn.models.inputs.sentences import check_sentences, sentence_positions
+from hf_efficient_attn.models.inputs import bring_inputs, check_sentences, padding_mask, sentence_positions
 from hf_efficient_attn.models.parts.blocks import build_norm
-from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.parts.embeddings import Positions
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
-from hf_efficient_attn.models.tree.attention import TreeAttention
-from hf_efficient_attn.models.tree.block import BPCrossLayer, BPLayer
-from hf_efficient_attn.models.tree.call_nodes import CLOSED, nodes_of
+from hf_efficient_attn.models.tree.attention import BPCrossLayer, BPLayer, TreeAttention
+from hf_efficient_attn.models.tree.nodes import CLOSED, NextNodes, WholeTree, nodes_of, roots_of
 
 from .configuration_bp_transformer import BPTransformerConfig
-from .heads import BPCausalHead, BPTextHead, num_predicting
-from .pairs import check_pieces, roots_of_rows, sentences_of
+
+# Heads of BP-Transformers: classes of texts and of pairs of sentences, by their roots, and losses of layers.
+
+
+class BPTextHead(ClassificationHead):
+    """Classifies texts by their root, the span of all tokens, or as `classifier_pooling` says; pairs by both.
+
+    Source: Ye et al. (arXiv:1911.04070); the authors' code.
+    """
+
+    def build_head(self, config: Any) -> None:
+        width = config.hidden_size * (2 if config.separate_sentences else 1)
+        is_dense = config.classifier_head == "dense"
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = build_classifier(config, self.num_outputs(config), is_dense, width)
+
+    def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """Return the backbone's outputs for these inputs, by name, and the logits."""
+        outputs = self.model(**inputs)
+        features = torch.cat(self.pooled(outputs, inputs), -1)
+        return outputs, self.classifier(self.dropout(features))
+
+    def pooled(self, outputs: Any, inputs: dict[str, Any]) -> list[Tensor]:
+        """Return what represents a text, or each of two sentences, [B, hidden_size]."""
+        config, hidden = self.config, outputs.last_hidden_state
+        if config.classifier_pooling == "root":
+            if outputs.root_states is None:
+                raise InputError(
+                    f"A row holds packed documents or follows cached tokens, and {type(self).__name__} gives a row one "
+                    "result, from the root of its tree. Pass one whole text in each row."
+                )
+            return list(outputs.root_states.unbind(1))
+        real = real_tokens(hidden, inputs["input_ids"], inputs["attention_mask"], config.pad_token_id)
+        parts = [real]
+        if config.separate_sentences:
+            types = inputs["token_type_ids"].to(hidden.device)
+            parts = [real & (types == number) for number in (0, 1)]
+        return [pool(hidden, part, config.classifier_pooling, config.is_causal) for part in parts]
+
+
+class BPCausalHead(CausalLMHead):
+    """Predicts the next token, with `layer_losses` in training from earlier layers, too; the loss is their mean.
+
+    Source: the authors' code.
+    """
+
+    def output(
+        self, outputs: Any, loss: Tensor | None, labels: Tensor | None = None, num_items: Any = None, **fields: Any
+    ) -> Any:
+        """Return the outputs; `auxiliary_loss` is what makes of the last layer's loss the mean of the layers'."""
+        if loss is not None and outputs.layer_states:
+            losses = [self.loss_of(states, labels) for states in outputs.layer_states]
+            outputs.auxiliary_loss = torch.stack(losses).mean() - losses[-1]
+        return super().output(outputs, loss, labels, num_items, **fields)
+
+    def loss_of(self, states: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of a layer's states, [B, T, hidden_size], to labels [B, T or T - 1], -100: none."""
+        logits = self.logits_of(states[:, : labels.shape[1]]).flatten(0, 1)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        labels = labels.to(logits.device).flatten()
+        # a micro-batch may have no label that counts
+        return cross_entropy(wide, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
+
+
+def num_predicting(num_layers: int, progress: float) -> int:
+    """Return how many of the last layers predict after this share of the training, at least one.
+
+    Layer i of n, counted from 1, predicts until the share is i / n.
+
+    >>> [num_predicting(12, share) for share in (0.0, 0.08, 0.09, 0.5, 0.99, 1.0)]
+    [12, 12, 11, 6, 1, 1]
+    """
+    return max(1, num_layers - int(num_layers * progress))
+
+
+# The roots of the trees of a row, and its two sentences where it has a pair.
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The two sentences of each row.
+
+    Attributes:
+        own: which real tokens each has, bool [B, 2, T].
+        other: which tokens a token reads across: those of the sentence that it is not of.
+    """
+
+    own: Tensor
+    other: TokenMask
+
+
+def sentences_of(types: Tensor, nodes: Any) -> Sentences:
+    """Return the sentences of rows whose tokens have these types, 0 or 1, [B, T]."""
+    mask = nodes.mask.key_mask
+    real = torch.ones_like(types, dtype=torch.bool) if mask is None else mask[:, ::2]
+    own = torch.stack((real & (types == 0), real & (types == 1)), 1)
+    of_keys = None if mask is None else real
+    return Sentences(own, TokenMask(of_keys, segment_ids=types, query_segment_ids=1 - types))
+
+
+def check_pieces(types: Tensor, mask: Any) -> None:
+    """Raise InputError if the real tokens of a sentence do not all stand together: each has one tree."""
+    if torch.compiler.is_compiling() or is_tracing(types):
+        return
+    numbers = on_host(types)
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        # padding is counted to the token before it
+        real = on_host(mask) != 0
+        index = torch.where(real, torch.arange(numbers.shape[1]), -1).cummax(1).values
+        first = real.int().argmax(1, keepdim=True)
+        numbers = numbers.gather(1, torch.where(index < 0, first, index))
+    changes = (numbers[:, 1:] != numbers[:, :-1]).sum(1)
+    if bool((changes > 1).any()):
+        row = int((changes > 1).nonzero()[0])
+        raise InputError(
+            f"token_type_ids of row {row} change {int(changes[row])} times, but each sentence must stand in one piece, "
+            "with a tree of its own: pass 0 for all tokens of the one and 1 for all of the other."
+        )
+
+
+def roots_of_rows(
+    tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, sentences: Sentences | None
+) -> Tensor | None:
+    """Return the states of the roots, [B, 1, hidden_size], of two sentences [B, 2, hidden_size]; None: not known."""
+    if sentences is not None:
+        found = [take_roots(tokens, spans, roots_of(own)) for own in sentences.own.unbind(1)]
+        # an empty sentence has no root
+        exists = sentences.own.any(2).unsqueeze(-1)
+        return torch.where(exists, torch.stack(found, 1), 0)
+    roots = nodes.roots if isinstance(nodes, WholeTree) else None
+    return None if roots is None else take_roots(tokens, spans, roots)[:, None]
+
+
+def take_roots(tokens: Tensor, spans: Tensor, roots: Tensor) -> Tensor:
+    """Return the states of the roots, [B, T, hidden_size] twice and [B] → [B, hidden_size]."""
+    index = (roots >> 1)[:, None, None].expand(-1, 1, tokens.shape[2])
+    is_span = (roots % 2 == 1)[:, None]
+    return torch.where(is_span, spans.gather(1, index)[:, 0], tokens.gather(1, index)[:, 0])
 
 
 @dataclass

@@ -27,8 +27,7 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.mechanisms.texts import Texts, whole_rows
 from hf_efficient_attn.models.parts.blocks import drop_rate
 
-from .mechanism import MechanismAttention, zeroed
-from .strides import by_strides, convolved, filled_slots, whole_strides, with_spare_stride
+from .mechanism import MechanismAttention, by_strides, convolved, filled_slots, whole_strides, with_spare_stride, zeroed
 
 
 class LengthMap(NamedTuple):

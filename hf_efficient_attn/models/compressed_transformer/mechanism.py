@@ -1,12 +1,22 @@
 """What the attention of every mechanism of this family has: maps of queries, keys, values and output."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache
 
-from hf_efficient_attn.models.mechanisms.text_reading import TextReading
-from hf_efficient_attn.models.mechanisms.texts import Texts
+from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.tracing import is_exporting
+from hf_efficient_attn.models.mechanisms.linear import LinearReading
+from hf_efficient_attn.models.mechanisms.prior import HasPrior
+from hf_efficient_attn.models.mechanisms.texts import TextReading, Texts
+from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 
 class MechanismAttention(TextReading):
@@ -30,3 +40,181 @@ class MechanismAttention(TextReading):
 def zeroed(states: Tensor, real: Tensor | None) -> Tensor:
     """Return states [R, L, X] with zeros behind the texts."""
     return states if real is None else torch.where(real.unsqueeze(-1), states, 0)
+
+
+# Queries and keys that a layer passes on to layers above, which compare them again: memory grows as the text does.
+
+
+class PassedStates:
+    """What the layers of one forward pass pass on: by index of a layer its queries and keys, [B, H, T or K, D].
+
+    No dict, of which libraries that move or cast arguments would give each layer a copy.
+    """
+
+    def __init__(self) -> None:
+        self._of_layer: dict[int, tuple[Tensor, Tensor]] = {}
+        self._have_gradients = True
+
+    def keep(self, layer: int, query: Tensor, key: Tensor) -> None:
+        """Pass on the queries of the new tokens of a layer, and all its keys, the cached ones first."""
+        self._of_layer[layer] = query, key
+        self._have_gradients &= torch.is_grad_enabled()
+
+    def joined(self, layers: Sequence[int], own: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of which the products are the sums of those of layers, one beside the other.
+
+        own: states of the layer that reads, for as many keys: [B, any, K, any].
+
+        Raises:
+            InputError: the cache of a layer holds other tokens.
+        """
+        queries, keys = zip(*(self._of_layer[layer] for layer in layers), strict=True)
+        if any(key.shape[2] != own.shape[2] for key in keys):
+            counts = ", ".join(f"layer {layer} {key.shape[2]}" for layer, key in zip(layers, keys, strict=True))
+            raise InputError(
+                f"Keys of several layers are read together, but they are of different tokens: of {counts}, and "
+                f"{own.shape[2]} are read. Generate with the default cache, which holds all keys of all layers."
+            )
+        query, key = (torch.cat([each.to(own.device) for each in states], -1) for states in (queries, keys))
+        return query, key
+
+    def check_gradients(self) -> None:
+        """Refuse layers that were computed without gradients in a pass that has them.
+
+        Raises:
+            UnsupportedBackendError: they were; layers below would get no gradient from those that read with theirs.
+        """
+        if torch.is_grad_enabled() and not self._have_gradients:
+            raise UnsupportedBackendError(
+                "Layers read with the queries and keys of layers below, which were computed without gradients, as in "
+                "gradient checkpointing with use_reentrant=True. Give "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+
+
+class PassingAttention(SparseAttention):
+    """Attention that follows a pattern, and passes its queries and keys on where a layer above reads with them."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        above = range(layer_idx + 1, config.num_hidden_layers)
+        self.passes_on = any(layer_idx in config.compared_layers(layer) for layer in above)
+
+    def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        if self.passes_on:
+            kwargs["passed_states"].keep(self.layer_idx, query, key)
+        return query, key
+
+
+def check_cached_width(cache: Cache, layer_idx: int, keys: tuple[int, int], values: tuple[int, int]) -> None:
+    """Raise UnsupportedBackendError if a cache was filled by code that does not know what a layer keeps.
+
+    keys, values: their heads, and numbers of a head.
+    """
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    for name, wanted in (("keys", keys), ("values", values)):
+        held = getattr(layer, name, None)
+        if held is not None and held.ndim == 4 and held.shape[2] and (held.shape[1], held.shape[3]) != wanted:
+            raise UnsupportedBackendError(
+                f"The cache holds {name} of {held.shape[1]} heads and {held.shape[3]} numbers, but layer {layer_idx} "
+                f"keeps {wanted[0]} and {wanted[1]}. Prefix tuning cannot give it keys; use prompt tuning or LoRA "
+                "instead."
+            )
+
+
+# Texts cut into strides of so many tokens, and convolutions that make one slot of each stride.
+
+
+class StrideConvolution(nn.Conv1d):
+    """A convolution whose kernels are as long as its stride, [R, C, S · stride] → [R, C, S].
+
+    Computed as a product of matrices, which torch compiles and exports for any length, and its convolutions not.
+    """
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the slots of texts."""
+        made = convolved(states.mT, self.weight.unflatten(0, (self.groups, -1)))
+        # adapters build convolutions of this class without one
+        if self.bias is not None:
+            made = made + self.bias.to(made.dtype)
+        return made.mT
+
+
+def convolved(states: Tensor, weight: Tensor) -> Tensor:
+    """Return one slot for each stride, [R, S · stride, H · D] → [R, S, H · O].
+
+    weight: [O, D, stride], for each of H heads, or [H, O, D, stride].
+    """
+    windows = by_strides(states, weight.shape[-1]).unflatten(3, (-1, weight.shape[-2]))
+    if not torch.compiler.is_compiling():
+        letters = "odt" if weight.ndim == 3 else "hodt"
+        return torch.einsum(f"rsthd,{letters}->rsho", windows, weight).flatten(2)
+    # this makes texts and strides one axis, of which an exporter cannot prove that it is longer than that of texts, and
+    # a gradient in which the compiler takes one stride for contiguous
+    kernels = weight.mT.flatten(-2).mT.expand(windows.shape[3], -1, -1)
+    made = [own.flatten(2) @ kernel.unsqueeze(0) for own, kernel in zip(windows.unbind(3), kernels, strict=True)]
+    return torch.cat(made, 2)
+
+
+def whole_strides(states: Tensor, stride: int) -> Tensor:
+    """Return states with zeros behind them that fill up the last stride, [R, L, X] → [R, S · stride, X]."""
+    num_strides = (states.shape[1] + stride - 1) // stride
+    return pad(states, (0, 0, 0, num_strides * stride - states.shape[1]))
+
+
+def by_strides(states: Tensor, stride: int) -> Tensor:
+    """Return states cut into strides, [R, S · stride, X] → [R, S, stride, X]."""
+    return states.unflatten(1, (states.shape[1] // stride, stride))
+
+
+def filled_slots(real: Tensor | None, stride: int) -> Tensor | None:
+    """Return which strides hold tokens of a text, bool [R, S]; None: all."""
+    if real is None:
+        return None
+    return by_strides(whole_strides(real.unsqueeze(-1).int(), stride), stride).amax((2, 3)) > 0
+
+
+def with_spare_stride(states: list[Tensor], real: Tensor | None, stride: int) -> tuple[list[Tensor], Tensor | None]:
+    """Return texts, [R, L, X] each, and which of their tokens are real; exported, with a stride of padding behind them.
+
+    Without it, an exporter refuses lengths from one stride on: it takes one for a special case.
+    """
+    if not is_exporting():
+        return states, real
+    if real is None:
+        real = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
+    return [pad(each, (0, 0, 0, stride)) for each in states], pad(real, (0, stride))
+
+
+# Linear attention of layers with maps of their own; what it computes, `LinearReading` says.
+
+
+class LinearAttention(MechanismAttention, LinearReading):
+    """Attention by sums over keys, bidirectional or causal. [B, T, hidden_size] → the same, and the weights or None."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        if config.feature_map == "constant":
+            self.q_proj = self.k_proj = nn.Identity()
+
+
+# Attention with a prior by distance (`models/mechanisms/prior.py`): softmax(Q Kᵀ / √D + G) V.
+#
+# Layers follow `attention_pattern`, and take memory in proportion to the text where that does.
+
+
+class PriorAttention(HasPrior, SparseAttention):
+    """Attention that follows a pattern, with a prior by distance."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.make_prior(config)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        term = self.prior_term(key.shape[2], query.dtype, query.device)
+        return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        return replace(super().layer_request(num_keys, task), fixed_labels=(self.prior_reach(num_keys),))

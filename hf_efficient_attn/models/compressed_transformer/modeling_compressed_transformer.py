@@ -25,7 +25,7 @@ from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cac
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.refusals import refuse_paged
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -35,31 +35,27 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.inputs.masks import bring_inputs
-from hf_efficient_attn.models.mechanisms.feature_maps import RedrawsFeatures
+from hf_efficient_attn.models.inputs import bring_inputs
+from hf_efficient_attn.models.mechanisms.linear import RedrawsFeatures
 from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
 from hf_efficient_attn.models.mechanisms.texts import find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
-from hf_efficient_attn.models.sparse.attention import SparseAttention
-from hf_efficient_attn.models.sparse.block import SparseLayer
+from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
-from .collaborative_heads import CollaborativeHeadsAttention
 from .configuration_compressed_transformer import CompressedTransformerConfig
-from .linear import LinearAttention
 from .linformer import LengthMaps, LinformerAttention
-from .mechanism import MechanismAttention
-from .memory_compressed import MemoryCompressedAttention
+from .mechanism import LinearAttention, MechanismAttention, PassedStates, PassingAttention, PriorAttention
+from .memory_compressed import MemoryCompressedAttention, SlotLayer
 from .nystrom import NystromAttention
-from .passed_states import PassedStates, PassingAttention
-from .prior import PriorAttention
-from .residual_scores import ResidualScoresAttention
-from .reused_weights import ReusedWeightsAttention
-from .slot_cache import SlotLayer
-from .talking_heads import TalkingHeadsAttention
+from .softmax_heads import (
+    CollaborativeHeadsAttention,
+    ResidualScoresAttention,
+    ReusedWeightsAttention,
+    TalkingHeadsAttention,
+)
 
 ATTENTIONS: dict[str, type[nn.Module]] = {
     "linformer": LinformerAttention,

@@ -25,7 +25,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.notices import warn_of_weights
 from hf_efficient_attn.layout.tracing import autocast_off
-from hf_efficient_attn.models.mechanisms.feature_maps import wide
+from hf_efficient_attn.models.mechanisms.linear import wide
 
 from .mechanism import MechanismAttention, zeroed
 

@@ -9,8 +9,8 @@ from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
 from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.attention.model_check import checked_pattern
 from hf_efficient_attn.attention.saved_implementation import SAVED_EXPERTS
-from hf_efficient_attn.models.config.patterns import write_pattern
-from hf_efficient_attn.models.config.unknown import check_names, foreign_fields, warn_of_unread
+from hf_efficient_attn.models.config.checks import write_pattern
+from hf_efficient_attn.models.config.errors import check_names, foreign_fields, warn_of_unread
 
 # how the modules of classes begin whose files make no sense outside their package
 PACKAGE = "hf_efficient_attn."

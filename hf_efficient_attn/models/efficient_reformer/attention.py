@@ -14,19 +14,17 @@ from hf_efficient_attn.attention.layer_patterns import LayerPattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.layout.grouped_keys import ChunkedOrder
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.parts.blocks import drop_rate
-from hf_efficient_attn.models.parts.cached_states import append_to_cache
+from hf_efficient_attn.models.base import backend_of
+from hf_efficient_attn.models.parts.blocks import append_to_cache, drop_rate
+from hf_efficient_attn.models.parts.embeddings import rotate
 from hf_efficient_attn.models.parts.memberships import NONE, Membership, tell_membership
-from hf_efficient_attn.models.parts.positions import rotate
 from hf_efficient_attn.patterns.bands import Band, Full
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
-from .chunks import LSHRule, chunk_order
-from .config_checks import LSH
-from .hashing import draw_rotations, hash_vectors
+from .configuration_efficient_reformer import LSH
+from .hashing import LSHRule, chunk_order, draw_rotations, hash_vectors
 
 
 class ReformerAttention(nn.Module):

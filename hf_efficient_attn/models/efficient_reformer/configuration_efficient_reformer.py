@@ -2,17 +2,159 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.checks import check_fields, check_heads
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, RopeCheck
 from hf_efficient_attn.models.config.library import LibraryConfig
 
-from . import presets
-from .config_checks import LOCAL, LSH, check_attention, check_positions, check_streams
+# Which fields of an `EfficientReformerConfig` exclude each other, and what to do about it.
+
+
+LSH, LOCAL = "lsh", "local"
+COUNTS = (
+    ("lsh_attn_chunk_length", 1),
+    ("local_attn_chunk_length", 1),
+    ("num_hashes", 1),
+    ("lsh_num_chunks_before", 0),
+    ("lsh_num_chunks_after", 0),
+    ("local_num_chunks_before", 0),
+    ("local_num_chunks_after", 0),
+    ("chunk_size_lm_head", 0),
+)
+# more would number a bucket of a text beyond 32 bits
+MAX_BUCKETS = 2**24
+
+
+def check_attention(config: Any) -> None:
+    """Raise ConfigurationError for layers of an unknown kind, or counts that no layer can have."""
+    kinds, layers = config.attn_layers, config.num_hidden_layers
+    if kinds is not None and (not kinds or layers % len(kinds) or not set(kinds) <= {LSH, LOCAL}):
+        raise ConfigurationError(
+            f"attn_layers={shown(list(kinds))}; it must hold {shown(LSH)} or {shown(LOCAL)} for each of "
+            f"num_hidden_layers={layers} layers, or a part that is repeated, whose length divides their number."
+        )
+    for name, least in COUNTS:
+        if getattr(config, name) < least:
+            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least {least}.")
+    product = 1
+    for factor in config.bucket_factors:
+        product *= factor
+        if factor < 2 or factor % 2 or product > MAX_BUCKETS:
+            raise ConfigurationError(
+                f"num_buckets={shown(config.num_buckets)}; every factor must be even and at least 2, since a rotation "
+                f"gives two buckets, and their product at most {MAX_BUCKETS}."
+            )
+    if getattr(config, FIELD, None) is not None:
+        raise ConfigurationError(
+            f"{FIELD}={shown(getattr(config, FIELD))}: the layers of a Reformer read what attn_layers says, and follow "
+            "no other pattern. Leave it out."
+        )
+    if config.head_dim is None:
+        check_heads(config.hidden_size, config.num_attention_heads, "hidden_size", "num_attention_heads")
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    if config.head_dim < 1:
+        raise ConfigurationError(f"head_dim={config.head_dim} must be at least 1.")
+
+
+def check_positions(config: Any) -> None:
+    """Raise ConfigurationError for positions that do not fit the width or the longest text."""
+    kind, longest = config.position_embedding_type, config.max_position_embeddings
+    if kind == "rope" and config.head_dim % 2:
+        raise ConfigurationError(f"Rotary positions need an even head_dim, not {config.head_dim}.")
+    if kind != "axial":
+        return
+    shape, widths = config.axial_shape, config.axial_widths
+    if len(shape) != len(widths) or min((*shape, *widths), default=0) < 1 or sum(widths) != config.hidden_size:
+        raise ConfigurationError(
+            f"axial_pos_shape={shown(list(shape))} and axial_pos_embds_dim={shown(list(widths))} must have a number of "
+            f"at least 1 for each axis, and the second must add up to hidden_size={config.hidden_size}."
+        )
+    if config.num_axial_positions < longest:
+        raise ConfigurationError(
+            f"axial_pos_shape={shown(list(shape))} has {config.num_axial_positions} positions, but "
+            f"max_position_embeddings={longest}. Make an axis longer, or texts shorter."
+        )
+
+
+def check_streams(config: Any) -> None:
+    """Raise ConfigurationError for a tied embedding of another width than the last hidden state."""
+    if config.tie_word_embeddings and config.output_width != config.hidden_size:
+        raise ConfigurationError(
+            f"tie_word_embeddings=True, but stream_join={shown(config.stream_join)} gives the vocabulary "
+            f"{config.output_width} numbers a token, and the embedding has {config.hidden_size}. Use "
+            "stream_join='mean', or tie_word_embeddings=False."
+        )
+
+
+# The authors' networks, as fields of `EfficientReformerConfig`; keywords change or add fields.
+#
+# Sources: Kitaev et al. (arXiv:2001.04451), the settings beside their code (google/trax), and the configs of the
+# checkpoints that were made from it.
+
+
+ENWIK8: dict[str, Any] = {
+    "vocab_size": 258,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "attn_layers": ["local", "local", "lsh", "local"],
+    "lsh_attn_chunk_length": 256,
+    "local_attn_chunk_length": 128,
+    "num_buckets": 512,
+    "num_hashes": 4,
+    "max_position_embeddings": 65_536,
+    "stream_join": "concat",
+    "axial_pos_shape": [128, 512],
+    "axial_pos_embds_dim": [256, 768],
+    "embedding_dropout": 0.2,
+    "hidden_dropout": 0.2,
+    "activation_dropout": 0.2,
+    "attention_dropout": 0.2,
+    "is_causal": True,
+}
+IMAGENET64: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "attn_layers": ["lsh"],
+    "lsh_attn_chunk_length": 128,
+    "num_buckets": 192,
+    "num_hashes": 2,
+    "hidden_act": "gelu_new",
+    "norm_eps": 1e-6,
+    "max_position_embeddings": 12_288,
+    "stream_join": "concat",
+    "axial_pos_shape": [64, 64, 3],
+    "axial_pos_embds_dim": [384, 384, 256],
+    "attention_dropout": 0.2,
+    "is_causal": True,
+}
+COPY: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "attn_layers": ["lsh"],
+    "lsh_attn_chunk_length": 64,
+    "num_hashes": 4,
+    "max_position_embeddings": 1024,
+    "stream_join": "concat",
+    "is_causal": True,
+}
+
 
 CHOICES = {
     "position_embedding_type": ("axial", "learned", "rope", "none"),
@@ -144,9 +286,20 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
     eos_token_id: int | list[int] | None = 2
     sep_token_id: int | None = None
 
-    enwik8 = classmethod(presets.enwik8)
-    imagenet64 = classmethod(presets.imagenet64)
-    copy_task = classmethod(presets.copy_task)
+    @classmethod
+    def enwik8(cls, **fields: Any) -> "EfficientReformerConfig":
+        """Return the 12-layer network for bytes of up to 65,536 tokens, as released: 149,182,722 parameters."""
+        return cls(**{**ENWIK8, **fields})
+
+    @classmethod
+    def imagenet64(cls, **fields: Any) -> "EfficientReformerConfig":
+        """Return the 6-layer network for images of 64 × 64 pixels in three colours, 12,288 tokens."""
+        return cls(**{**IMAGENET64, **fields})
+
+    @classmethod
+    def copy_task(cls, **fields: Any) -> "EfficientReformerConfig":
+        """Return the 1-layer network that copies 511 symbols (section 5 of the paper)."""
+        return cls(**{**COPY, **fields})
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:

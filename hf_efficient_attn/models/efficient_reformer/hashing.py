@@ -4,11 +4,15 @@ Source: Kitaev et al. (arXiv:2001.04451), section 2; Andoni et al. (arXiv:1509.0
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.layout.grouped_keys import ChunkedOrder
 from hf_efficient_attn.layout.tracing import autocast_off
+from hf_efficient_attn.layout.transfer import derived, on_host
 
 MASK = 0xFFFFFFFF
 # odd numbers below 2³¹, so that products with 32-bit numbers fit into 63 bits on every device
@@ -115,3 +119,164 @@ def _place_of_largest(sizes: Tensor) -> Tensor:
     # of equal ones the first counts; of vectors with NaN none is the largest
     from_last = torch.arange(count, 0, -1, dtype=sizes.dtype, device=sizes.device)
     return (count - is_largest.mul_(from_last).amax(-1, keepdim=True).long()).clamp_(max=count - 1)
+
+
+# From buckets to chunks: which tokens lie together in a chunk, and which chunks a chunk reads.
+#
+# Every document (a row of the batch, or one of several packed into it) is sorted, cut into chunks and joined at its
+# ends as if it were alone, so that padding, packing and other examples change nothing.
+#
+# Shapes: B batch, H heads, r rounds, N keys, c tokens of a chunk, M chunks of a round.
+
+
+@dataclass(frozen=True)
+class LSHRule:
+    """How tokens are put into chunks, as the config says; see there.
+
+    Attributes:
+        num_buckets: b, of one round.
+        chunk_tokens, before, after: c, and how many neighbouring chunks a chunk reads.
+    """
+
+    num_buckets: int
+    chunk_tokens: int
+    before: int
+    after: int
+    attend_across_buckets: bool
+    count_duplicates: bool
+    chunk_by_bucket: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where tokens lie in chunks that begin anew with every group of tokens.
+
+    Attributes:
+        order: the tokens in the order of the chunks, [..., M·c]; -1: an empty place.
+        chunks: how many chunks each group has, [..., G].
+        first_chunk: the number of the first, [..., G].
+    """
+
+    order: Tensor
+    chunks: Tensor
+    first_chunk: Tensor
+
+
+def chunk_order(buckets: Tensor, rule: LSHRule, real: Tensor | None, documents: Tensor | None) -> ChunkedOrder:
+    """Return the order of tokens that a layer reads in chunks.
+
+    Args:
+        buckets: int [B, H, r, N].
+        real: bool [B, N], False = padding, or an empty place of a cache; None: all are tokens.
+        documents: [B, N], neighbours with equal numbers form a document; None: every example is one.
+    """
+    numbers, num_documents = numbered(documents)
+    tokens = buckets.shape[-1]
+    size = rule.chunk_tokens
+    document = torch.zeros_like(buckets[:, :1, :1]) if numbers is None else numbers[:, None, None]
+    bucket = document.long() * rule.num_buckets + buckets
+    num_groups = num_documents * (rule.num_buckets if rule.chunk_by_bucket else 1)
+    group = bucket if rule.chunk_by_bucket else document.long()
+    if real is not None:
+        is_real = real[:, None, None]
+        # padding comes last, and is in no group
+        group = torch.where(is_real, group, num_groups)
+        bucket = torch.where(is_real, bucket, num_documents * rule.num_buckets)
+    most = min(tokens, tokens // size + num_groups) if num_groups > 1 else (tokens + size - 1) // size
+    places = place(bucket, group, num_groups, size, most)
+    order, rounds = places.order, buckets.shape[2]
+    reads, num_chunks = None, order.shape[-1] // size
+    if rule.chunk_by_bucket:
+        # so many empty chunks that the ring of all chunks never leads from one end of a bucket to the other
+        empty = max(rule.before, rule.after) - (rounds - 1)
+        order = torch.nn.functional.pad(order, (0, max(0, empty) * size), value=-1)
+    elif not is_one_ring(real, documents, rounds, num_chunks, rule):
+        reads = neighbours(places, rounds, num_chunks, rule)
+    shared = None
+    if rule.chunk_by_bucket or not rule.attend_across_buckets:
+        # a bucket of one round is none of another
+        of_round = torch.arange(rounds, device=buckets.device)[:, None] * (num_documents * rule.num_buckets)
+        shared = torch.where(order < 0, -1, bucket.gather(-1, order.clamp(min=0)) + of_round)
+    return ChunkedOrder(
+        order,
+        size,
+        rule.before,
+        rule.after,
+        buckets=shared,
+        counts_duplicates=rule.count_duplicates,
+        reads=reads,
+    )
+
+
+def place(keys: Tensor, groups: Tensor, num_groups: int, size: int, most: Any) -> Places:
+    """Return where tokens lie, sorted by (key, position), in chunks that begin anew with every group.
+
+    Args:
+        keys: what tokens are sorted by, [B, H, r, N]; tokens of a group have neighbouring keys.
+        groups: the group of every token, [B, 1 or H, 1 or r, N], ascending with the keys; `num_groups`: none.
+        most: at least as many chunks as all groups together have.
+    """
+    counts = torch.zeros((*groups.shape[:-1], num_groups + 1), dtype=torch.long, device=keys.device)
+    counts = counts.scatter_add(-1, groups, torch.ones_like(groups))
+    chunks = (counts + size - 1) // size
+    first_chunk, first_rank = chunks.cumsum(-1) - chunks, counts.cumsum(-1) - counts
+    # stable: within a bucket, tokens keep their order on every device
+    order = keys.argsort(stable=True, dim=-1)
+    found = groups.expand_as(keys).gather(-1, order)
+    wide = (*keys.shape[:-1], num_groups + 1)
+    slots = torch.arange(keys.shape[-1], device=keys.device) - first_rank.expand(wide).gather(-1, found)
+    slots = slots + first_chunk.expand(wide).gather(-1, found) * size
+    if is_known(keys) and num_groups > 1:
+        most = max(1, int(chunks[..., :-1].sum(-1).max()))
+    slots = torch.where(found < num_groups, slots, most * size)
+    placed = torch.full((*keys.shape[:-1], most * size + 1), -1, dtype=torch.long, device=keys.device)
+    placed = placed.scatter(-1, slots, order)[..., :-1]
+    return Places(placed, chunks[..., :-1], first_chunk[..., :-1])
+
+
+def is_one_ring(real: Tensor | None, documents: Tensor | None, rounds: int, num_chunks: Any, rule: LSHRule) -> bool:
+    """Return whether the ring of all chunks, which `ChunkedOrder` reads by itself, is that of every example.
+
+    A compiler cannot compare the number of chunks.
+    """
+    if real is not None or documents is not None or torch.compiler.is_compiling():
+        return False
+    return num_chunks > 1 and rule.before + 1 + rule.after <= rounds * num_chunks
+
+
+def neighbours(places: Places, rounds: int, num_chunks: Any, rule: LSHRule) -> Tensor:
+    """Return which chunks each chunk reads, on the axis of the chunks of all rounds: [B, 1, r·M, before + 1 + after].
+
+    The axis of a document's chunks, one round after the other, is closed to a ring, as in the authors' code: its first
+    chunk reads the last of its last round. A document of one chunk reads only this, in every round.
+    """
+    chunks, first_chunk = places.chunks[:, 0, 0], places.first_chunk[:, 0, 0]
+    device, batch_size = chunks.device, chunks.shape[0]
+    # of all rounds on one axis: a compiler cannot join the axes of rounds and chunks for every length
+    on_axis = torch.arange(rounds * num_chunks, device=device)
+    number = (on_axis % num_chunks).expand(batch_size, -1)
+    last = chunks.cumsum(-1)
+    document = torch.searchsorted(last, number.contiguous(), right=True).clamp(max=chunks.shape[1] - 1)
+    count, first = chunks.gather(1, document)[..., None], first_chunk.gather(1, document)[..., None]
+    is_chunk = (number < last[:, -1:])[..., None]
+    steps = torch.arange(-rule.before, rule.after + 1, device=device)
+    on_ring = (on_axis // num_chunks)[:, None] * count + number[..., None] - first
+    on_ring = (on_ring + steps) % (rounds * count).clamp(min=1)
+    read = on_ring // count.clamp(min=1) * num_chunks + first + on_ring % count.clamp(min=1)
+    return torch.where(is_chunk & ((count > 1) | (steps == 0)), read, -1)[:, None]
+
+
+def numbered(documents: Tensor | None) -> tuple[Tensor | None, Any]:
+    """Return the numbers of the documents of each example from 0 on, and at least as many as an example has."""
+    if documents is None:
+        return None, 1
+    numbers = derived(lambda each: (each[:, 1:] != each[:, :-1]).cumsum(1), documents)
+    numbers = derived(lambda each: torch.nn.functional.pad(each, (1, 0)), numbers)
+    if torch.compiler.is_compiling():
+        return numbers, documents.shape[1]
+    return numbers, int(on_host(numbers).max()) + 1
+
+
+def is_known(tensor: Tensor) -> bool:
+    """Return whether the contents of a tensor can be asked for without waiting for a device."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

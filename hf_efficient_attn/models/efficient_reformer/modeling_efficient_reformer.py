@@ -45,17 +45,14 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
-from hf_efficient_attn.models.parts.deepspeed_parameters import are_released_by_layers
-from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.models.parts.blocks import MLP, are_released_by_layers, build_norm, finite
+from hf_efficient_attn.models.parts.embeddings import Positions
 from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .attention import ReformerAttention, build_attention
-from .config_checks import LSH
-from .configuration_efficient_reformer import EfficientReformerConfig
-from .reversible import ReversibleStack, stretches_of
-from .streams import Streams
+from .configuration_efficient_reformer import LSH, EfficientReformerConfig
+from .reversible import ReversibleStack, Streams, stretches_of
 
 # rotations are drawn from a number below
 MAX_STEP = 2**31

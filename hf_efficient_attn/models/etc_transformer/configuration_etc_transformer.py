@@ -4,14 +4,92 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.checks import check_fields, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform, NormFields
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.patterns import write_pattern
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.big_bird import RandomBlocks
+from hf_efficient_attn.patterns.blocks import Blocks
+from hf_efficient_attn.patterns.pattern import Pattern
 
-from . import presets
-from .checks import CHOICES, check_etc
+from .global_input import num_labels
+
+# Which fields of an `EtcTransformerConfig` exclude each other, and what to do about it.
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "classifier_pooling": ("mean", "first"),
+    "classifier_head": ("linear", "dense"),
+}
+
+
+def check_etc(config: Any) -> None:
+    """Raise ConfigurationError for fields that no model can have."""
+    if config.is_causal:
+        raise ConfigurationError(
+            "is_causal=True: a global token reads the whole text, and every token reads it, so that each would know "
+            "what follows it. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
+        )
+    for name, least in (("local_radius", 0), ("max_relative_distance", 0)):
+        if getattr(config, name) < least:
+            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least {least}.")
+    if config.spare_chunks is not None and config.spare_chunks < 0:
+        raise ConfigurationError(
+            f"spare_chunks={config.spare_chunks} must be at least 0, or None for a number that grows with the length."
+        )
+    needed, size = num_labels(config.max_relative_distance), config.relative_vocab_size
+    if size is not None and size < needed:
+        raise ConfigurationError(
+            f"relative_vocab_size={size}, but max_relative_distance={config.max_relative_distance} has {needed} labels:"
+            f" 2 · {config.max_relative_distance} + 1 distances and three kinds of pairs with a global token. Give at "
+            "least that many, or None for a model without labels."
+        )
+    if not 0 <= config.global_token_id < config.vocab_size:
+        raise ConfigurationError(
+            f"global_token_id={config.global_token_id}; it must be a token of the vocabulary, 0 to "
+            f"{config.vocab_size - 1}."
+        )
+    if config.type_vocab_size and not 0 <= config.long_token_type < config.type_vocab_size:
+        raise ConfigurationError(
+            f"type_vocab_size={config.type_vocab_size}, but long tokens are of type "
+            f"long_token_type={config.long_token_type}, unless a call says otherwise. Give at least "
+            f"{max(config.long_token_type, 0) + 1} types, or 0 for a model without types."
+        )
+    if config.cpc_loss_weight < 0:
+        raise ConfigurationError(f"cpc_loss_weight={config.cpc_loss_weight} must be at least 0.")
+    if config.position_embedding_type != "none":
+        raise ConfigurationError(
+            f"position_embedding_type={shown(config.position_embedding_type)}: this family has no absolute "
+            "positions, but labels of distances. Leave it out."
+        )
+
+
+# The published shapes of ETC and BigBird-ETC, as fields of `EtcTransformerConfig`; keywords change or add fields.
+
+
+# of BERT
+DROPOUT = dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout"), 0.1)
+SHARED: dict[str, bool] = {"share_qkv_projections": True, "share_output_projection": True}
+LARGE: dict[str, Any] = {
+    "vocab_size": 50_265,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "local_radius": 169,
+    "max_relative_distance": 24,
+    # the authors do not say how long the tables are; with this distance there are as many labels
+    "relative_vocab_size": 52,
+}
+
+
+def _blocks(block_tokens: int, num_random_blocks: int, seed: int) -> Pattern:
+    """Return three neighbouring blocks, and random ones that are none of these."""
+    near = Blocks(Band(1, 1), block_tokens)
+    return near | RandomBlocks(num_random_blocks, block_tokens, seed, exclude=near) if num_random_blocks else near
 
 
 @strict_config
@@ -124,10 +202,48 @@ class EtcTransformerConfig(
     eos_token_id: int | list[int] | None = None
     sep_token_id: int | None = None
 
-    etc_base = classmethod(presets.etc_base)
-    etc_large = classmethod(presets.etc_large)
-    bigbird_etc_base = classmethod(presets.bigbird_etc_base)
-    bigbird_etc_large = classmethod(presets.bigbird_etc_large)
+    @classmethod
+    def etc_base(cls, share_projections: bool = False, **fields: Any) -> "EtcTransformerConfig":
+        """Return ETC-base: BERT-base's layout, a radius of 84 tokens, distances up to 12.
+
+        share_projections: one set of query, key, value and output maps for all four pieces: 109 instead of 166 million
+            parameters.
+
+        Source: Ainslie et al. (arXiv:2004.08483), section 4 and appendix.
+        """
+        return cls(**{**DROPOUT, **(SHARED if share_projections else {}), **fields})
+
+    @classmethod
+    def etc_large(cls, share_projections: bool = False, **fields: Any) -> "EtcTransformerConfig":
+        """Return ETC-large: 24 layers of width 1,024, a radius of 169 tokens, distances up to 24, RoBERTa's vocabulary.
+
+        share_projections: as in `etc_base`.
+        """
+        return cls(**{**DROPOUT, **LARGE, **(SHARED if share_projections else {}), **fields})
+
+    @classmethod
+    def bigbird_etc_base(
+        cls, block_tokens: int = 84, num_random_blocks: int = 0, seed: int = 0, **fields: Any
+    ) -> "EtcTransformerConfig":
+        """Return BigBird-ETC base: ETC-base whose long tokens read their own block and its two neighbours.
+
+        Args:
+            num_random_blocks: further blocks that every block of long tokens reads, drawn for each layer and head; the
+                authors' models of this form have none.
+            seed: of the random blocks.
+
+        Source: Zaheer et al. (arXiv:2007.14062), section 2 and appendix E.
+        """
+        return cls(**{**DROPOUT, "attention_pattern": _blocks(block_tokens, num_random_blocks, seed), **fields})
+
+    @classmethod
+    def bigbird_etc_large(
+        cls, block_tokens: int = 169, num_random_blocks: int = 0, seed: int = 0, **fields: Any
+    ) -> "EtcTransformerConfig":
+        """Return BigBird-ETC large: ETC-large with blocks of 169 tokens; see `bigbird_etc_base`."""
+        return cls(
+            **{**DROPOUT, **LARGE, "attention_pattern": _blocks(block_tokens, num_random_blocks, seed), **fields}
+        )
 
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""

@@ -1,21 +1,206 @@
 """What a call says about its global tokens, checked, or the chunks of its text; and the mask of its long tokens."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import is_exporting
 from hf_efficient_attn.layout.transfer import derived, on_host
-from hf_efficient_attn.models.inputs.whole_numbers import check_integers
-from hf_efficient_attn.models.prologue import PreparedCall
+from hf_efficient_attn.models.inputs import check_integers
+from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 
-from .structure import GlobalInput, find_chunks
+# Relative labels of ETC: the number of a pair, by which it looks up its vector and its bias.
+#
+# The order is that of the authors' tables: with k the largest distance, 0 for the token itself, 1 … k for tokens to
+# the right of the query, k + 1 … 2k for tokens to the left, and then the three kinds of pairs with a global token.
+# Distances beyond k share the last label of their side. Source: Ainslie et al. (arXiv:2004.08483), section 3; the
+# authors' code.
+
+
+# rows of a table behind those of the distances: a token and a global token that is not, or is, of its own part of the
+# text; two global tokens of different parts of it
+NOT_LINKED, LINKED, OTHER_CONTEXT = 1, 2, 3
+NUM_KINDS = 3
+
+
+def num_labels(max_distance: int) -> int:
+    """Return how many labels there are: 2k + 1 distances, and three kinds of pairs with a global token."""
+    return 2 * max_distance + 1 + NUM_KINDS
+
+
+def labels_of_offsets(offsets: Tensor, max_distance: int) -> Tensor:
+    """Return the labels of offsets key − query.
+
+    >>> labels_of_offsets(torch.arange(-5, 6), 3).tolist()
+    [6, 6, 6, 5, 4, 0, 1, 2, 3, 3, 3]
+    """
+    near = offsets.abs().clamp(max=max_distance)
+    return torch.where(offsets < 0, max_distance + near, near)
+
+
+def labels_by_distance(max_distance: int) -> list[int]:
+    """Return the labels in the order of `Distance(-k, k)`, which counts query − key from −k to k.
+
+    >>> labels_by_distance(2)
+    [2, 1, 0, 3, 4]
+    """
+    return [*range(max_distance, -1, -1), *range(max_distance + 1, 2 * max_distance + 1)]
+
+
+# Which global tokens a text has, which tokens belong to which, and who may read whom: found once for all layers.
+#
+# Shapes: B rows, T long tokens, G global tokens, K levels of links.
+
+
+# global tokens of packed rows beyond those of a text of their length, where a config does not say: so many, and one for
+# each so many chunks
+LEAST_SPARE, CHUNKS_PER_SPARE = 8, 4
+TOO_MANY = (
+    "A row of packed documents has more chunks than a compiled model of its length has global tokens for. Build it "
+    "with spare_chunks of the most documents that a row holds, or do not compile it."
+)
+
+
+@dataclass(frozen=True)
+class GlobalInput:
+    """The global tokens of a batch, as a call gives them or as chunks of the text.
+
+    Attributes:
+        real: which are no padding, bool [B, G].
+        links: the numbers of the global tokens of which each long token is a part, int [B, T, K]; −1: of none.
+        documents: the number of the packed document of each, [B, G]; None: every row is one.
+        contexts: the number of its part of the text, [B, G]: global tokens of different parts have no order; None: all
+            are in one order.
+        reads_all: which read every long token even where the others read only their own, bool [B, G]; None: none.
+    """
+
+    real: Tensor
+    links: Tensor
+    documents: Tensor | None = None
+    contexts: Tensor | None = None
+    reads_all: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Who may read whom where a global token is one of the two, and the labels of these pairs.
+
+    Attributes:
+        long_to_global: which global tokens a long token may read, bool [B, 1, T, G].
+        from_global: which global and which long tokens a global token may read, in this order, bool [B, 1, G, G + T].
+        linked: which long token is a part of what a global token stands for, bool [B, 1, T, G].
+        labels: of pairs of global tokens, int [B or 1, 1, G, G]; None: the model has no labels.
+    """
+
+    long_to_global: Tensor
+    from_global: Tensor
+    linked: Tensor
+    labels: Tensor | None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Structure":
+        """Return the structure on a device: accelerate so moves what a layer is called with."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        moved = {name: each.to(device, non_blocking=non_blocking) for name, each in named.items() if each is not None}
+        return replace(self, **moved)
+
+
+def find_chunks(config: Any, states: Tensor, real: Tensor | None, documents: Tensor | None) -> GlobalInput:
+    """Return a global token for every chunk of neighbouring real tokens of a document, counted from its first.
+
+    Args:
+        states: [B, T, X], of which only shape and device matter.
+        real: which tokens are no padding, bool [B, T]; None: all.
+        documents: the number of each token's packed document, [B, T]; None: every row is one.
+    """
+    batch_size, tokens = states.shape[:2]
+    chunk_tokens = config.chunk_tokens
+    num_global = (tokens + chunk_tokens - 1) // chunk_tokens
+    if is_exporting():
+        # a quotient of a length that is any is no size of a program
+        torch._check(tokens <= config.max_position_embeddings)
+        num_global = -(-config.max_position_embeddings // chunk_tokens)
+    if documents is not None:
+        spare = config.spare_chunks
+        spare = LEAST_SPARE + num_global // CHUNKS_PER_SPARE if spare is None else spare
+        return _packed_chunks(real, documents, chunk_tokens, num_global + spare)
+    numbers = torch.arange(num_global, device=states.device).unsqueeze(0)
+    if real is None:
+        index = torch.arange(tokens, device=states.device)
+        links = (index // chunk_tokens).expand(batch_size, -1)
+        return GlobalInput((numbers * chunk_tokens < tokens).expand(batch_size, -1), links.unsqueeze(-1))
+    place = real.long().cumsum(1) - 1
+    links = torch.where(real, place // chunk_tokens, -1)
+    return GlobalInput(numbers * chunk_tokens < real.sum(1, keepdim=True), links.unsqueeze(-1))
+
+
+def _packed_chunks(real: Tensor | None, documents: Tensor, chunk_tokens: int, num_global: int) -> GlobalInput:
+    starts = derived(chunk_starts, real, documents, chunk_tokens)
+    known = torch.ones_like(starts) if real is None else real
+    if is_tracing(starts):
+        # the sizes of a program cannot depend on what positions say
+        torch._assert_async((starts.sum(1) <= num_global).all(), TOO_MANY)
+    else:
+        num_global = max(num_global, int(on_host(starts).sum(1).max()) if len(starts) else 0)
+    links = torch.where(known, starts.long().cumsum(1) - 1, num_global).clamp(max=num_global)
+    # the last column is that of masked tokens
+    owners = documents.new_full((documents.shape[0], num_global + 1), -1).scatter(1, links, documents)[:, :-1]
+    return GlobalInput(owners >= 0, links.where(known, -1).unsqueeze(-1), owners)
+
+
+def chunk_starts(real: Tensor | None, documents: Tensor, chunk_tokens: int) -> Tensor:
+    """Return which tokens are the first of a chunk, bool [B, T].
+
+    >>> chunk_starts(None, torch.tensor([[0, 0, 0, 1, 1]]), 2).int().tolist()
+    [[1, 0, 1, 1, 0]]
+    """
+    documents = documents.long()
+    known = torch.ones_like(documents, dtype=torch.bool) if real is None else real
+    rank, last = known.long().cumsum(1) - 1, documents.shape[1]
+    first = torch.full_like(documents, last).scatter_reduce(1, documents, torch.where(known, rank, last), "amin")
+    return known & ((rank - first.gather(1, documents)) % chunk_tokens == 0)
+
+
+def build_structure(config: Any, tokens: GlobalInput, real: Tensor | None, documents: Tensor | None) -> Structure:
+    """Return the pairs and labels of a batch.
+
+    Args:
+        real, documents: of the long tokens, as in `find_chunks`.
+    """
+    num_global = tokens.real.shape[1]
+    numbers = torch.arange(num_global, device=tokens.real.device)
+    linked = (tokens.links.unsqueeze(2) == numbers.view(-1, 1)).any(-1) & tokens.real.unsqueeze(1)
+    pairs = tokens.real.unsqueeze(1).expand(-1, tokens.links.shape[1], -1)
+    if real is not None:
+        pairs = pairs & real.unsqueeze(-1)
+    among = tokens.real.unsqueeze(1) & tokens.real.unsqueeze(2)
+    if documents is not None:
+        pairs = pairs & (documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
+        among = among & (tokens.documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
+    read = linked if tokens.reads_all is None else linked | tokens.reads_all.unsqueeze(1)
+    to_global = pairs & linked if config.hard_long_to_global else pairs
+    to_long = (pairs & read if config.hard_global_to_long else pairs).transpose(1, 2)
+    return Structure(
+        # layers keep these tables for their backward pass: all of them the same
+        *(each.unsqueeze(1) for each in (to_global, torch.cat((among, to_long), -1), linked)),
+        labels=None if config.relative_vocab_size is None else _labels(config, tokens, numbers),
+    )
+
+
+def _labels(config: Any, tokens: GlobalInput, numbers: Tensor) -> Tensor:
+    labels = labels_of_offsets(numbers - numbers.unsqueeze(-1), config.max_relative_distance)[None, None]
+    if tokens.contexts is None:
+        return labels
+    other = tokens.contexts.unsqueeze(2) != tokens.contexts.unsqueeze(1)
+    return torch.where(other.unsqueeze(1), 2 * config.max_relative_distance + OTHER_CONTEXT, labels)
+
 
 # what only this family takes
 INPUTS = (
@@ -153,3 +338,117 @@ def _segments(contexts: Tensor, real: Tensor | None, documents: Tensor | None) -
     if documents is not None:
         starts = starts | (documents[:, 1:] != documents[:, :-1])
     return pad(starts.long().cumsum(1), (1, 0))
+
+
+# Contrastive predictive coding: the global state of a masked sentence should be the one that it has when it is read.
+#
+# The sentences that `cpc_mask` names are masked in the text, and their global tokens must guess them from what
+# surrounds them. Each is then encoded alone, with its global token, which reads nothing else; and of all sentences of
+# the batch, the state of a masked one should be most like that of itself. Sources: Ainslie et al. (arXiv:2004.08483),
+# section 4; van den Oord et al. (arXiv:1807.03748). The authors' code of it is not published: the score is the product
+# of two states over the root of their width.
+
+
+Types = tuple[Tensor | None, Tensor | None]
+# what a call may ask for of every layer
+RECORDED = (
+    "output_hidden_states",
+    "output_attentions",
+    "output_global_hidden_states",
+    "output_global_attentions",
+)
+
+
+def contrastive_loss(
+    model: Any,
+    states: Tensor,
+    global_ids: Tensor,
+    globals_: GlobalInput,
+    types: Types,
+    chosen: Tensor,
+    input_ids: Tensor | None,
+    segment_ids: Tensor | None,
+) -> Tensor:
+    """Return the loss over the sentences of a batch, weighted; 0 if there are none.
+
+    Args:
+        model: the backbone.
+        states: of the global tokens that read the masked text, [B, G, hidden_size].
+        global_ids: the global tokens themselves, [B, G].
+        types: token types of long and of global tokens, or None.
+        chosen: which global tokens stand for masked sentences, [B, G].
+        input_ids: the long tokens before they were masked, [B, T].
+        segment_ids: of the long tokens, outside of which they read no long token, [B, T]; None: there are none.
+
+    Raises:
+        InputError: a model without this loss, or inputs that are missing or of another shape.
+    """
+    weight = model.config.cpc_loss_weight
+    _check(weight, states, globals_, chosen, input_ids)
+    rows, numbers = torch.nonzero((chosen != 0) & globals_.real, as_tuple=True)
+    if len(rows) == 0:
+        return 0 * states.sum()
+    alone = encode_alone(model, global_ids, globals_, types, input_ids, segment_ids, rows, numbers)
+    own = states[rows, numbers]
+    wide = torch.promote_types(states.dtype, torch.float32)
+    scores = own.to(wide) @ alone.to(wide).T * states.shape[2] ** -0.5
+    return weight * nn.functional.cross_entropy(scores, torch.arange(len(rows), device=scores.device))
+
+
+def refuse_recording(config: Any, options: Mapping[str, Any]) -> None:
+    """Raise InputError if states or weights of layers are asked for, which run twice: over texts and over sentences."""
+    for name in RECORDED:
+        if options.get(name, getattr(config, name, False)):
+            raise InputError(
+                f"{name}=True beside cpc_mask: layers also read the masked sentences alone, and what is recorded of "
+                "them would be of both. Ask for it in a call without cpc_mask."
+            )
+
+
+def encode_alone(
+    model: Any,
+    global_ids: Tensor,
+    globals_: GlobalInput,
+    types: Types,
+    input_ids: Any,
+    segment_ids: Tensor | None,
+    rows: Tensor,
+    numbers: Tensor,
+) -> Tensor:
+    """Return the global states of sentences that are encoded one by one, [sentences, hidden_size].
+
+    rows, numbers: of the global tokens that stand for them, [sentences].
+    """
+    inside = (globals_.links[rows] == numbers[:, None, None]).any(-1)
+    width = max(1, int(inside.sum(1).max()))
+    order = inside.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
+    real = inside.gather(1, order)
+    call = prepare_call(model.config, model.embed_tokens(input_ids[rows].gather(1, order)), None, None, None, {})
+    one = torch.ones_like(numbers, dtype=torch.bool).unsqueeze(1)
+    single = GlobalInput(one, torch.where(real, 0, -1).unsqueeze(-1))
+    ids = global_ids[rows, numbers].unsqueeze(1)
+    own_types = (
+        None if types[0] is None else types[0][rows].gather(1, order),
+        None if types[1] is None else types[1][rows, numbers].unsqueeze(1),
+    )
+    mask = TokenMask(real, None if segment_ids is None else segment_ids[rows].gather(1, order))
+    _, states = model.encode(call, ids, single, own_types, mask, {"output_attentions": False})
+    first: Tensor = states[:, 0]
+    return first
+
+
+def _check(weight: float, states: Tensor, globals_: GlobalInput, chosen: Tensor, input_ids: Tensor | None) -> None:
+    if weight == 0:
+        raise InputError(
+            "cpc_mask is given, but cpc_loss_weight=0: the model has no such loss. Build it with cpc_loss_weight=0.25, "
+            "which is the authors' share."
+        )
+    shape, tokens = tuple(states.shape[:2]), tuple(globals_.links.shape[:2])
+    if tuple(chosen.shape) != shape:
+        raise InputError(f"cpc_mask has shape {list(chosen.shape)}; it must be [batch, global tokens] = {list(shape)}.")
+    if input_ids is None or tuple(input_ids.shape) != tokens:
+        given = None if input_ids is None else list(input_ids.shape)
+        raise InputError(
+            f"cpc_input_ids has shape {given}; beside cpc_mask it must be [batch, tokens] = {list(tokens)}: the tokens "
+            "of the text before they were masked."
+        )

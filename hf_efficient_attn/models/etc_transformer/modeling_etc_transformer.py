@@ -25,34 +25,257 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
 from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
-from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
-from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.outputs import BackboneOutput, QuestionAnsweringHeadOutput, expect_use
 from hf_efficient_attn.models.heads.task_heads import (
+    ClassificationHead,
     MaskedLMHead,
     MultipleChoiceHead,
+    QuestionAnsweringHead,
     SequenceClassificationHead,
     TokenClassificationHead,
+    pool,
 )
-from hf_efficient_attn.models.inputs.masks import bring_inputs, padding_mask
-from hf_efficient_attn.models.parts.blocks import build_norm
+from hf_efficient_attn.models.inputs import bring_inputs, padding_mask
+from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.embeddings import check_types
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .attention import EtcAttention
 from .configuration_etc_transformer import EtcTransformerConfig
-from .contrast import contrastive_loss, refuse_recording
-from .global_input import CLOSED, INPUTS, cut_at_contexts, find_globals
-from .heads import EtcAnswerHead, EtcTextHead
-from .layers import EtcEmbeddings, EtcLayer, with_all_gradients
-from .structure import GlobalInput, build_structure
+from .global_input import (
+    CLOSED,
+    INPUTS,
+    GlobalInput,
+    Structure,
+    build_structure,
+    contrastive_loss,
+    cut_at_contexts,
+    find_globals,
+    refuse_recording,
+)
+
+# The parts of an ETC around its attention: what comes before the first layer, and the layer.
+
+
+class EtcEmbeddings(nn.Module):
+    """Token types, and the norms of both inputs, before the first layer. [B, N, hidden_size] → the same."""
+
+    def __init__(self, config: EtcTransformerConfig) -> None:
+        super().__init__()
+        size = config.type_vocab_size
+        self.token_types = nn.Embedding(size, config.hidden_size) if size else None
+        self.norm, self.global_norm = build_norm(config), build_norm(config)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+
+    def forward(self, embedded: Tensor, types: Tensor | None, default: int, norm: nn.Module, name: str) -> Tensor:
+        """Return the first states of one input.
+
+        Args:
+            types: of its tokens, [B, N]; None: all are of type `default`.
+            name: of the types, for messages.
+
+        Raises:
+            InputError: types of another shape, or that the model does not have.
+        """
+        if types is not None:
+            check_types(types, embedded, 0 if self.token_types is None else self.token_types.num_embeddings, name)
+        if self.token_types is not None:
+            if types is None:
+                types = torch.full(embedded.shape[:2], default, dtype=torch.long, device=embedded.device)
+            embedded = embedded + self.token_types(types)
+        return self.dropout(norm(embedded))
+
+
+class EtcLayer(GradientCheckpointingLayer):
+    """One layer. Shapes: long [B, T, hidden_size] and global [B, G, hidden_size] → the same.
+
+    Post-norm: x ← N(x + f(x)), as BERT. Pre-norm: x ← x + f(N(x)).
+    """
+
+    def __init__(self, config: EtcTransformerConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn = EtcAttention(config, layer_idx)
+        self.attention_norm, self.global_attention_norm = build_norm(config), build_norm(config)
+        self.mlp, self.mlp_norm = MLP(config, config.gated_mlp), build_norm(config)
+        is_shared = config.share_feed_forward
+        self.global_mlp = None if is_shared else MLP(config, config.gated_mlp)
+        self.global_mlp_norm = None if is_shared else build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, long: Tensor, globals_: Tensor, structure: Structure, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        norms = (self.attention_norm, self.global_attention_norm)
+        states = (long, globals_)
+        if self.is_pre_norm:
+            read = [norm(each) for norm, each in zip(norms, states, strict=True)]
+            out, _, global_out, _ = self.self_attn(*read, structure, **kwargs)
+        else:
+            out, _, global_out, _ = self.self_attn(*states, structure, **kwargs)
+        mlps = (self.mlp, self.mlp_norm)
+        long = self.followed_by(long, out, norms[0], *mlps)
+        mlps = mlps if self.global_mlp is None else (self.global_mlp, self.global_mlp_norm)
+        return long, self.followed_by(globals_, global_out, norms[1], *mlps)
+
+    def followed_by(self, states: Tensor, read: Tensor, norm: nn.Module, mlp: nn.Module, mlp_norm: nn.Module) -> Tensor:
+        """Return the states of one input, given what they have read, after the MLP."""
+        states = states + self.dropout(read)
+        return self.fed(states if self.is_pre_norm else norm(states), mlp, mlp_norm)
+
+    def fed(self, states: Tensor, mlp: nn.Module, norm: nn.Module) -> Tensor:
+        """Return the states of one input after its MLP."""
+        if self.is_pre_norm:
+            return finite(states + self.dropout(mlp(norm(states))))
+        return finite(norm(states + self.dropout(mlp(states))))
+
+
+def with_all_gradients(long: Tensor, globals_: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both states as they are; what one of them was computed from has a gradient of 0 from the other.
+
+    Heads leave one of them aside, and DDP waits for the gradient of every parameter.
+    """
+    if not torch.is_grad_enabled():
+        return long, globals_
+    return long + 0 * globals_[:, :1], globals_ + 0 * long[:, :1]
+
+
+# Heads of ETC that read global tokens: classes of texts, and long answers to questions.
+
+
+class EtcTextHead(ClassificationHead):
+    """Classifies texts by their global tokens.
+
+    Raises:
+        InputError: rows of several packed documents; in a compiled model, positions that may be theirs.
+    """
+
+    def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
+        """Return the backbone's outputs for these inputs, by name, and the logits."""
+        outputs = self.model(**inputs)
+        _refuse_documents(outputs.global_documents, type(self).__name__)
+        pooled = pool(
+            outputs.global_hidden_state, outputs.global_mask != 0, self.config.classifier_pooling, is_causal=False
+        )
+        return outputs, self.classifier(self.dropout(pooled))
+
+
+def _refuse_documents(documents: Tensor | None, head: str) -> None:
+    """Raise InputError for rows of several documents; documents: of each global token, [B, G], -1: it is none."""
+    if documents is None:
+        return
+    if is_tracing(documents):
+        raise InputError(
+            f"position_ids, cu_seq_lens_q or seq_idx of a compiled {head} may hold packed documents, and it gives a "
+            "row one result, from its global tokens. Pass one text in each row, and none of them."
+        )
+    most = 1 + int(on_host(documents).max()) if documents.numel() else 0
+    if most > 1:
+        raise InputError(
+            f"A row holds {most} packed documents, and {head} gives a row one result, from its global tokens. Pass one "
+            "text in each row."
+        )
+
+
+@dataclass
+class EtcAnswerOutput(QuestionAnsweringHeadOutput):
+    """As of every head of questions; `long_answer_logits`: of each global token, [B, G], lowest where there is none."""
+
+    long_answer_logits: Tensor | None = None
+
+
+class EtcAnswerHead(QuestionAnsweringHead):
+    """Start and end of the answer in the text and, with `long_answers`, the global token of the part that holds it.
+
+    Shapes: input_ids [B, T] → start_logits, end_logits [B, T], long_answer_logits [B, G]. Source: Ainslie et al.
+    (arXiv:2004.08483), section 5 (Natural Questions, whose paragraphs each have a global token).
+    """
+
+    output_class = EtcAnswerOutput
+
+    def build_head(self, config: Any) -> None:
+        super().build_head(config)
+        self.long_answer_outputs = nn.Linear(config.hidden_size, 1) if config.long_answers else None
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        long_answer_positions: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> EtcAnswerOutput:
+        """Return the logits and, with positions, the loss: the mean of that of the span and that of the long answer.
+
+        long_answer_positions: the number of the right global token, [B]; −100: the example has none.
+
+        Raises:
+            InputError: long answers for a model without `long_answers`, or that no global token stands for.
+        """
+        if long_answer_positions is not None and self.long_answer_outputs is None:
+            raise InputError(
+                "long_answer_positions is given, but long_answers=False: the head has no logits of long answers. Build "
+                "it with long_answers=True."
+            )
+        # read once, with the masks of the backbone
+        bring_inputs(attention_mask, position_ids, long_answer_positions, kwargs.get("global_mask"))
+        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        logits = self.qa_outputs(outputs.last_hidden_state)
+        start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))
+        losses, long_logits, unused = [], None, 0
+        if start_positions is not None and end_positions is not None:
+            losses.append(self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs))
+        if self.long_answer_outputs is not None:
+            long_logits = self.long_answer_outputs(outputs.global_hidden_state).squeeze(-1)
+            # a loss may be of spans or of long answers alone, and DDP waits for the gradient of every parameter
+            unused = 0 * (start_logits[0, 0] + long_logits[0, 0])
+            long_logits = long_logits.masked_fill(outputs.global_mask == 0, torch.finfo(long_logits.dtype).min)
+        if long_answer_positions is not None and long_logits is not None:
+            _check_long_answers(long_answer_positions, outputs.global_mask)
+            right = long_answer_positions.to(logits.device)
+            total = nn.functional.cross_entropy(long_logits.float(), right, reduction="sum")
+            # a batch may have no answer
+            losses.append(total / (right != -100).sum().clamp(min=1))
+        loss = torch.stack(losses).mean() if losses else None
+        if loss is not None and long_logits is not None:
+            loss = loss + unused
+        fields = {"start_logits": start_logits, "end_logits": end_logits, "long_answer_logits": long_logits}
+        return self.output(outputs, loss, **fields)
+
+
+def _check_long_answers(positions: Tensor, real: Tensor) -> None:
+    """Raise InputError for long answers that no global token stands for.
+
+    Args:
+        positions: the number of a global token, [B]; -100: none.
+        real: 1 = a global token, [B, G].
+    """
+    if is_tracing(positions):
+        return
+    if tuple(positions.shape) != (len(real),):
+        raise InputError(f"long_answer_positions has shape {list(positions.shape)}; it must be [{len(real)}].")
+    numbers, is_token = on_host(positions), on_host(real) != 0
+    for row, number in enumerate(numbers.tolist()):
+        if number != -100 and not (0 <= number < is_token.shape[1] and is_token[row, number]):
+            raise InputError(
+                f"long_answer_positions has {number} in row {row}, which has {int(is_token[row].sum())} global tokens; "
+                "give the number of one of them that is no padding, or -100 where there is no answer."
+            )
 
 
 @dataclass

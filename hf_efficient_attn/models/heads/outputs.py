@@ -5,10 +5,14 @@ learned spans, the commitment of centroids. It is None in evaluation, and in mod
 its `loss` once; code that computes a loss from the outputs has to add it, too, or `expect_use` warns.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
@@ -18,6 +22,8 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+
+from hf_efficient_attn.attention.notices import warn_once
 
 
 @dataclass
@@ -76,3 +82,129 @@ def with_auxiliary_loss(outputs: Any, auxiliary_loss: Tensor) -> Any:
             kind.__name__, [field], bases=(kind,), namespace={"__module__": kind.__module__}
         )
     return _extended[kind](**outputs, auxiliary_loss=auxiliary_loss)
+
+
+# The loss that layers add to the task's: how it becomes part of a loss, and what is said where it does not.
+#
+# `auxiliary_loss` of outputs: the penalty of learned spans, the commitment of centroids, the divergence of indexers.
+
+
+# what transformers calls the loss of models whose labels are those of the next tokens
+CAUSAL_LM = "ForCausalLM"
+LEFT_OUT = (
+    "The loss that is trained does not contain auxiliary_loss, which layers add to the task's (spans, centroids, "
+    "indexers), so that nothing learns from it. Add outputs.auxiliary_loss to a loss of your own, as in "
+    "compute_loss_func. Trainer with a label_smoothing_factor and the trainers of TRL compute the loss themselves: use "
+    "Trainer with label_smoothing_factor=0."
+)
+LAYERS_LEFT_OUT = (
+    "The loss that is trained does not contain auxiliary_loss, that of earlier layers (layer_losses=True), which the "
+    "model adds where it is called with labels. Trainer with a label_smoothing_factor and the trainers of TRL compute "
+    "the loss themselves: use Trainer with label_smoothing_factor=0, or set model.config.layer_losses=False."
+)
+
+
+def add_auxiliary_loss(
+    loss: Tensor | None, auxiliary_loss: Tensor | None, labels: Tensor | None = None, num_items: Any = None
+) -> Tensor | None:
+    """Return a loss plus the loss of the layers, if there are both; the latter belongs to a mean over tokens.
+
+    Trainer divides the sum over the tokens of a batch by the `num_items` of all batches of an optimizer step, in all
+    processes. A batch then gets the share of the auxiliary loss that its tokens have in the step, so that the shares
+    add up to 1.
+
+    Args:
+        labels: -100 marks those that do not count.
+    """
+    if loss is None or auxiliary_loss is None:
+        return loss
+    if num_items is None or labels is None:
+        return loss + auxiliary_loss.to(loss.device)
+    share = labels.ne(-100).sum() / num_items
+    return loss + (share.to(auxiliary_loss.device) * auxiliary_loss).to(loss.device)
+
+
+def predicted_labels(labels: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Return the labels that the loss of a decoder is a mean over: its `shift_labels`, or all but the first."""
+    shifted: Tensor | None = options.get("shift_labels")
+    return labels[..., 1:] if shifted is None else shifted
+
+
+def expect_use(
+    auxiliary_loss: Tensor | None, states: Tensor, weight: float = 1.0, left_out: str = LEFT_OUT
+) -> Tensor | None:
+    """Return the loss of the layers; warn after a backward pass that reaches the states but not this loss.
+
+    Compiled models do not warn.
+
+    Args:
+        auxiliary_loss: the loss, or what nothing but it is computed from.
+        states: what any loss of the task is computed from.
+        weight: the factor in the loss of the layers; what is 0 anyway may be left out.
+        left_out: the warning.
+    """
+    if auxiliary_loss is None or weight == 0 or torch.compiler.is_compiling():
+        return auxiliary_loss
+    if not (auxiliary_loss.requires_grad and states.requires_grad):
+        return auxiliary_loss
+    was_reached: list[bool] = []
+
+    def note(_: Tensor) -> None:
+        was_reached.append(True)
+
+    def warn() -> None:
+        if not was_reached:
+            warn_once(left_out)
+
+    def when_done(_: Tensor) -> None:
+        # the states may be reached before the loss
+        torch.autograd.Variable._execution_engine.queue_callback(warn)  # type: ignore[attr-defined]
+
+    auxiliary_loss.register_hook(note)
+    states.register_hook(when_done)
+    return auxiliary_loss
+
+
+# The loss of a language model computed from a few tokens at a time, so that no tensor holds the logits of all.
+
+
+IGNORED = -100
+
+
+def sliced_loss(
+    head: Callable[[Tensor], Tensor],
+    loss_function: Callable[..., Tensor],
+    hidden_states: Tensor,
+    labels: Tensor,
+    slice_tokens: int,
+    is_causal: bool,
+    num_items: Any = None,
+    **options: Any,
+) -> Tensor:
+    """Return the loss that `loss_function` gives for all logits, up to rounding.
+
+    The logits of a slice are computed twice, in the forward and in the backward pass, and never kept.
+
+    Args:
+        head: hidden states → logits.
+        loss_function: of transformers, `(logits, labels, vocab_size, num_items_in_batch, ...)`.
+        hidden_states: [B, T, width]. labels: [B, T], -100, or `ignore_index` of the options, where they do not count.
+        is_causal: labels are those of the tokens themselves; each token is to predict the next.
+        num_items: what the sum over tokens is divided by; None: the number of labels.
+        options: further arguments of the loss.
+    """
+    shifted, ignored = options.pop("shift_labels", None), options.get("ignore_index", IGNORED)
+    targets = labels
+    if is_causal:
+        targets = pad(labels, (0, 1), value=ignored)[..., 1:] if shifted is None else shifted
+    total = targets.ne(ignored).sum() if num_items is None else num_items
+
+    def of_slice(states: Tensor, own: Tensor) -> Tensor:
+        given = {"shift_labels": own} if is_causal else {}
+        return loss_function(logits=head(states), labels=own, num_items_in_batch=total, **given, **options)
+
+    losses = [
+        checkpoint(of_slice, states, own.contiguous(), use_reentrant=False)
+        for states, own in zip(hidden_states.split(slice_tokens, 1), targets.split(slice_tokens, 1), strict=True)
+    ]
+    return torch.stack(losses).sum()

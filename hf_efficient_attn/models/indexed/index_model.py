@@ -1,24 +1,103 @@
 """`index`: give every layer of a decoder an indexer, which learns which keys are worth reading."""
 
+import functools
 import inspect
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, StaticIndexedLayer, StaticLayer
 
+from hf_efficient_attn.attention.cache_argument import cache_in
 from hf_efficient_attn.attention.indexed.config_field import INDEXER, has_indexer
-from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES
-from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, STAGES, WARMUP, LightningIndexer, indexers_of
+from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, STATES
+from hf_efficient_attn.attention.indexed.kept_states import keeping
+from hf_efficient_attn.attention.indexed.lightning_indexer import (
+    DENSE,
+    STAGES,
+    WARMUP,
+    IndexStates,
+    LightningIndexer,
+    indexers_of,
+)
 from hf_efficient_attn.attention.layer_patterns import FIELD, FULL_ATTENTION, NAME, config_patterns
 from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.attention.passed_options import passes_on
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.indexed.added_loss import add_index_loss
-from hf_efficient_attn.models.indexed.layer_hook import rotated_dims, with_index_states
-from hf_efficient_attn.models.indexed.shard_units import name_units
+from hf_efficient_attn.models.indexed.index_training import add_index_loss, name_units
+from hf_efficient_attn.models.indexed.own_rotary import READS_CHOICE
 from hf_efficient_attn.patterns.bands import Causal
 from hf_efficient_attn.patterns.serialization import is_integer
+
+# What happens before the attention of a layer that has an indexer: its states join the arguments, and the cache.
+
+
+# cache layers, and those that also keep the keys of an indexer
+INDEXED_LAYERS: dict[type, Any] = {DynamicLayer: DynamicIndexedLayer, StaticLayer: StaticIndexedLayer}
+
+
+def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return the arguments of an attention module with the states of its indexer; a hook before its forward.
+
+    Raises:
+        UnsupportedBackendError: the model is on another attention, its cache is of another kind, or its indexers would
+            learn, but nothing takes their losses.
+    """
+    field = getattr(module.config, INDEXER)
+    if field["stage"] == DENSE:
+        return None
+    if module.config._attn_implementation not in getattr(module, READS_CHOICE, (NAME,)):
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has an indexer, but its attn_implementation is "
+            f"{shown(module.config._attn_implementation)}, which would read all keys. Call "
+            f'model.set_attn_implementation("{NAME}"), or hea.index_stage(model, "dense").'
+        )
+    hidden_states = options["hidden_states"] if "hidden_states" in options else inputs[0]
+    with keeping(field["stage"]):
+        queries, keys, weights = module.indexer(hidden_states, *options["position_embeddings"])
+    if module.training and queries.requires_grad and LOSSES not in options:
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has an indexer (hea.index), whose loss would be lost: its model computes without "
+            "the forward that adds it, or its layers do not pass keyword arguments on. Call the model itself, leave "
+            'out what replaces its forward or its layers, or call hea.index_stage(model, "dense").'
+        )
+    cache = cache_in(options)
+    if cache is not None:
+        keys = indexed_layer_of(cache, module.layer_idx).update_indexer(keys)
+    return inputs, {**options, STATES: IndexStates(queries, keys, weights, field["top_k"], field["stage"])}
+
+
+def indexed_layer_of(cache: Any, layer: int) -> Any:
+    """Return the layer of a cache, which from now on also keeps the keys of an indexer.
+
+    Raises:
+        UnsupportedBackendError: it cannot.
+    """
+    # as the cache does when it gets the layer's first keys
+    while len(cache.layers) <= layer and cache.layer_class_to_replicate is not None:
+        cache.layers.append(cache.layer_class_to_replicate())
+    found = cache.layers[layer]
+    if hasattr(found, "update_indexer"):
+        return found
+    kind = INDEXED_LAYERS.get(type(found))
+    if kind is None:
+        raise UnsupportedBackendError(
+            f"The cache has a {type(found).__name__}, which does not keep the keys of an indexer. Generate with the "
+            'default cache, or with cache_implementation="static".'
+        )
+    replaced = kind(max_cache_len=getattr(found, "max_cache_len", None))
+    replaced.__dict__.update(found.__dict__)
+    cache.layers[layer] = replaced
+    return replaced
+
+
+def rotated_dims(rotary: Any, states: Tensor, position_ids: Tensor) -> int | None:
+    """Return how many dimensions a model rotates, in pairs that are half of these apart; None: in other pairs."""
+    cos = rotary(states, position_ids)[0]
+    first, second = cos.chunk(2, -1)
+    return int(cos.shape[-1]) if bool((first == second).all()) else None
 
 
 def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int | None = None) -> PreTrainedModel:
@@ -167,3 +246,63 @@ def add_indexers(model: Any) -> None:
             attention.register_forward_pre_hook(with_index_states, with_kwargs=True)
     for each in (model.base_model, model):
         add_index_loss(each)
+
+
+# Models that are built with a config that has indexers get them before their weights are loaded.
+
+
+MARK = "_adds_indexers"
+
+
+def build_indexers() -> None:
+    """Have transformers add indexers to models whose configs have them; may be called again.
+
+    Two methods are replaced: that which every model calls once its modules exist, since nothing else lies between these
+    and the loading of weights, and that which loads them, since it thaws all.
+    """
+    model_class: Any = PreTrainedModel
+    if not getattr(model_class.post_init, MARK, False):
+        model_class.post_init = with_indexers(model_class.post_init)
+        model_class.from_pretrained = classmethod(with_stage(model_class.from_pretrained.__func__))
+
+
+def with_indexers(post_init: Any) -> Any:
+    """Return the method of models, extended to add their indexers first, which it then initializes like the rest."""
+
+    @functools.wraps(post_init)
+    def adding(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_indexed(model):
+            add_indexers(model)
+        result = post_init(model, *args, **kwargs)
+        if is_indexed(model):
+            # post_init names all others
+            name_units(model)
+        freeze(model)
+        return result
+
+    setattr(adding, MARK, True)
+    return adding
+
+
+def with_stage(from_pretrained: Any) -> Any:
+    """Return the function of a class of models that loads them, extended to freeze what does not learn."""
+
+    @functools.wraps(from_pretrained)
+    def loading(model_class: Any, *args: Any, **kwargs: Any) -> Any:
+        result = from_pretrained(model_class, *args, **kwargs)
+        # with output_loading_info it is a pair
+        freeze(result[0] if isinstance(result, tuple) else result)
+        return result
+
+    return loading
+
+
+def freeze(model: Any) -> None:
+    """Freeze what does not learn in the stage of a model with indexers."""
+    if is_indexed(model):
+        index_stage(model, getattr(model.config, INDEXER)["stage"])
+
+
+def is_indexed(model: Any) -> bool:
+    """Return whether a model has indexers, or should."""
+    return has_indexer(getattr(model, "config", None)) and hasattr(model.base_model, "layers")

@@ -1,19 +1,72 @@
 """The loss of a model's indexers becomes part of the model's own."""
 
+import functools
+import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
 
 from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
 from hf_efficient_attn.attention.indexed.layer_numbers import LayerNumbers
-from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, indexers_of
+from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, LightningIndexer, indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
-from hf_efficient_attn.models.heads.auxiliary_loss import CAUSAL_LM, add_auxiliary_loss, expect_use, predicted_labels
-from hf_efficient_attn.models.heads.outputs import with_auxiliary_loss
-from hf_efficient_attn.models.indexed.shard_units import refuse_shared_units
+from hf_efficient_attn.models.heads.outputs import (
+    CAUSAL_LM,
+    add_auxiliary_loss,
+    expect_use,
+    predicted_labels,
+    with_auxiliary_loss,
+)
+
+# Each indexer has its parameters in shards of its own under FSDP, as the layers of the model have.
+#
+# The loss of an indexer has a backward pass beside that of its layer: FSDP would gather the parameters of the layer
+# only for the latter, and would be done with their gradients when that is over.
+
+
+# where transformers keeps what is in shards of its own, and how; both by the names of modules
+PLAN, FREED = "_fsdp_plan", "free_full_weight"
+
+
+def name_units(model: Any) -> None:
+    """Have accelerate, Trainer and transformers put the indexers of a model in shards of their own."""
+    model._no_split_modules = {*(model._no_split_modules or ()), LightningIndexer.__name__}
+    plan = getattr(model, PLAN, None)
+    if plan:
+        base = next(name for name, module in model.named_modules() if module is model.base_model)
+        plan[".".join(filter(None, (base, "layers.*.self_attn.indexer")))] = FREED
+
+
+def refuse_shared_units(model: Any) -> None:
+    """Raise UnsupportedBackendError if an indexer is in the shards of its layer."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    for layer in model.base_model.layers:
+        indexer = layer.self_attn.indexer
+        if not any(map(is_unit, indexer.modules())) and any(map(is_unit, modules_around(indexer, layer))):
+            raise UnsupportedBackendError(
+                f"FSDP has the indexers of this {type(model).__name__} in the shards of their layers, where they would "
+                "not learn. Shard each before its layer by fully_shard(layer.self_attn.indexer), or name both in "
+                "fsdp_transformer_layer_cls_to_wrap, "
+                f"as in LlamaDecoderLayer,{LightningIndexer.__name__}; accelerate does so where it is left out."
+            )
+
+
+def modules_around(module: nn.Module, outermost: nn.Module) -> list[nn.Module]:
+    """Return the modules within another that hold a module, and the other."""
+    return [each for each in outermost.modules() if any(inner is module for inner in each.modules())]
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Return whether FSDP, of either version, has parameters of a module in shards of their own."""
+    # slow to import, and missing where torch is built without processes
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    return isinstance(module, FSDPModule | FullyShardedDataParallel)
 
 
 def forward_with_loss(model: Any, forward: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -113,3 +166,70 @@ def index_recall(model: Any, **inputs: Any) -> Tensor:
     finally:
         model.train(was_training)
     return of_all_layers(model, recalls, "recalls")
+
+
+# Models whose forward adds the loss of their indexers, whoever else replaces it before or after.
+
+
+# attributes: of a class, that which it is but for the loss; of a model, the forward that others had put there before
+PLAIN_CLASS, FORWARD_BEFORE = "class_without_index_loss", "_forward_before_index_loss"
+
+
+def add_index_loss(model: Any) -> None:
+    """Have the forward of a model add the loss of its indexers, also where PEFT calls it directly.
+
+    A class of its own does that, so that copies, replicas and files of the model have it, and what others put around
+    its forward is put around this. What they had put there before hides the class, and is called by a method.
+    """
+    if not hasattr(type(model), PLAIN_CLASS):
+        model.__class__ = class_with_index_loss(type(model))
+        if "forward" in model.__dict__:
+            setattr(model, FORWARD_BEFORE, model.forward)
+            model.forward = MethodType(around_forward_before(type(model)), model)
+
+
+@functools.lru_cache(maxsize=256)
+def class_with_index_loss(plain: Any) -> Any:
+    """Return a class of models that is the same to all that ask, but for its forward."""
+    names = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
+    made: Any = type(plain.__name__, (plain,), {**names, PLAIN_CLASS: plain, "__reduce_ex__": reduced})
+
+    def forward(self: Any, *inputs: Any, **options: Any) -> Any:
+        return forward_with_loss(self, functools.partial(plain.forward, self), inputs, options)
+
+    # accelerate takes a forward out of its wrappers by going on to __wrapped__ for as long as there is one
+    made.forward = without_wrapped(forward, plain.forward)
+    return made
+
+
+def around_forward_before(model_class: Any) -> Any:
+    """Return the function of a model's own forward, which calls that which was there before."""
+
+    @functools.wraps(model_class.forward)
+    def forward(self: Any, *inputs: Any, **options: Any) -> Any:
+        return forward_with_loss(self, getattr(self, FORWARD_BEFORE), inputs, options)
+
+    # that of the class, for those who take a model out of all that is around its forward
+    forward.__wrapped__ = model_class.forward  # type: ignore[attr-defined]
+    return forward
+
+
+def without_wrapped(function: Any, named: Any) -> Any:
+    """Return a function with the name, the text and the signature of another, which is not to be found by it."""
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(named, name):
+            setattr(function, name, getattr(named, name))
+    function.__signature__ = inspect.signature(named)
+    return function
+
+
+def reduced(model: Any, protocol: Any) -> tuple[Any, ...]:
+    """Return how a model is copied and written to files, where its class is not to be found by its name."""
+    made, (model_class, *_), *state = object.__reduce_ex__(model, max(protocol, 2))
+    return without_state, (getattr(model_class, PLAIN_CLASS),), *state
+
+
+def without_state(plain: Any) -> Any:
+    """Return a model of the class with the loss, before its state is set."""
+    made = class_with_index_loss(plain)
+    return made.__new__(made)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.models.mechanisms.causal_sums import KeySum
+from hf_efficient_attn.models.mechanisms.linear import KeySum
 
 
 class SummaryLayer(CacheLayerMixin):

@@ -3,14 +3,18 @@
 Shapes: B batch, T tokens, D head size, H heads, Q query tokens, K key tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import repeat_kv
+
+from hf_efficient_attn.layout.tracing import autocast_states
 
 # the same functions, in one pass over memory instead of eight
 FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
@@ -135,3 +139,57 @@ def eager_attention_forward(
     weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+# New keys and values appended to those of a cache, whatever their dtypes.
+
+
+def append_to_cache(cache: Cache, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values of cached and new tokens, [B, H, K, D], in the dtypes of the new ones.
+
+    Under autocast both have its dtype, in which attention reads them anyway. A layer of a cache keeps the dtype of its
+    first keys, since the buffers of a static cache cannot change theirs.
+    """
+    key, value = autocast_states(key, value)
+    held = held_dtype(cache, layer_idx) or key.dtype
+    keys, values = cache.update(key.to(held), value.to(held), layer_idx)
+    return keys.to(key.dtype), values.to(value.dtype)
+
+
+def held_dtype(cache: Cache, layer_idx: int) -> torch.dtype | None:
+    """Return the dtype of the keys that a layer holds; None: it holds none yet."""
+    if layer_idx >= len(cache.layers):
+        return None
+    keys = cache.layers[layer_idx].keys
+    return None if keys is None else keys.dtype
+
+
+# Parameters that DeepSpeed's ZeRO keeps: in shards (stage 3), or beside numbers of its own, which it trains.
+
+
+def is_in_shards(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is empty now because processes hold it in shards."""
+    return parameter.shape != getattr(parameter, "ds_shape", parameter.shape)
+
+
+def is_a_copy(parameter: nn.Parameter) -> bool:
+    """Return whether the optimizer trains other numbers, and overwrites the parameter with them after each step."""
+    return parameter.requires_grad and (hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"))
+
+
+def are_released_by_layers(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether parameters are whole only while their layer runs: the third stage of ZeRO holds them in shards."""
+    return any(hasattr(parameter, "ds_id") for parameter in parameters)
+
+
+def gathered(parameters: Iterable[nn.Parameter]) -> AbstractContextManager:
+    """Return a context in which parameters are whole; the first process's are then those of all.
+
+    All processes must enter it.
+    """
+    held = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
+    if not held:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(held, modifier_rank=0)  # type: ignore[no-any-return]

@@ -1,16 +1,275 @@
 """What comes before the first block: token, position and type embeddings, their norm and dropout."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
+from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.layout.transfer import on_host
-from hf_efficient_attn.models.parts.blocks import build_norm
-from hf_efficient_attn.models.parts.positions import Positions
+from hf_efficient_attn.layout.score_terms import Slope, Term
+from hf_efficient_attn.layout.transfer import device_numbers, on_host
+from hf_efficient_attn.models.parts.blocks import KeptInFloat32, build_norm
 from hf_efficient_attn.models.prologue import PreparedCall
+
+# Axial positions: a table per axis instead of one row per position (arXiv:2001.04451, appendix; Ho et al., 2019).
+
+
+class AxialPositions(nn.Module):
+    """Return the vectors of positions, the vectors of their coordinates side by side.
+
+    Position p of a shape (n₁, n₂) has the coordinates (p div n₂, p mod n₂), and so on for more axes. A text may have
+    any length up to n₁·n₂. Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
+
+    Reads from the config: `axial_shape`, `axial_widths`, `axial_norm_std`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.shape, self.std = config.axial_shape, config.axial_norm_std
+        # parameters of this module and of no list, which transformers would not start
+        for number, (size, width) in enumerate(zip(self.shape, config.axial_widths, strict=True)):
+            self.register_parameter(f"axis_{number}", nn.Parameter(torch.empty(size, width)))
+
+    @property
+    def axes(self) -> list[nn.Parameter]:
+        """The tables of the axes."""
+        return [getattr(self, f"axis_{number}") for number in range(len(self.shape))]
+
+    @property
+    def num_embeddings(self) -> int:
+        """The number of positions that the axes have together."""
+        return torch.Size(self.shape).numel()
+
+    def initialize(self) -> None:
+        """Start as N(0, axial_norm_std²)."""
+        for axis in self.axes:
+            init.normal_(axis, std=self.std)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        found, axes = [], self.axes
+        for number in range(len(self.shape) - 1, -1, -1):
+            # not on the first axis, so that a position beyond the end is an error and no other position
+            coordinates = position_ids % self.shape[number] if number else position_ids
+            found.append(nn.functional.embedding(coordinates, axes[number]))
+            position_ids = position_ids // self.shape[number]
+        return torch.cat(found[::-1], -1)
+
+
+# Positions: sinusoidal, learned, rotary, ALiBi, or none, behind one module.
+#
+# Shapes: B batch, T new tokens, K cached and new tokens, H heads, D head size.
+
+
+class Positions(nn.Module):
+    """Tell a model where its tokens are, by adding to the embedding or by arguments for attention.
+
+    Reads from the config: `position_embedding_type` (`sinusoidal`, `scaled_sinusoidal`, `learned`, `rope`, `alibi`,
+    `relative`, which attention computes itself, `axial`, see `AxialPositions`, `none`), `hidden_size`,
+    `num_attention_heads`, `sinusoid_amplitude`; for `rope` also `rope_parameters`; for `learned` also the field that
+    `size_field` names, its number of rows; and, if a config has them, `position_offset` (rows of the learned table
+    before that of position 0), `sinusoid_layout` and `rope_theta_per_layer`.
+    """
+
+    def __init__(self, config: Any, size_field: str = "max_position_embeddings") -> None:
+        super().__init__()
+        self.config, self.size_field = config, size_field
+        self.kind = config.position_embedding_type
+        self.num_heads = config.num_attention_heads
+        self.head_dim = config.head_dim
+        self.table: nn.Module | None = None
+        self.offset = getattr(config, "position_offset", 0)
+        self.thetas = getattr(config, "rope_theta_per_layer", None)
+        self.rotary = RotaryEmbedding(config) if self.kind == "rope" and self.thetas is None else None
+        if self.kind == "sinusoidal":
+            layout = getattr(config, "sinusoid_layout", "interleaved")
+            self.table = SinusoidalPositions(config.hidden_size, config.sinusoid_amplitude, layout=layout)
+        elif self.kind == "scaled_sinusoidal":
+            self.table = SinusoidalPositions(config.hidden_size, config.hidden_size**-0.5, train_scale=True)
+        elif self.kind == "learned":
+            self.table = nn.Embedding(getattr(config, size_field) + self.offset, config.hidden_size)
+        elif self.kind == "axial":
+            self.table, self.size_field = AxialPositions(config), "axial_pos_shape"
+
+    def forward(self, embedded: torch.Tensor, call: PreparedCall) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the embedding with positions added, and keyword arguments for every attention layer.
+
+        Args:
+            embedded: [B, T, hidden_size], instead of the call's.
+            call: its `position_ids` are used; if it has none, positions count the real tokens of a mask [B, K or more],
+                or else all tokens. A mask that is a matrix says nothing about positions.
+
+        Raises:
+            InputError: a position beyond the end of the learned table.
+        """
+        tokens, past_tokens, num_keys = call.tokens, call.past_tokens, call.num_keys
+        position_ids, attention_mask = call.position_ids, call.attention_mask
+        index = torch.arange(tokens, device=embedded.device) + past_tokens
+        if self.kind == "alibi" and shards_of(self) is not None:
+            # of which no process has a matrix of all pairs
+            slopes = device_numbers(alibi_slopes(self.num_heads), embedded.device, torch.float32)
+            return embedded, {"position_terms": (Term(slopes.view(1, -1, 1, 1), Slope()),)}
+        if self.kind == "alibi":
+            bias = alibi_bias(self.num_heads, index, num_keys).to(embedded.dtype)
+            if self.config._attn_implementation == "flex_attention":
+                bias = bias.expand(embedded.shape[0], -1, -1, -1)  # flex looks it up by row and does not broadcast
+            return embedded, {"position_bias": bias}
+        # if positions are counted over tokens, none lies beyond the last token
+        last = past_tokens + tokens - 1 if position_ids is None and isinstance(past_tokens, int) else None
+        if position_ids is None:
+            position_ids = index.unsqueeze(0)
+            if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+                position_ids = positions_among_real(attention_mask).index_select(1, index)
+        self.check_table(position_ids, last)
+        if self.rotary is not None:
+            return embedded, {"position_embeddings": self.rotary(embedded, position_ids)}
+        if self.kind == "rope":
+            rotations = {theta: rotation(embedded, position_ids, self.head_dim, theta) for theta in set(self.thetas)}
+            return embedded, {"position_embeddings": rotations}
+        if self.table is None:
+            return embedded, {}
+        return embedded + self.table(position_ids + self.offset).to(embedded.dtype), {}
+
+    def check_table(self, position_ids: torch.Tensor, last: int | None = None) -> None:
+        """Raise InputError for a position beyond the end of the learned table; not while compiling.
+
+        last: a position that none is beyond; None: unknown.
+        """
+        if self.kind not in ("learned", "axial") or torch.compiler.is_compiling():
+            return
+        size = self.table.num_embeddings - self.offset
+        if last is None or last >= size:
+            last = int(on_host(position_ids).max())
+        if last >= size and self.kind == "axial":
+            raise InputError(
+                f"The sequence reaches position {last}, but {self.size_field}={list(self.table.shape)} has {size} "
+                f"positions. Truncate to {size} tokens, or build a model with longer axes."
+            )
+        if last >= size and getattr(self.config, "has_one_length", False):
+            raise InputError(
+                f"The sequence reaches position {last}, but {self.size_field}={size}, and projections are made for as "
+                f"many tokens. Truncate to {size} tokens, or train a model of longer texts."
+            )
+        if last >= size:
+            raise InputError(
+                f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "
+                f"rows. Truncate to {size} tokens, or make the table longer: `hf-efficient-attn convert FOLDER "
+                f"NEW_FOLDER --{self.size_field.replace('_', '-')} {last + 1}` copies it cyclically (of sparse and "
+                "compressed Transformers, and Reformers). Sinusoids, rotary positions and ALiBi have no longest text."
+            )
+
+
+class RotaryEmbedding(KeptInFloat32, LlamaRotaryEmbedding):
+    """Llama's rotary positions, whose frequencies stay in float32: rounded, they would turn far tokens by whole turns.
+
+    transformers computes them anew for a class of this name after loading.
+    """
+
+
+class SinusoidalPositions(nn.Module):
+    """Return `scale` times sin and cos of the positions; without a table, and so for sequences of any length.
+
+    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings scaled to unit variance. Where
+    embeddings are not scaled, a config's `sinusoid_amplitude` is `initializer_range`: the sum is then the same up to a
+    common factor, which the first norm removes. With `train_scale` the scale is a parameter that starts at
+    1/√hidden_size (crammed BERT). Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
+    """
+
+    def __init__(
+        self, hidden_size: int, scale: float = 1.0, train_scale: bool = False, layout: str = "interleaved"
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.layout = layout
+        self.initial_scale = scale
+        self.scale = nn.Parameter(torch.full((1,), self.initial_scale)) if train_scale else None
+
+    def initialize(self) -> None:
+        if self.scale is not None:
+            init.constant_(self.scale, self.initial_scale)
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        table = sinusoids(position_ids, self.hidden_size, self.layout)
+        return table * (self.initial_scale if self.scale is None else self.scale)
+
+
+def positions_among_real(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token among those that are not padding, [B, N] → int [B, N]; padding gets any."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def sinusoids(positions: torch.Tensor, size: int, layout: str = "interleaved") -> torch.Tensor:
+    """Return sin and cos of positions / 10000^(2i/size), float32 [..., size].
+
+    layout: `interleaved` (sin, cos, sin, cos, ...; Vaswani et al.) or `halves` (all sines first; Marian, Pegasus).
+
+    >>> sinusoids(torch.tensor(1), 4).tolist() == sinusoids(torch.tensor(1), 4, "halves")[[0, 2, 1, 3]].tolist()
+    True
+    """
+    pairs = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32)
+    angles = positions.unsqueeze(-1).float() * torch.exp(pairs * (-math.log(10_000.0) / size))
+    if layout == "halves":
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+
+
+def rotation(
+    states: torch.Tensor, position_ids: torch.Tensor, head_dim: int, theta: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines of rotary positions in the dtype of `states`, both [B or 1, T, head_dim]."""
+    pairs = torch.arange(0, head_dim, 2, device=position_ids.device).float()
+    angles = position_ids.unsqueeze(-1).float() * theta ** (-pairs / head_dim)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(states.dtype), angles.sin().to(states.dtype)
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return [B, H, T, D] rotated by the angles whose cosines and sines are [B or 1, T, D]."""
+    return states * cos[:, None] + rotate_half(states) * sin[:, None]
+
+
+def rotate_both(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the queries and the keys of the same tokens, each as `rotate` returns them."""
+    if query.shape[2] > 1 or torch.compiler.is_compiling():
+        return rotate(query, cos, sin), rotate(key, cos, sin)
+    # for one token, seven more operators take longer than a copy
+    rotated = rotate(torch.cat((query, key), 1), cos, sin)
+    return rotated[:, : query.shape[1]], rotated[:, query.shape[1] :]
+
+
+def rotate_last(states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return [B, H, T, D] rotated by the last T of the angles, whose cosines and sines are [B or 1, T or more, D]."""
+    cos, sin = (each[:, each.shape[1] - states.shape[2] :] for each in position_embeddings)
+    return rotate(states, cos, sin)
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return the slope of every head (Press et al., arXiv:2108.12409).
+
+    >>> alibi_slopes(3)
+    (0.0625, 0.00390625, 0.25)
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return (*slopes, *(2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)))
+
+
+def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """Return −slope·|q − k| for every head, query and key.
+
+    Shapes: query_positions [Q], on the axis of the keys → [1, H, Q, K], float32.
+
+    >>> alibi_bias(2, torch.arange(3), 3)[0, 0, 2].tolist()
+    [-0.125, -0.0625, -0.0]
+    """
+    distance = (query_positions.unsqueeze(-1) - torch.arange(num_keys, device=query_positions.device)).abs()
+    slopes = device_numbers(alibi_slopes(num_heads), query_positions.device, torch.float32)
+    return -slopes.view(1, -1, 1, 1) * distance
 
 
 class TokenEmbedding(nn.Embedding):

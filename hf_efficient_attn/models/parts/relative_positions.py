@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from hf_efficient_attn.layout.score_terms import Distance, Term
-from hf_efficient_attn.models.parts.positions import sinusoids
+from hf_efficient_attn.models.parts.embeddings import sinusoids
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # a model is compiled separately for each of these lengths

@@ -8,15 +8,100 @@ from transformers.modeling_rope_utils import RopeParameters
 from hf_efficient_attn.attention.layer_patterns import config_patterns
 from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.checks import check_fields, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, NormFields
 from hf_efficient_attn.models.config.library import LibraryConfig
-from hf_efficient_attn.models.config.patterns import write_pattern
+from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.pattern import Pattern
 
-from . import presets
-from .checks import CHOICES, check_routing
+# Fields of the Routing Transformer's config that exclude each other, or numbers out of their range.
+
+
+CHOICES = {
+    "membership": (None, "balanced", "causal"),
+    "position_embedding_type": ("relative_keys", "rope", "learned", "sinusoidal", "none"),
+    "classifier_pooling": (None, "first", "last", "mean"),
+}
+
+
+def check_routing(config: Any) -> None:
+    """Raise ConfigurationError for routing heads that no model can have."""
+    for name in ("num_clusters", "max_relative_distance"):
+        if getattr(config, name) < 1:
+            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least 1.")
+    if config.num_routing_heads is not None and config.num_routing_heads > config.num_attention_heads:
+        raise ConfigurationError(
+            f"num_routing_heads={config.num_routing_heads} counts some of the heads of a layer, of which there are "
+            f"num_attention_heads={config.num_attention_heads}. Use at most that."
+        )
+    if not 0 <= config.centroid_decay <= 1:
+        raise ConfigurationError(f"centroid_decay={config.centroid_decay} is a share of what is kept: 0 to 1.")
+    if config.commitment_weight < 0:
+        raise ConfigurationError(f"commitment_weight={config.commitment_weight} must be a number of at least 0.")
+    layers = config.layers_with_routing
+    if layers is not None and not set(layers) <= set(range(config.num_hidden_layers)):
+        raise ConfigurationError(
+            f"layers_with_routing={shown(layers)} lists indices of layers: 0 to {config.num_hidden_layers - 1} "
+            f"(num_hidden_layers={config.num_hidden_layers})."
+        )
+    check_direction(config)
+
+
+def check_direction(config: Any) -> None:
+    """Raise ConfigurationError for a choice of keys that does not go with the direction of the model."""
+    if config.is_causal and not config.shares_qk:
+        raise ConfigurationError(
+            "share_qk=False needs is_causal=False: a causal model keeps the keys of earlier tokens, and not their "
+            "queries, by which they were put into clusters. Leave share_qk out."
+        )
+    if not config.is_causal and not config.has_balanced_clusters:
+        raise ConfigurationError(
+            "membership='causal' lets a token read the last ones of its cluster; it needs is_causal=True. With "
+            "is_causal=False use 'balanced', or leave it out."
+        )
+    if not config.include_self and not config.is_causal:
+        raise ConfigurationError(
+            "include_self=False means that tokens read earlier ones only; it needs is_causal=True."
+        )
+    if not config.include_self and config.cluster_tokens < 2:
+        raise ConfigurationError("include_self=False with cluster_tokens=1 leaves nothing to read. Use at least 2.")
+
+
+# The authors' networks, as fields of `RoutingTransformerConfig`.
+#
+# Every function is a classmethod of it; keywords change or add fields. Sizes, clusters, head counts and dropouts are
+# those of the authors' code. It names no vocabulary: ours are 267,735 words of Wikitext-103, the 256 bytes of enwik8
+# and of pixels, and 32,768 subwords of PG-19. Its local heads read their own block of tokens and the one before; here
+# they follow the `Band` of the same greatest reach. Neither code nor paper prints numbers of parameters, but the
+# authors call their released model of PG-19 one of 200M; its sizes, with a gated MLP, give more.
+
+
+# the greatest distance of a local head, and of a vector of its relative positions: blocks of 256 tokens
+REACH = 511
+AUTHORS: dict[str, Any] = {
+    "attention_pattern": Band(REACH, 0),
+    "max_relative_distance": 512,
+    "membership": "balanced",
+    "norm_eps": 1e-6,
+    "gated_mlp": True,
+    "head_map": True,
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_routing_heads": 4,
+    "cluster_tokens": 512,
+}
+WIKITEXT: dict[str, Any] = {
+    "vocab_size": 267_735,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_routing_heads": 8,
+    **dict.fromkeys(("attention_dropout", "activation_dropout", "embedding_dropout"), 0.4),
+}
+ENWIK8: dict[str, Any] = {"vocab_size": 256, "intermediate_size": 3072}
+PIXELS: dict[str, Any] = {"vocab_size": 256, "intermediate_size": 2048, "hidden_dropout": 0.3}
 
 
 @strict_config
@@ -127,13 +212,65 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
-    wikitext103 = classmethod(presets.wikitext103)
-    wikitext103_short = classmethod(presets.wikitext103_short)
-    enwik8 = classmethod(presets.enwik8)
-    enwik8_long = classmethod(presets.enwik8_long)
-    pg19 = classmethod(presets.pg19)
-    imagenet64 = classmethod(presets.imagenet64)
-    cifar10 = classmethod(presets.cifar10)
+    @classmethod
+    def wikitext103(cls, **fields: Any) -> "RoutingTransformerConfig":
+        """Return the 14-layer network for texts of 4,096 words, with 8 clusters of 512: 458,695,424 parameters."""
+        preset = {"num_hidden_layers": 14, "num_clusters": 8, "max_position_embeddings": 4096}
+        return cls(**{**AUTHORS, **WIKITEXT, **preset, **fields})
+
+    @classmethod
+    def wikitext103_short(cls, **fields: Any) -> "RoutingTransformerConfig":
+        """Return the 20-layer network for texts of 1,024 words, with 2 clusters of 512: 537,781,760 parameters."""
+        preset = {"num_hidden_layers": 20, "num_clusters": 2, "max_position_embeddings": 1024}
+        return cls(**{**AUTHORS, **WIKITEXT, **preset, **fields})
+
+    @classmethod
+    def enwik8(cls, **fields: Any) -> "RoutingTransformerConfig":
+        """Return the 12-layer network for texts of 8,192 bytes, with 16 clusters of 512: 159,370,240 parameters."""
+        return cls(**{**AUTHORS, **ENWIK8, "num_clusters": 16, "max_position_embeddings": 8192, **fields})
+
+    @classmethod
+    def enwik8_long(cls, **fields: Any) -> "RoutingTransformerConfig":
+        """Return the 12-layer network for texts of 12,288 bytes, with 48 clusters of 256: 159,370,240 parameters."""
+        preset = {"num_clusters": 48, "cluster_tokens": 256, "max_position_embeddings": 12_288}
+        return cls(**{**AUTHORS, **ENWIK8, **preset, **fields})
+
+    @classmethod
+    def pg19(cls, **fields: Any) -> "RoutingTransformerConfig":
+        """Return the 22-layer network for 8,192 subwords of books: 408,238,173 parameters.
+
+        2 of its 8 heads route, in the last layer alone: 16 clusters of 512.
+        """
+        preset = {
+            "vocab_size": 32_768,
+            "hidden_size": 1032,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 22,
+            "num_routing_heads": 2,
+            "layers_with_routing": [21],
+            "num_clusters": 16,
+            "max_position_embeddings": 8192,
+        }
+        return cls(**{**AUTHORS, **preset, **fields})
+
+    @classmethod
+    def imagenet64(cls, **fields: Any) -> "RoutingTransformerConfig":
+        """Return the 24-layer network for images of 64 × 64 pixels, with 8 clusters of 2,048: 247,401,472
+        parameters.
+        """
+        preset = {
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_clusters": 8,
+            "cluster_tokens": 2048,
+            "max_position_embeddings": 12_288,
+        }
+        return cls(**{**AUTHORS, **PIXELS, **preset, **fields})
+
+    @classmethod
+    def cifar10(cls, **fields: Any) -> "RoutingTransformerConfig":
+        """Return the 12-layer network for images of 32 × 32 pixels, with 6 clusters of 512: 121,621,504 parameters."""
+        return cls(**{**AUTHORS, **PIXELS, "num_clusters": 6, "max_position_embeddings": 3072, **fields})
 
     @property
     def has_balanced_clusters(self) -> bool:

@@ -20,6 +20,7 @@ keys update them together, in one step; relative positions have vectors for keys
 routing heads that share queries and keys, unused in their code, does not exist.
 """
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -32,10 +33,12 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.cache_argument import takes_cache
+from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.layout.token_locations import token_locations
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
-from hf_efficient_attn.models.heads.auxiliary_loss import expect_use
-from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.outputs import BackboneOutput, expect_use
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
     MaskedLMHead,
@@ -45,15 +48,30 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
 )
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
-from hf_efficient_attn.models.parts.embeddings import TokenEmbedding
-from hf_efficient_attn.models.parts.positions import Positions
-from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
+from hf_efficient_attn.models.parts.embeddings import Positions, TokenEmbedding
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
 from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .attention import RoutingAttention
-from .centroids import Centroids, Seen, update_all
+from .clusters import Centroids, Seen, update_all
 from .configuration_routing_transformer import RoutingTransformerConfig
-from .places import token_places
+
+# Which document each key of a call is in, and which positions its queries have: what decides on clusters.
+
+
+def token_places(call: PreparedCall, masks: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the document of each key and the positions of the queries, as keyword arguments of attention layers.
+
+    They are `documents`, int [B or 1, K], -1 for padding, and `query_positions`, int [T].
+    """
+    tokens, matrix, device = masks["token_mask"], masks["attention_mask"], call.embedded.device
+    num_keys = call.num_keys
+    if matrix is not None:
+        tokens, num_keys = TokenMask(readable_keys(matrix, call.batch_size)), matrix.shape[3]
+    first = masks["query_offset"]
+    first = num_keys - call.tokens if first is None else first
+    documents = token_locations(tokens, num_keys, device).documents
+    return {"documents": documents, "query_positions": first + torch.arange(call.tokens, device=device)}
 
 
 class RoutingLayer(GradientCheckpointingLayer):

@@ -8,13 +8,26 @@ Source: He & Hofmann (arXiv:2311.01906), section 4.1, after Noci et al. (arXiv:2
 padding; here it is renormalised over the allowed keys, so that A = C at zero logits under any mask.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, packed_sequence_mask_function
 
+from hf_efficient_attn.attention.cache_argument import takes_cache
+from hf_efficient_attn.attention.indexed.config_field import INDEXER
+from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
+from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE
+from hf_efficient_attn.attention.interface import efficient_attention_forward
+from hf_efficient_attn.attention.layer_patterns import NAME, module_pattern
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.mechanisms.feature_maps import wide
+from hf_efficient_attn.models.inputs import documents_of_keys, step_documents, step_table
+from hf_efficient_attn.models.mechanisms.linear import wide
+from hf_efficient_attn.models.parts.blocks import append_to_cache
+from hf_efficient_attn.models.prologue import PreparedCall, lengths
+
+from .configuration_simplified_transformer import SimplifiedTransformerConfig
 
 SCAN_TOKENS = 16
 
@@ -176,3 +189,259 @@ def _packed(documents: torch.Tensor, attention_mask: torch.Tensor | None, is_cau
         counts, weights = real.gather(1, last + 1) - real.gather(1, first), weights.unsqueeze(-1)
     bounds = (first.unsqueeze(-1), last.unsqueeze(-1))
     return Centering(is_causal, counts.clamp(min=1).unsqueeze(-1).float(), weights, bounds=bounds)
+
+
+# Cache layers that also keep the running sum of their values, so that C·V costs O(1) per generated token.
+#
+# The sum is state besides keys and values: it is reordered with beams, and dropped by cropping (assisted decoding),
+# after which the next forward pass rebuilds it from the cached values. `attach_running_sums` turns the plain layers of
+# any transformers cache into these; layers of other kinds (quantised) keep working without the sum.
+
+
+class RunningSumDynamicLayer(DynamicLayer):
+    """A `DynamicLayer` with `value_sum`: [B, 1, hidden_size] in float32 or wider, or None if it must be rebuilt."""
+
+    value_sum: torch.Tensor | None = None
+
+    def advance(self, centering: Centering, values: torch.Tensor) -> torch.Tensor | float:
+        """Return the sum over the cached values and add the new ones to it. Shape of `values`: [B, T, hidden_size]."""
+        past_sum: torch.Tensor | float = 0.0
+        if self.get_seq_length() > 0:
+            past_sum = self.value_sum if self.value_sum is not None else centering.sum_past(merge_heads(self.values))
+        self.value_sum = past_sum + centering.sum(values)
+        return past_sum
+
+    def forget_sum(self) -> None:
+        """Have the next `advance` rebuild the sum from the cached values."""
+        self.value_sum = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.forget_sum()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if tokens_to_remove != 0:
+            self.forget_sum()
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum[beam_idx.to(self.value_sum.device)]
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum[indices]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum.repeat_interleave(repeats, dim=0)
+
+
+class RunningSumStaticLayer(StaticLayer):
+    """A `StaticLayer` with `value_sum`, [B, 1, hidden_size] in float32 or wider, held at a fixed address."""
+
+    value_sum: torch.Tensor | None = None
+    is_stale = False
+
+    def advance(self, centering: Centering, values: torch.Tensor) -> torch.Tensor:
+        """As `RunningSumDynamicLayer.advance`, in place."""
+        if self.value_sum is None:
+            self.value_sum = torch.zeros_like(values[:, :1], dtype=torch.promote_types(values.dtype, torch.float32))
+            self.is_stale = self.is_initialized
+            if not torch.compiler.is_compiling():
+                torch._dynamo.mark_static_address(self.value_sum)
+        if self.is_stale:
+            self.value_sum.copy_(centering.sum_past(merge_heads(self.values)))  # unused slots hold zeros
+            self.is_stale = False
+        past_sum = self.value_sum.clone()
+        self.value_sum.add_(centering.sum(values))
+        return past_sum
+
+    def forget_sum(self) -> None:
+        """Have the next `advance` rebuild the sum from the cached values."""
+        self.is_stale = True
+
+    def reset(self) -> None:
+        super().reset()
+        self.is_stale = False
+        if self.value_sum is not None:
+            self.value_sum.zero_()
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.value_sum is not None:
+            self.value_sum = self.value_sum[beam_idx.to(self.value_sum.device)]
+
+
+ADOPTED_BY: dict[type, type] = {DynamicLayer: RunningSumDynamicLayer, StaticLayer: RunningSumStaticLayer}
+
+
+def attach_running_sums(cache: Cache, num_layers: int) -> None:
+    """Turn the plain layers of `cache` into layers that keep the running sum, in place; a second call does nothing."""
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = RunningSumDynamicLayer
+        while len(cache.layers) < num_layers:
+            cache.layers.append(RunningSumDynamicLayer())
+    for index, layer in enumerate(cache.layers):
+        if type(layer) in ADOPTED_BY:
+            adopted = ADOPTED_BY[type(layer)].__new__(ADOPTED_BY[type(layer)])
+            adopted.__dict__.update(layer.__dict__)
+            cache.layers[index] = adopted
+
+
+def append_and_sum(
+    cache: Cache,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer_idx: int,
+    centering: Centering | None,
+    values: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
+    """Return keys and values of cached and new tokens, [B, H, K, D], and the sum of the cached values, [B, 1, H·D].
+
+    Args:
+        key, value: of the new tokens, [B, H, T, D]; `values` the same values as [B, T, H·D].
+        centering: None: no sum is needed, and it is 0.0.
+    """
+    if centering is None:
+        return *append_to_cache(cache, key, value, layer_idx), 0.0
+    layer, past_sum = cache.layers[layer_idx], 0.0
+    keeps_sum = hasattr(layer, "advance")
+    if centering.matrix is None:
+        past_sum = layer.advance(centering, values) if keeps_sum else None
+    elif keeps_sum:
+        layer.forget_sum()
+    key, value = append_to_cache(cache, key, value, layer_idx)
+    if past_sum is None:
+        past_sum = centering.sum_past(merge_heads(value[:, :, : -values.shape[1]]))
+    return key, value, past_sum
+
+
+def merge_heads(values: torch.Tensor) -> torch.Tensor:
+    """Return [B, H, K, D] as [B, K, H·D]."""
+    return values.transpose(1, 2).flatten(2)
+
+
+# The centring term C under an `attention_pattern` or an indexer: the mean of the values that A reads.
+#
+# C is A at equal logits, so it is over the keys that the pattern allows, and where keys are chosen by content, over
+# those that the layer's own queries (`BlockTopK`) or its indexer (`index`) have chosen. Shaped attention then starts
+# as the identity whatever it reads (He & Hofmann, arXiv:2311.01906, section 4.1), and padding, packing and caches
+# change nothing. A mean over all tokens would not do: a token would lose the mean of what it never read. C takes as
+# long as A here, since there is no running mean of chosen keys.
+
+
+# arguments of attention that say how A is computed and what is learned from it, and not what is read
+OF_SCORES = ("position_bias", "position_terms", "output_attentions", LOSSES, RECALLS)
+
+
+def uses_indexer(config: Any) -> bool:
+    """Return whether indexers choose what the layers of a model read, or learn to."""
+    field = getattr(config, INDEXER, None)
+    return field is not None and field["stage"] != DENSE
+
+
+def reads_selected(attention: Any) -> bool:
+    """Return whether an attention module follows an `attention_pattern` of its config, or has an indexer at work."""
+    if attention.config._attn_implementation != NAME:
+        return False
+    return uses_indexer(attention.config) or module_pattern(attention, attention.is_causal) is not None
+
+
+def mean_of_read(
+    attention: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> Tensor:
+    """Return C·V, [B, T, H, D]; no gradient reaches queries and keys.
+
+    Args:
+        query, key, value: [B, H, T or K, D]; the queries choose as in A.
+        attention_mask, options: those of the attention function.
+    """
+    said = {name: each for name, each in options.items() if name not in OF_SCORES}
+    states = (query.detach(), key.detach(), value)
+    mean, _ = efficient_attention_forward(attention, *states, attention_mask, scaling=0.0, **said)
+    return mean
+
+
+# The masks of a call as layers need them: which tokens a query may attend to, and what the centring term averages.
+
+
+def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shared: bool = False) -> dict[str, Any]:
+    """Return `attention_mask` and `centering` for the layers; it gives the cache running sums if C needs them.
+
+    is_shared: whether processes share the texts, of which C is then made whole.
+    """
+    given = call.attention_mask
+    # which compute C themselves
+    if config.span is not None:
+        return {**call.masks(config), "centering": None}
+    # with indexers, whose keys a cache keeps, too, C has no running sum
+    if call.cache is not None and config.is_centered and not uses_indexer(config):
+        attach_running_sums(call.cache, config.num_hidden_layers)
+    if isinstance(given, dict):
+        # made by `MaskGeneration`
+        first, last = given["firsts"], given["lasts"]
+        bounds = None if first is None else (first, last)
+        return {
+            "attention_mask": given["attention"],
+            "centering": Centering(True, given["counts"], given["weights"], bounds=bounds),
+        }
+    mask, centering = attention_allowed(config, call.embedded, given, call.cache, call.documents), None
+    if config.is_centered and is_shared:
+        tokens = call.masks(config)["token_mask"]
+        where = (tokens.shape[1], 0, tokens.key_mask, tokens.segment_ids)
+        centering = build_centering(*where, config.is_causal, call.embedded.device)
+        centering = centering._replace(shared_tokens=tokens.shape[1])
+    elif config.is_centered:
+        where = (call.tokens, call.past_tokens, given, call.documents)
+        centering = build_centering(*where, config.is_causal, call.embedded.device)
+    return {"attention_mask": mask, "centering": centering}
+
+
+def attention_allowed(
+    config: SimplifiedTransformerConfig,
+    inputs_embeds: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    cache: Cache | None,
+    documents: torch.Tensor | None,
+) -> Any:
+    """Return the mask in the form that the chosen attention implementation needs, or None if it needs none."""
+    overlay = None
+    if documents is not None:
+        num_keys = lengths(cache, inputs_embeds.shape[1])[1]
+        overlay = packed_sequence_mask_function(documents_of_keys(documents, num_keys))
+    if config.is_causal:
+        return create_causal_mask(config, inputs_embeds, attention_mask, cache, and_mask_function=overlay)
+    return create_bidirectional_mask(config, inputs_embeds, attention_mask, and_mask_function=overlay)
+
+
+class MaskGeneration:
+    """Mixin for the causal model: the masks that `generate` prepares with a static cache."""
+
+    @staticmethod
+    @takes_cache
+    def create_masks_for_generate(
+        config: SimplifiedTransformerConfig,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: Cache | None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the masks of one step with a static cache, in shapes that do not grow, as compilation needs."""
+        if config.span is not None:
+            return step_table(config, inputs_embeds, attention_mask, cache, config.is_causal, position_ids)
+        documents = step_documents(config, position_ids, attention_mask, inputs_embeds, cache)
+        mask = attention_allowed(config, inputs_embeds, attention_mask, cache, documents)
+        if not config.is_centered:
+            return mask
+        past_tokens = cache.get_seq_length()
+        tokens, device = inputs_embeds.shape[1], inputs_embeds.device
+        centering = build_centering(tokens, past_tokens, attention_mask, documents, True, device)
+        firsts, lasts = centering.bounds or (None, None)
+        # `generate` passes on tensors only
+        own = {"counts": centering.counts, "weights": centering.weights, "firsts": firsts, "lasts": lasts}
+        return {"attention": mask, **own}

@@ -3,12 +3,18 @@
 Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062).
 """
 
+import math
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
 from hf_efficient_attn.attention.indexed.shared_index import with_earlier_keys
@@ -19,23 +25,131 @@ from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.attention.weight_rows import chosen_rows
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
+from hf_efficient_attn.layout.operator_args import read_pattern_text, to_text
 from hf_efficient_attn.layout.score_terms import Label
+from hf_efficient_attn.layout.token_locations import last_positions, token_locations
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.models.global_tokens.projections import GlobalAttention
-from hf_efficient_attn.models.global_tokens.rows import GlobalRows
-from hf_efficient_attn.models.global_tokens.shared_rows import keys_of_text, read_together
-from hf_efficient_attn.models.implementations import BACKEND_OF_IMPLEMENTATION, backend_of
-from hf_efficient_attn.models.parts.blocks import drop_rate
-from hf_efficient_attn.models.parts.cached_states import append_to_cache
-from hf_efficient_attn.models.parts.positions import rotate, rotate_both
+from hf_efficient_attn.layout.tracing import run_untraced
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.base import BACKEND_OF_IMPLEMENTATION, backend_of
+from hf_efficient_attn.models.global_tokens.global_attention import (
+    GlobalAttention,
+    GlobalRows,
+    keys_of_text,
+    read_together,
+)
+from hf_efficient_attn.models.parts.blocks import MLP, append_to_cache, build_norm, drop_rate, finite
+from hf_efficient_attn.models.parts.embeddings import rotate, rotate_both
 from hf_efficient_attn.models.parts.relative_positions import RelativePositions, reach_groups, reach_of
-from hf_efficient_attn.models.sparse.bigbird_evaluation import repeat_first_block, split_random
 from hf_efficient_attn.models.sparse.inputs import known_globals
-from hf_efficient_attn.models.sparse.remembered import remembered
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
+
+# Results that modules compute once in Python because a compiler cannot trace them: the algebra of patterns.
+
+
+_results: BoundedCache[Any] = BoundedCache(SMALL_BYTES)
+
+
+def remembered(module: nn.Module, build: Callable[..., Any], pattern: Pattern, *arguments: Hashable) -> Any:
+    """Return `build(pattern, *arguments)`, computed once per module.
+
+    A compiler does not trace `build`, and treats its result as a constant.
+    """
+    if not torch.compiler.is_compiling():
+        return _build(build, pattern, *arguments)
+    name = f"_{build.__name__}"
+    # as text, whose writing is traced, so that the graph is guarded by the fields of the pattern
+    run_untraced(_keep, module, name, build, to_text(pattern), *arguments)
+    # not from __dict__, of which the compiler may hold an older copy
+    return getattr(module, name)
+
+
+def _build(build: Callable[..., Any], *arguments: Hashable) -> Any:
+    return _results.get((build, arguments), lambda: build(*arguments))
+
+
+def _keep(module: nn.Module, name: str, build: Callable[..., Any], text: str, *arguments: Hashable) -> None:
+    module.__dict__[name] = _build(build, read_pattern_text(text), *arguments)
+
+
+# BigBird as transformers evaluates it: in eval mode each random block is replaced by a copy of block 0.
+#
+# The paper and the authors' code read the same random blocks in training and evaluation. This variant is for
+# checkpoints that must give the same logits as in transformers: `random_blocks_in_eval="transformers"`.
+
+
+def repeat_first_block(
+    block_tokens: int, num_random: int, query: Tensor, key: Tensor, scale: float, tokens: TokenMask
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys that count block 0 once more for each random block of a row, instead of these.
+
+    A key that occurs r more times in a softmax has log(1 + r) added to its score. Here one more dimension does that: it
+    is 1 in the queries outside of the first and the last block, and the bonus in the keys of block 0.
+    Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1.
+
+    tokens: blocks are counted from the first real token of a document to its last, as in the pattern; transformers
+        counts padding as well.
+    """
+    locations = token_locations(tokens, key.shape[2], key.device)
+    block, last = locations.positions // block_tokens, last_positions(locations) // block_tokens
+    is_sparse = (block > 0) & (block < last)
+    bonus = (block == 0) * (math.log(1 + num_random) / scale)
+    wide_query, wide_key = (
+        torch.cat((states, column.to(states.dtype)[:, None, :, None].expand(*states.shape[:3], 1)), -1)
+        for states, column in ((query, is_sparse[:, -query.shape[2] :]), (key, bonus))
+    )
+    return wide_query, wide_key
+
+
+def check_packing(full_attention_up_to: int | None, documents: Tensor | None, tokens: int) -> None:
+    """Refuse packed documents that would be read by full attention alone, but not in a longer row.
+
+    documents: [B, T], as `find_documents` returns them.
+
+    Raises:
+        InputError: names the field, and says how to go on.
+    """
+    if full_attention_up_to is None or documents is None or tokens <= full_attention_up_to:
+        return
+    message = (
+        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents "
+        "into a longer row: short ones would not be read as they are alone. Pass one document a row, or set "
+        "config.full_attention_up_to to None."
+    )
+    if not is_tracing(documents):
+        raise InputError(message)
+    # while tracing there are always documents, perhaps one per row
+    torch._assert_async((documents == 0).all(), message)
+
+
+def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
+    """Return the part of a union that is not random, the block length in tokens, and the random blocks per row.
+
+    >>> from hf_efficient_attn.patterns.big_bird import bigbird
+    >>> split_random(bigbird(block_tokens=16, num_random_blocks=2))[1:]
+    (16, 2)
+
+    Raises:
+        ConfigurationError: the random parts are not blocks of one length joined to the rest by `|`.
+    """
+    members = pattern.members()
+    rest = [member for member in members if not member.is_random]
+    drawn = [member for member in members if member.is_random]
+    if not rest or not drawn:
+        return pattern, 1, 0
+    blocks = [member.drawn_blocks() for member in drawn]
+    known = [found for found in blocks if found is not None]
+    lengths = {found.block_tokens for found in known}
+    if len(known) < len(blocks) or len(lengths) > 1:
+        raise ConfigurationError(
+            "random_blocks_in_eval='transformers' replaces random blocks of one length that are joined to the rest of "
+            f"a pattern by `|`, but attention_pattern is {shown(pattern.to_dict())}. Set it to 'fixed'."
+        )
+    return reduce(or_, rest), lengths.pop(), sum(found.num_blocks for found in known)
 
 
 class SparseAttention(nn.Module):
@@ -294,3 +408,34 @@ def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Te
     found = torch.where(rows.is_global.view(shape), new.to(states.dtype), 0)
     # indices that are no global token may repeat, and add nothing
     return torch.where(rows.is_row.view(shape), torch.zeros_like(states).scatter_add(axis, index, found), states)
+
+
+# The block of a sparse Transformer: attention and MLP, each with a skip and a norm after it (BERT) or before it.
+
+
+class SparseLayer(GradientCheckpointingLayer):
+    """One block. Shapes: [B, T, hidden_size] → the same.
+
+    Post-norm: x ← N(x + f(x)), as Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
+
+    attention: of another kind, which returns its output first; None: that of the layer's pattern.
+    """
+
+    def __init__(self, config: Any, layer_idx: int, is_gated: bool = False, attention: nn.Module | None = None) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn = SparseAttention(config, layer_idx) if attention is None else attention
+        has_first_norm = not self.is_pre_norm or layer_idx > 0 or config.norm_before_first_layer
+        self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
+        self.mlp = MLP(config, is_gated)
+        self.mlp_norm = build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        normed = self.attention_norm(hidden_states) if self.is_pre_norm else hidden_states
+        attended, _ = self.self_attn(normed, **kwargs)
+        hidden_states = hidden_states + self.dropout(attended)
+        if self.is_pre_norm:
+            return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states))))
+        hidden_states = self.attention_norm(hidden_states)
+        return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states))))

@@ -12,7 +12,12 @@ from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.transfer import derived
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.global_tokens.rows import check_positions, find_global_rows, global_keys
+from hf_efficient_attn.models.global_tokens.global_attention import (
+    check_positions,
+    find_global_rows,
+    global_keys,
+    whole_lengths,
+)
 from hf_efficient_attn.models.global_tokens.rules import (
     AUTO_RULES,
     NOT_RELATIVE,
@@ -22,8 +27,7 @@ from hf_efficient_attn.models.global_tokens.rules import (
     choose_by_rule,
     needs_input_ids,
 )
-from hf_efficient_attn.models.global_tokens.shared_rows import whole_lengths
-from hf_efficient_attn.models.inputs.axes import check_axes
+from hf_efficient_attn.models.inputs import check_axes
 from hf_efficient_attn.models.prologue import PreparedCall
 
 
@@ -117,3 +121,30 @@ def _choice(
     if is_token is not None and is_token.shape[1] != known:
         is_token = None
     return choose_by_mask(marked, call.batch_size, known, is_token)
+
+
+# Global tokens in `generate`: they are chosen for the prompt and known at every step.
+
+
+def extend_global_mask(
+    config: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    inputs_embeds: Tensor | None,
+    global_attention_mask: Tensor | None,
+) -> Tensor | None:
+    """Return which tokens of the text so far are global, [batch, tokens]; None: the model's rule needs no mask.
+
+    A mask that the caller gave for the prompt is extended by zeros: generated tokens are not global.
+
+    Args:
+        input_ids: the text so far; after a prompt of embeddings, only what followed it.
+        inputs_embeds: a prompt of embeddings, [batch, tokens, hidden_size].
+    """
+    if global_attention_mask is not None:
+        tokens = input_ids.shape[1] + (0 if inputs_embeds is None else inputs_embeds.shape[1])
+        return pad(global_attention_mask, (0, tokens - global_attention_mask.shape[1]))
+    if inputs_embeds is not None or not needs_input_ids(config.global_tokens):
+        return None
+    choice = choose_by_rule(config.global_tokens, input_ids.shape[1], input_ids, attention_mask, config.sep_token_id)
+    return choice.mask

@@ -22,7 +22,6 @@ from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cac
 from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.models.base import SparsePreTrainedModel
-from hf_efficient_attn.models.global_tokens.generation import extend_global_mask
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -32,14 +31,12 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs.masks import bring_inputs
+from hf_efficient_attn.models.inputs import bring_inputs
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
-from hf_efficient_attn.models.sparse.attention import SparseAttention
-from hf_efficient_attn.models.sparse.bigbird_evaluation import check_packing
-from hf_efficient_attn.models.sparse.block import SparseLayer
-from hf_efficient_attn.models.sparse.inputs import check_inputs, global_arguments, looked_at
+from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer, check_packing
+from hf_efficient_attn.models.sparse.inputs import check_inputs, extend_global_mask, global_arguments, looked_at
 
 from .configuration_sparse_transformer import SparseTransformerConfig
 

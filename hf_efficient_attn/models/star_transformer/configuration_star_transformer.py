@@ -1,14 +1,88 @@
 """Configuration of the Star-Transformer."""
 
+from typing import Any
+
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.attention.layer_patterns import FIELD
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.checks import check_fields, check_heads
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, NormFields
 from hf_efficient_attn.models.config.library import LibraryConfig
 
-from . import presets
-from .checks import CHOICES, check_star
+# Which fields of a `StarTransformerConfig` exclude each other, and what to do about it.
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "ring": ("closed", "open", "zero_ends"),
+    "relay_init": ("mean", "learned"),
+    "position_embedding_type": ("learned", "sinusoidal", "none"),
+    "classifier_pooling": ("relay_max", "relay", "max", "mean"),
+    "classifier_head": ("linear", "dense"),
+}
+
+
+def check_star(config: Any) -> None:
+    """Raise ConfigurationError for fields that no star can have; write `head_dim` if it is None."""
+    if config.is_causal:
+        raise ConfigurationError(
+            "is_causal=True: the relay reads every token of a text, and every token reads the relay, so that each "
+            "would know what follows it. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
+        )
+    if getattr(config, FIELD, None) is not None:
+        raise ConfigurationError(
+            f"{FIELD}={shown(getattr(config, FIELD))}: a token of a star reads its neighbours, its embedding and the "
+            "relay, and follows no other pattern. Leave it out."
+        )
+    if config.head_dim is None:
+        check_heads(config.hidden_size, config.num_attention_heads, "hidden_size", "num_attention_heads")
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    if config.head_dim < 1:
+        raise ConfigurationError(f"head_dim={config.head_dim} must be at least 1.")
+    if config.position_embedding_type == "sinusoidal" and config.hidden_size % 2:
+        raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, not {config.hidden_size}.")
+    if config.tie_word_embeddings and config.embedding_width != config.hidden_size:
+        raise ConfigurationError(
+            f"tie_word_embeddings=True, but embedding_size={config.embedding_size} and "
+            f"hidden_size={config.hidden_size} differ. Use tie_word_embeddings=False, or leave embedding_size out."
+        )
+
+
+# The network of fastNLP, by the authors' lab, as fields of `StarTransformerConfig`; keywords change or add fields.
+#
+# The sizes of the paper's own experiments are not known to us. Those below are the defaults of the library, and the
+# settings of its scripts for the paper's tasks, which take word vectors of width 300 (GloVe).
+
+
+FASTNLP: dict[str, Any] = {
+    "hidden_size": 300,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "norm_position": "pre",
+    "norm_eps": 1e-6,
+    "hidden_act": "leaky_relu",
+    "ring": "zero_ends",
+    "classifier_head": "dense",
+    "classifier_activation": "leaky_relu",
+    "intermediate_size": 600,
+    "embedding_dropout": 0.1,
+    "classifier_dropout": 0.1,
+}
+SCRIPTS: dict[str, Any] = {
+    **FASTNLP,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "head_dim": 50,
+    "max_position_embeddings": 128,
+    "intermediate_size": 200,
+    "initializer_range": 0.05,
+    "embedding_dropout": 0.4,
+    "classifier_dropout": 0.4,
+}
 
 
 @strict_config
@@ -94,10 +168,34 @@ class StarTransformerConfig(NormFields, DropoutFields, LibraryConfig, PreTrained
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
-    fastnlp = classmethod(presets.fastnlp)
-    sst = classmethod(presets.sst)
-    snli = classmethod(presets.snli)
-    tagging = classmethod(presets.tagging)
+    @classmethod
+    def fastnlp(cls, **fields: Any) -> "StarTransformerConfig":
+        """Return the update form and the default sizes of fastNLP: pre-norm, LeakyReLU, a relay without norm, an open
+        ring.
+
+        Its scripts set norms to 0 and matrices to N(0, 0.05²) at the start, of which only the latter is a field here.
+        """
+        return cls(**{**FASTNLP, **fields})
+
+    @classmethod
+    def sst(cls, **fields: Any) -> "StarTransformerConfig":
+        """Return the network of fastNLP's script for the Stanford Sentiment Treebank, in five classes."""
+        return cls(**{**SCRIPTS, "num_labels": 5, **fields})
+
+    @classmethod
+    def snli(cls, **fields: Any) -> "StarTransformerConfig":
+        """Return the network of fastNLP's script for SNLI, which compares the stars of two sentences, in three
+        classes.
+        """
+        return cls(**{**SCRIPTS, "separate_sentences": True, "num_labels": 3, **fields})
+
+    @classmethod
+    def tagging(cls, **fields: Any) -> "StarTransformerConfig":
+        """Return the network of fastNLP's scripts for parts of speech and names; set `num_labels`.
+
+        For parts of speech they drop 0.3 and not 0.4.
+        """
+        return cls(**{**SCRIPTS, **fields})
 
     # each process has some of the heads
     base_model_tp_plan = {

@@ -6,7 +6,7 @@ from typing import Any
 from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.choices import check_fields
+from hf_efficient_attn.models.config.checks import check_fields
 from hf_efficient_attn.models.config.fields import NormFields
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 

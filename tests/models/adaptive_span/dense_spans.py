@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.models.spans.groups import SpanWindow
+from hf_efficient_attn.models.spans.config import SpanWindow
 
 
 def key_index(num_queries: int, num_keys: int, window: SpanWindow) -> Tensor:

@@ -8,7 +8,7 @@ import transformers
 from models.adaptive_span.tiny_models import SPANS, random_ids, tiny
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.models.spans.cache import SpanCache, kept_tokens
+from hf_efficient_attn.models.spans.memory import SpanCache, kept_tokens
 from hf_efficient_attn.models.spans.module import span_modules
 
 OPTIONS = {"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.costs import max_span
 from hf_efficient_attn.models.spans.module import span_modules
+from hf_efficient_attn.models.spans.training import max_span
 
 VOCAB, TOKENS, RAMP, LIMIT = 8, 96, 8, 64
 

@@ -10,8 +10,8 @@ import torch
 from accelerate import cpu_offload
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.costs import average_span, max_span
 from hf_efficient_attn.models.spans.module import span_modules
+from hf_efficient_attn.models.spans.training import average_span, max_span
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 IDS = torch.arange(60).view(2, 30) % 32

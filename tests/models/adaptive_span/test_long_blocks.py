@@ -8,7 +8,7 @@ from torch import Tensor
 from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.models.spans import long_blocks
 from hf_efficient_attn.models.spans.attention import attend_spans
-from hf_efficient_attn.models.spans.groups import SpanWindow
+from hf_efficient_attn.models.spans.config import SpanWindow
 from hf_efficient_attn.models.spans.long_blocks import apart
 
 LIMIT, RAMP, HEADS, WIDTH, SCALE = 400, 32, 3, 8, 0.4

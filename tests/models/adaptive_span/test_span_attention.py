@@ -10,9 +10,9 @@ from torch import Tensor
 from hf_efficient_attn.layout.score_terms import SoftSpan
 from hf_efficient_attn.layout.token_mask import NO_MASK
 from hf_efficient_attn.models.spans.attention import attend_spans, terms_of
-from hf_efficient_attn.models.spans.bounds import SpanBounds, bounds_of
-from hf_efficient_attn.models.spans.groups import SpanGroup, SpanWindow, groups_of, span_groups
-from hf_efficient_attn.models.spans.step import step_plan
+from hf_efficient_attn.models.spans.config import SpanGroup, SpanWindow, groups_of, span_groups
+from hf_efficient_attn.models.spans.long_blocks import step_plan
+from hf_efficient_attn.models.spans.module import SpanBounds, bounds_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:output_attentions")
 

@@ -4,7 +4,7 @@ import pytest
 from models.adaptive_span.tiny_models import set_spans, tiny
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.costs import average_span, max_span, span_flops
+from hf_efficient_attn.models.spans.training import average_span, max_span, span_flops
 
 Config = hea.AdaptiveSpanConfig
 # Transformer-XL of 24 layers, by the same formula

@@ -13,7 +13,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention import own_segments
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.encoder_decoder import cross_attention
+from hf_efficient_attn.models.encoder_decoder import stacks
 
 # the source comes back to sentence 3, which the target reads whole, twice; it has no 8, and nothing reads its 5
 SENTENCES = ([3, 3, 3, 4, 4, 5, 5, 6, 6, 3, 3], [3, 3, 6, 6, 4, 4, 3, 8, 8])
@@ -67,7 +67,7 @@ def test_long_documents_compute_no_other_pairs(side: str, monkeypatch: Any) -> N
         # what computes all pairs is not called
         monkeypatch.setattr(sdpa, "attend", None)
         monkeypatch.setattr(reference, "attend", None)
-        monkeypatch.delattr(cross_attention, "dense_attention", raising=False)
+        monkeypatch.delattr(stacks, "dense_attention", raising=False)
     for exact, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, exact, atol=1e-10, rtol=1e-8)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.models.mechanisms.causal_sums import causal_sums
+from hf_efficient_attn.models.mechanisms.linear import causal_sums
 
 MAPS: dict[str, dict[str, Any]] = {
     "elu": {},

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.models.compressed_transformer import talking_heads
-from hf_efficient_attn.models.compressed_transformer.passed_states import PassedStates
+from hf_efficient_attn.models.compressed_transformer import softmax_heads
+from hf_efficient_attn.models.compressed_transformer.mechanism import PassedStates
 from hf_efficient_attn.patterns import Band, PerHead
 
 # of the softmax of weights that are returned
@@ -28,7 +28,7 @@ def test_heads_talk_before_and_behind_the_softmax(
     is_causal: bool, reach: int | None, groups: int | None, few_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the scores of all pairs, and by the engine."""
-    monkeypatch.setattr(talking_heads, "FEW_KEYS", few_keys)
+    monkeypatch.setattr(softmax_heads, "FEW_KEYS", few_keys)
     pattern = None if reach is None else Band(reach, reach)
     fields = {"attention_pattern": pattern, "num_key_value_heads": groups}
     model = build("AutoModel", mechanism="talking_heads", is_causal=is_causal, **fields).double()
@@ -96,7 +96,7 @@ def test_both_ways_to_talk_compute_the_same(is_training: bool, monkeypatch: pyte
     mask, found = torch.ones(2, 12, dtype=torch.long), []
     mask[0, :5] = 0
     for few_keys in (0, 512):
-        monkeypatch.setattr(talking_heads, "FEW_KEYS", few_keys)
+        monkeypatch.setattr(softmax_heads, "FEW_KEYS", few_keys)
         torch.manual_seed(0)
         found.append(model(random_ids(2, 12), attention_mask=mask, output_attentions=True))
         without = model(random_ids(2, 12), attention_mask=mask)
@@ -113,7 +113,7 @@ def test_weights_of_the_softmax_are_dropped_before_heads_mix_them(
     few_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout that leaves out half of the weights, and mixing that hands one head's weights to all."""
-    monkeypatch.setattr(talking_heads, "FEW_KEYS", few_keys)
+    monkeypatch.setattr(softmax_heads, "FEW_KEYS", few_keys)
     fields = {"attention_pattern": Band(8, 8), "attention_dropout": 0.5}
     attention = build("AutoModel", mechanism="talking_heads", **fields).double().layers[0].self_attn.train()
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_a_layer_alone_adds_nothing() -> None:
 @torch.no_grad()
 def test_tokens_are_decoded_by_the_engine(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In steps of several sizes, from caches that grow and that do not."""
-    monkeypatch.setattr(talking_heads, "FEW_KEYS", 0)
+    monkeypatch.setattr(softmax_heads, "FEW_KEYS", 0)
     fields = {"attention_pattern": Band(4, 0), "is_causal": True, "num_hidden_layers": 3, "num_key_value_heads": 2}
     model, ids, parts, cache = build(mechanism=mechanism, **fields), random_ids(2, 14), [], None
     full = model(ids, use_cache=False).logits

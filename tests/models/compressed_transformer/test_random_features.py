@@ -11,7 +11,7 @@ from models.compressed_transformer.tiny_models import build, random_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.mechanisms.feature_maps import PositiveRandomFeatures
+from hf_efficient_attn.models.mechanisms.linear import PositiveRandomFeatures
 from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
 
 

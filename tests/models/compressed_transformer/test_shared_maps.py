@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.models.compressed_transformer.passed_states import PassedStates
+from hf_efficient_attn.models.compressed_transformer.mechanism import PassedStates
 from hf_efficient_attn.patterns import Band
 
 REUSED: dict[str, dict[str, Any]] = {

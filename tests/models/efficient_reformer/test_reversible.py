@@ -12,8 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.models.efficient_reformer import modeling_efficient_reformer as modeling
-from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, stretches_of
-from hf_efficient_attn.models.efficient_reformer.streams import Streams
+from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, Streams, stretches_of
 
 CASE = BY_NAME["reformer-masked"]
 DROPOUT = {f"{name}_dropout": 0.2 for name in ("hidden", "attention", "activation", "embedding")}

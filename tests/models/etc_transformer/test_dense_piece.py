@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.etc_transformer import dense_operator, dense_piece
+from hf_efficient_attn.models.etc_transformer import attention
 
 # every query a tile of its own, in the second case but for a last one
 TILES = (1, 700)
@@ -35,7 +35,7 @@ def computed(**options: Any) -> list[torch.Tensor]:
 )
 def test_tiles_change_nothing(tile: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = computed(**options)
-    monkeypatch.setattr(dense_operator, "TILE_SCORES", tile)
+    monkeypatch.setattr(attention, "TILE_SCORES", tile)
     for each, other in zip(computed(**options), wanted, strict=True):
         torch.testing.assert_close(each, other, rtol=1e-10, atol=1e-10)
 
@@ -43,7 +43,7 @@ def test_tiles_change_nothing(tile: int, options: dict[str, Any], monkeypatch: p
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_tiles_have_the_gradient_of_what_they_compute(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of outputs and log-sum-exps, with labels of both kinds; what dropout has left out stays out."""
-    monkeypatch.setattr(dense_operator, "TILE_SCORES", 20)
+    monkeypatch.setattr(attention, "TILE_SCORES", 20)
     torch.manual_seed(1)
     sizes = ((3, 2), (5, 2), (5, 2), (3, 4), (3, 2))
     states = [torch.randn(1, 2, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
@@ -54,7 +54,7 @@ def test_tiles_have_the_gradient_of_what_they_compute(dropout: float, monkeypatc
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *of_labels: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(0)
         added = tuple(zip(of_labels, labels, strict=True))
-        out, lse, _ = dense_piece.attend_pairs(query, key, value, added, allowed, 0.5, dropout, False)
+        out, lse, _ = attention.attend_pairs(query, key, value, added, allowed, 0.5, dropout, False)
         return torch.cat((out, torch.where(allowed.any(-1), lse, 0.0).unsqueeze(-1)), -1)
 
     assert torch.autograd.gradcheck(attend, states)
@@ -64,7 +64,7 @@ def test_less_is_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> 
     states = [torch.randn(1, 2, 64, 4, requires_grad=True) for _ in range(3)]
     allowed, kept = torch.ones(1, 1, 64, 64, dtype=torch.bool), {}
     for tile in (1 << 20, 512):
-        monkeypatch.setattr(dense_operator, "TILE_SCORES", tile)
+        monkeypatch.setattr(attention, "TILE_SCORES", tile)
         seen: dict[int, int] = {}
 
         def pack(tensor: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_less_is_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> 
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = dense_piece.attend_pairs(*states, (), allowed, 0.5, 0.0, False)
+            out = attention.attend_pairs(*states, (), allowed, 0.5, 0.0, False)
         kept[tile] = sum(seen.values())
         assert out[0].requires_grad
     assert kept[512] * 3 < kept[1 << 20]

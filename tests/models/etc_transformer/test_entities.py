@@ -10,7 +10,7 @@ from models.etc_transformer.tiny_models import build
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.etc_transformer.structured_text import sentences
+from hf_efficient_attn.models.etc_transformer.structured_inputs import sentences
 from hf_efficient_attn.patterns import Band, BlockLocal
 
 # w3 is an entity of three mentions, the last of two words; w6 one of a single mention

@@ -10,8 +10,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.layout.token_mask import NO_MASK
-from hf_efficient_attn.models.etc_transformer.labels import labels_of_offsets, num_labels
-from hf_efficient_attn.models.etc_transformer.structure import GlobalInput, build_structure
+from hf_efficient_attn.models.etc_transformer.global_input import (
+    GlobalInput,
+    build_structure,
+    labels_of_offsets,
+    num_labels,
+)
 from hf_efficient_attn.patterns import Band, Dilated, PerHead
 
 SHARED = {"share_qkv_projections": True, "share_output_projection": True}

@@ -14,8 +14,7 @@ from pretended_cuda import move_model, on_cuda, pretended_cuda
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.etc_transformer.contrast import encode_alone
-from hf_efficient_attn.models.etc_transformer.structure import GlobalInput
+from hf_efficient_attn.models.etc_transformer.global_input import GlobalInput, encode_alone
 from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, PerHead
 
 # of unlike lengths, the longest beyond the band of 3; the last has the number of the first, and is another one

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.etc_transformer import dense_operator
-from hf_efficient_attn.models.etc_transformer.structure import find_chunks
-from hf_efficient_attn.models.etc_transformer.structured_text import paragraphs, sentences
+from hf_efficient_attn.models.etc_transformer import attention
+from hf_efficient_attn.models.etc_transformer.global_input import find_chunks
+from hf_efficient_attn.models.etc_transformer.structured_inputs import paragraphs, sentences
 
 SPACED = "w1 w2. w3 w4 w5! w6 w7. w8 w9."
 TEXTS = ["w1 w2. w3 w4 w5!\n\nw6 w7", "w8 w9"]
@@ -168,7 +168,7 @@ def test_layers_keep_one_table_of_who_reads_whom(monkeypatch: pytest.MonkeyPatch
     tokens, chunk_tokens = 128, 4
     num_global = tokens // chunk_tokens
     # texts are then long enough for tiles
-    monkeypatch.setattr(dense_operator, "TILE_SCORES", 1_000)
+    monkeypatch.setattr(attention, "TILE_SCORES", 1_000)
     tables: dict[int, int] = {}
 
     def pack(saved: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from models_cases import checkpoint_activations
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.routing_transformer.centroids import on_sphere
+from hf_efficient_attn.models.routing_transformer.clusters import on_sphere
 
 
 def state_of(model: Any) -> list[Tensor]:

@@ -11,8 +11,8 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.selected_keys import Sizes
 from hf_efficient_attn.layout.token_mask import NO_MASK
-from hf_efficient_attn.models.routing_transformer import centroids
-from hf_efficient_attn.models.routing_transformer.centroids import nearest, on_sphere, seen, similarities
+from hf_efficient_attn.models.routing_transformer import clusters
+from hf_efficient_attn.models.routing_transformer.clusters import nearest, on_sphere, seen, similarities
 from hf_efficient_attn.patterns import Causal
 
 
@@ -39,7 +39,7 @@ def test_nearest_centroids_are_found_some_tokens_at_a_time(monkeypatch: pytest.M
     means = on_sphere(torch.randn(3, 7, 8, generator=generator, dtype=torch.float64))
     means[:, 4] = means[:, 2]
     expected = similarities(states, means).argmax(-1)
-    monkeypatch.setattr(centroids, "CACHED_NUMBERS", 2 * 3 * 7 * 9)
+    monkeypatch.setattr(clusters, "CACHED_NUMBERS", 2 * 3 * 7 * 9)
     with Written() as mode:
         assert torch.equal(nearest(states, means), expected)
     assert mode.largest <= 2 * 3 * 9 * 8
@@ -68,7 +68,7 @@ def test_parts_change_nothing(fields: dict[str, Any], monkeypatch: pytest.Monkey
     ids, states = tokens(2, 24), []
     for most in (None, 40):
         if most is not None:
-            monkeypatch.setattr(centroids, "CACHED_NUMBERS", most)
+            monkeypatch.setattr(clusters, "CACHED_NUMBERS", most)
         model = build("AutoModelForCausalLM", **fields).train()
         loss = model(ids, labels=ids).loss
         loss.backward()

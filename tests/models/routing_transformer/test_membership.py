@@ -9,7 +9,7 @@ from models_cases import TOLERANCE
 from torch import Tensor
 
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.models.routing_transformer.membership import balanced_groups, block_groups, causal_groups
+from hf_efficient_attn.models.routing_transformer.clusters import balanced_groups, block_groups, causal_groups
 
 
 def read_by(groups: Any, head: int = 0) -> dict[int, list[int]]:

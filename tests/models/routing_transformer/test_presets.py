@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.routing_transformer import presets
+from hf_efficient_attn.models.routing_transformer import configuration_routing_transformer
 
 # of the authors' code: n, layers, hidden, filter, local + routing heads, clusters, tokens of a cluster
 AUTHORS = {
@@ -32,7 +32,7 @@ def test_sizes_and_parameters(name: str) -> None:
     with torch.device("meta"):
         model = hea.RoutingTransformerForCausalLM(config)
     found = sum(parameter.numel() for parameter in model.parameters())
-    said = re.search(r"([\d,]{9,}) parameters", getattr(presets, name).__doc__ or "")
+    said = re.search(r"([\d,]{9,}) parameters", getattr(configuration_routing_transformer, name).__doc__ or "")
     assert said is not None
     assert found == int(said[1].replace(",", "")) == counted(config)
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from hf_efficient_attn.models.simplified_transformer.attention import SimplifiedTransformerAttention
+from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
+    SimplifiedTransformerAttention,
+)
 
 
 def allowed_pairs(

@@ -9,8 +9,8 @@ from models_cases import TINY, head_inputs, randomize
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.models.prologue import prepare_call
+from hf_efficient_attn.models.simplified_transformer.centering import block_masks
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
-from hf_efficient_attn.models.simplified_transformer.masks import block_masks
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
     SimplifiedTransformerModel,
 )

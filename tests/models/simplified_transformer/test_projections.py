@@ -7,7 +7,7 @@ import torch
 from models_cases import TINY
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.simplified_transformer.projections import ReparameterizedLinear
+from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import ReparameterizedLinear
 
 
 def config(**fields: object) -> hea.SimplifiedTransformerConfig:

@@ -7,7 +7,7 @@ from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.models.simplified_transformer.running_sum_cache import (
+from hf_efficient_attn.models.simplified_transformer.centering import (
     RunningSumDynamicLayer,
     RunningSumStaticLayer,
     merge_heads,

@@ -14,10 +14,11 @@ from models_cases import TINY, randomize
 from torch import nn
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.simplified_transformer.attention import SimplifiedTransformerAttention
-from hf_efficient_attn.models.simplified_transformer.centering import build_centering
-from hf_efficient_attn.models.simplified_transformer.masks import attention_allowed
-from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import SimplifiedTransformerModel
+from hf_efficient_attn.models.simplified_transformer.centering import attention_allowed, build_centering
+from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
+    SimplifiedTransformerAttention,
+    SimplifiedTransformerModel,
+)
 
 TOKENS = 21
 MASKS = {

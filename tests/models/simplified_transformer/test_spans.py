@@ -10,10 +10,12 @@ from models_cases import TINY, randomize
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.inputs.masks import key_masks
-from hf_efficient_attn.models.simplified_transformer.attention import SimplifiedTransformerAttention
-from hf_efficient_attn.models.spans.cache import SpanCache
+from hf_efficient_attn.models.inputs import key_masks
+from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
+    SimplifiedTransformerAttention,
+)
 from hf_efficient_attn.models.spans.config import span_window
+from hf_efficient_attn.models.spans.memory import SpanCache
 from hf_efficient_attn.models.spans.module import span_modules
 
 TOKENS = 70

@@ -8,7 +8,7 @@ from families import BY_NAME
 from seq2seq_cases import TINY, head_inputs, random_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.encoder_decoder.inputs import shift_right
+from hf_efficient_attn.models.encoder_decoder.model import shift_right
 
 LED = BY_NAME["seq2seq-led"]
 

@@ -16,7 +16,7 @@ from models.sparse_seq2seq.in_tree_weights import (
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.parts.positions import sinusoids
+from hf_efficient_attn.models.parts.embeddings import sinusoids
 
 OURS = {
     "vocab_size": 67,

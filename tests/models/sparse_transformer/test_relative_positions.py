@@ -8,7 +8,7 @@ from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.layout.score_terms import Distance
-from hf_efficient_attn.models.parts.positions import sinusoids
+from hf_efficient_attn.models.parts.embeddings import sinusoids
 from hf_efficient_attn.models.parts.relative_positions import within
 from hf_efficient_attn.patterns import Band, Dilated, Pattern, PerHead
 

@@ -15,13 +15,11 @@ from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.models.implementations import backend_of
-from hf_efficient_attn.models.spans.attention import attend_spans
-from hf_efficient_attn.models.spans.bounds import SpanBounds, layer_bounds
+from hf_efficient_attn.models.base import backend_of
+from hf_efficient_attn.models.spans.attention import attend_spans, span_request
 from hf_efficient_attn.models.spans.config import checked_window
-from hf_efficient_attn.models.spans.module import Spans
-from hf_efficient_attn.models.spans.penalty import mean_span
-from hf_efficient_attn.models.spans.request import span_request
+from hf_efficient_attn.models.spans.module import SpanBounds, Spans, layer_bounds
+from hf_efficient_attn.models.spans.training import mean_span
 
 
 class SpannedAttention(nn.Module):

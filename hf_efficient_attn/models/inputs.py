@@ -1,5 +1,7 @@
 """What a batch's masks say about packed documents and padding, in the form in which attention reads it."""
 
+import operator
+from collections.abc import Mapping, Set, Sized
 from typing import Any
 
 import torch
@@ -8,11 +10,11 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.input_checks import check_mask_values
+from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
 from hf_efficient_attn.attention.key_tokens import QueryOffset, tokens_of_keys
 from hf_efficient_attn.attention.layer_attention import readable_keys
 from hf_efficient_attn.attention.notices import warn_of_unseen_documents
-from hf_efficient_attn.attention.packing import position_starts
+from hf_efficient_attn.attention.packing import position_starts, said_starts
 from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.attention.token_table import read_table, write_table
 from hf_efficient_attn.errors import InputError
@@ -269,3 +271,110 @@ def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch
             f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first; for another text, pass an "
             "empty cache."
         )
+
+
+# The axes of a model's input, be it token ids or embeddings.
+
+
+def check_axes(
+    input_ids: Tensor | None, inputs_embeds: Tensor | None, axes: tuple[str, ...] = ("batch", "tokens")
+) -> None:
+    """Raise InputError if not exactly one input is given, if it has other axes, or no tokens at all.
+
+    A batch without examples is refused, too, as transformers' own models cannot compute one either.
+
+    axes: the names of the axes of input_ids; embeddings have one more.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise InputError("Pass exactly one of input_ids and inputs_embeds.")
+    name, given = ("input_ids", input_ids) if inputs_embeds is None else ("inputs_embeds", inputs_embeds)
+    wanted = axes if inputs_embeds is None else (*axes, "hidden_size")
+    if given.ndim != len(wanted):
+        raise InputError(f"{name} has shape {list(given.shape)}; it must be [{', '.join(wanted)}].")
+    refuse_empty(name, given, len(axes))
+
+
+def check_positions(position_ids: Tensor | None, batch_size: int, tokens: int) -> None:
+    """Raise InputError for positions that are not one of each new token."""
+    if position_ids is None:
+        return
+    shape = tuple(position_ids.shape)
+    if len(shape) != 2 or shape[1] != tokens or shape[0] not in (1, batch_size):
+        raise InputError(
+            f"position_ids has shape {list(shape)}; it must be [{batch_size} or 1, {tokens}], a position for each new "
+            "token."
+        )
+
+
+# Lists of whole numbers as users have them, of Python, numpy or torch; and tensors of them, as models take them.
+
+
+def check_integers(name: str, given: Any, numbered: str) -> None:
+    """Raise InputError for an input of a model that is no tensor of integers; numbered: what they number, in words."""
+    refuse_other_types(given, name)
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of {numbered}, as integers.")
+
+
+def entries(given: Any) -> list[Any] | None:
+    """Return what a list, an array or a tensor holds; None: it is none of these, such as a tensor without axes."""
+    if isinstance(given, str | Mapping | Set) or not isinstance(given, Sized):
+        return None
+    try:
+        return list(given)  # type: ignore[call-overload,no-any-return]
+    except TypeError:
+        return None
+
+
+def whole_numbers(given: Any) -> list[int] | None:
+    """Return whole numbers of any kind, of Python, numpy or torch, as those of Python; None: it is something else.
+
+    >>> whole_numbers((3, 7)), whole_numbers((3, 7.0)), whole_numbers((True, False)), whole_numbers(3)
+    ([3, 7], None, None, None)
+    """
+    # arrays and tensors at once
+    held = entries(given.tolist() if hasattr(given, "tolist") else given)
+    if held is None or isinstance(given, bytes) or any(is_truth_value(each) for each in held):
+        return None
+    try:
+        return [operator.index(each) for each in held]
+    except TypeError:
+        return None
+
+
+def is_truth_value(given: Any) -> bool:
+    """Return whether something is True or False, of Python, numpy or torch."""
+    return isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool")
+
+
+# Pairs of sentences in a row, which their tokens' types tell apart, as documents of their own.
+
+
+def check_sentences(
+    token_type_ids: Tensor | None, position_ids: Tensor | None, embedded: Tensor, options: Mapping[str, Any]
+) -> None:
+    """Raise InputError if a call does not say which tokens are the two sentences, or says something else, too."""
+    batch_size, tokens = embedded.shape[:2]
+    if token_type_ids is None or token_type_ids.shape != (batch_size, tokens):
+        shape = None if token_type_ids is None else list(token_type_ids.shape)
+        raise InputError(
+            f"token_type_ids has shape {shape}; with separate_sentences=True it must be [batch, tokens] = "
+            f"[{batch_size}, {tokens}], 0 for tokens of the first sentence and 1 for those of the second."
+        )
+    if position_ids is not None or said_starts(options, batch_size, tokens) is not None:
+        raise InputError(
+            "separate_sentences=True makes the two sentences the documents of a row, and counts positions in each. "
+            "Leave position_ids, seq_idx and cu_seq_lens_q out."
+        )
+    if not is_tracing(token_type_ids) and bool((on_host(token_type_ids) >> 1).any()):
+        raise InputError("token_type_ids has other types than 0 and 1, and separate_sentences=True has two sentences.")
+
+
+def sentence_positions(token_type_ids: Tensor, attention_mask: Any) -> Tensor:
+    """Return positions [B, T], counted over the real tokens of each sentence."""
+    first = token_type_ids == 0
+    real = torch.ones_like(first)
+    if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+        real = attention_mask.to(first.device) != 0
+    counts = [(real & each).long().cumsum(1) - 1 for each in (first, ~first)]
+    return torch.where(first, *counts).clamp(min=0)

@@ -26,19 +26,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from transformers import initialization as init
+from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.dense_matrix import added_and_keys, check_matrix
 from hf_efficient_attn.attention.key_tokens import QueryOffset
 from hf_efficient_attn.attention.layer_attention import added_scores, pairs_of, readable_keys, tokens_of_layer
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
+from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
 from hf_efficient_attn.attention.layer_request import LayerRequest
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
-from hf_efficient_attn.models.implementations import backend_of
+from hf_efficient_attn.models.base import backend_of
+from hf_efficient_attn.models.parts.blocks import append_to_cache
 from hf_efficient_attn.models.sparse.attention import SparseAttention
+
+from .mechanism import PassedStates, PassingAttention, check_cached_width
 
 # up to this many keys, a layer with a pattern computes all scores
 FEW_KEYS = 512
@@ -163,3 +167,145 @@ def masked(
 def mixed(heads: Tensor, states: Tensor) -> Tensor:
     """Return states of all heads, mixed pair by pair: [H (out), H (in)] and [B, H, T, K] → the same."""
     return torch.einsum("gh,bhtk->bgtk", heads.to(states.dtype), states)
+
+
+# Collaborative heads: all heads share one map of queries and one of keys, and each weighs their numbers its own way.
+#
+#     head = softmax((X W_Q diag(m_h)) (X W_K)ᵀ / √D) X W_V,h
+#
+# with one vector m_h a head, of as many numbers as the shared queries and keys have, `shared_key_width`. Heads that
+# compare the same things need them once, so that these may be fewer than H · D; a cache keeps them, and values of all
+# heads. The layer follows `attention_pattern`, by the engine.
+#
+# At the start, m_h is 1 for the share of head h of the numbers, and 0 for others: with H · D numbers, the heads are
+# ordinary ones, whose weights fit.
+#
+# Source: Cordonnier, Loukas & Jaggi, "Multi-Head Attention: Collaborate Instead of Concatenate" (arXiv:2006.16362),
+# also in Lin et al., "A Survey of Transformers" (arXiv:2106.04554), section 4.6.
+
+
+class CollaborativeHeadsAttention(PassingAttention):
+    """Attention that follows a pattern, whose heads share queries and keys."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.key_width = config.width_of_shared_keys
+        self.q_proj, self.k_proj = (
+            nn.Linear(config.hidden_size, self.key_width, bias=config.attention_bias) for _ in range(2)
+        )
+        self.mixing = nn.Parameter(torch.empty(self.num_heads, self.key_width))
+
+    def initialize(self) -> None:
+        """Start each head with its share of the numbers."""
+        owner = torch.arange(self.key_width, device=self.mixing.device) * self.num_heads // self.key_width
+        own = owner == torch.arange(self.num_heads, device=self.mixing.device).unsqueeze(1)
+        init.copy_(self.mixing, own.to(self.mixing.dtype))
+
+    def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shared, key = (project(hidden_states).unsqueeze(1) for project in (self.q_proj, self.k_proj))
+        value = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return shared * self.mixing.to(shared.dtype).unsqueeze(1), key, value
+
+    def _update(
+        self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        check_cached_width(cache, self.layer_idx, (1, self.key_width), (1, self.num_heads * self.head_dim))
+        # layers of static caches have as many heads of values as of keys
+        key, value = append_to_cache(cache, key, one_head(value), self.layer_idx)
+        return key, value.squeeze(1).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2), None
+
+    def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return super()._compared(query, key.expand(-1, self.num_heads, -1, -1), kwargs)
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        return replace(super().layer_request(num_keys, task), head_dim=self.key_width)
+
+
+# Residual scores: each layer adds the scores of the layer below to its own, before the softmax (RealFormer).
+#
+#     S_l = Q_l K_lᵀ / √D + S_(l−1),  head = softmax(S_l) V
+#
+# for each head, without parameters; the lowest such layer has no prior. A sum of products of vectors is the product of
+# longer vectors,
+#
+#     S_l = [Q_1 … Q_l] [K_1 … K_l]ᵀ / √D
+#
+# so that a layer asks the engine for attention with queries and keys that are l times as long, and values as they are.
+# It follows `attention_pattern`, and takes memory in proportion to the text where that does: no scores are passed on,
+# but queries and keys. Masks take part in no layer's scores but its own. In decoding, keys are those that the cache
+# has.
+#
+# Source: He et al., "RealFormer" (arXiv:2012.11747), section 3, as Lin et al., "A Survey of Transformers"
+# (arXiv:2106.04554), section 4.5.2, has it. That queries and keys are passed on instead of scores is ours.
+
+
+class ResidualScoresAttention(PassingAttention):
+    """Attention that follows a pattern and adds the scores of the layer below."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.compared_layers = config.compared_layers(layer_idx)
+        self.passes_on |= len(self.compared_layers) > 1
+
+    def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        query, key = super()._compared(query, key, kwargs)
+        if len(self.compared_layers) == 1:
+            return query, key
+        passed: PassedStates = kwargs["passed_states"]
+        return passed.joined(self.compared_layers, key)
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        return replace(super().layer_request(num_keys, task), head_dim=self.config.compared_width(self.layer_idx))
+
+
+# Reused weights: a layer without queries and keys of its own reads with the attention weights of the layer below.
+#
+#     head = W V,  where W are the weights of the nearest layer below that has some
+#
+# so that a block of layers has one map of queries and one of keys, and its cache one set of keys. W itself is not
+# passed on, which would keep all pairs: the engine computes it again from the queries and keys, by the pattern of that
+# layer. What is saved are parameters and the cache, and not scores. Each layer drops weights of its own.
+#
+# Source: Ying, Ke, He & Liu, "LazyFormer: Self Attention with Lazy Update" (arXiv:2102.12702), as Lin et al., "A
+# Survey of Transformers" (arXiv:2106.04554), section 4.5.2, has it.
+
+
+class LayerBelow(nn.Module):
+    """What says which pattern the layer below follows."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+
+
+class ReusedWeightsAttention(SparseAttention):
+    """Attention by the weights of the layer below."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.q_proj = self.k_proj = None
+        self.compared_layers = config.compared_layers(layer_idx)
+        self.below = LayerBelow(config, self.compared_layers[-1])
+
+    def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        # `_compared` has others
+        return value, value, value
+
+    def _update(
+        self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        check_cached_width(cache, self.layer_idx, (value.shape[1], self.head_dim), (value.shape[1], 0))
+        # a layer of a cache counts its tokens by its keys
+        value, _ = append_to_cache(cache, value, value[..., :0], self.layer_idx)
+        return value, value, None
+
+    def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        passed: PassedStates = kwargs["passed_states"]
+        return passed.joined(self.compared_layers, key)
+
+    def _followed(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
+        return layer_pattern(self.below, {"is_causal": self.is_causal})
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        return replace(super().layer_request(num_keys, task), head_dim=self.config.compared_width(self.layer_idx))

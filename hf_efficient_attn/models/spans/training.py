@@ -1,0 +1,250 @@
+"""The penalty that keeps spans short: λ times the mean span of the heads, summed over layers, added to the loss.
+
+Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2; the mean is over the heads of a layer, the sum over layers.
+"""
+
+from math import ceil
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
+from hf_efficient_attn.errors import CheckpointError, ConfigurationError, InputError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.base import saved_config
+from hf_efficient_attn.models.heads.outputs import expect_use
+from hf_efficient_attn.models.spans.module import (
+    ADAPTIVE,
+    DYNAMIC,
+    FROZEN,
+    SpanBounds,
+    checked,
+    known_spans,
+    span_modules,
+)
+
+
+def mean_span(spans: Tensor | None, real_tokens: Tensor | None, shards: SequenceShards | None = None) -> Tensor | None:
+    """Return the mean of spans [1, H, 1] or [B, H, T] over heads and real tokens, 0-dim; None: there are no spans.
+
+    Args:
+        real_tokens: bool [B, T]; None: all.
+        shards: the processes that share the texts whose tokens have these spans; None: this one has whole texts.
+    """
+    if shards is not None and spans is not None:
+        own = spans.mean(1)
+        counted = torch.ones_like(own) if real_tokens is None else real_tokens.to(own.dtype)
+        total, count = SumOfProcesses.apply(torch.stack(((own * counted).sum(), counted.sum())), shards.group)
+        return total / count.clamp(min=1)  # type: ignore[no-any-return]
+    if spans is None or spans.shape[2] == 1 or real_tokens is None:
+        return None if spans is None else spans.mean()
+    return (spans.mean(1) * real_tokens).sum() / real_tokens.sum().clamp(min=1)
+
+
+def span_penalty(model: nn.Module, spans: list[Tensor | None], states: Tensor) -> Tensor | None:
+    """Return λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that do not train.
+
+    Args:
+        spans: the mean span of every layer; None: it has none.
+        states: those behind the last layer; see `expect_use`.
+    """
+    config: Any = model.config
+    trained = [span for span in spans if span is not None]
+    if not model.training or not trained or config.frozen_spans is not None:
+        return None
+    total: Tensor = torch.stack([span.to(trained[0].device) for span in trained]).sum()
+    return expect_use(config.span_penalty * total, states, config.span_penalty)
+
+
+# Making learned spans constant, and moving them to another limit.
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def freeze_spans(model: Model) -> Model:
+    """Make the learned spans of a model constants of its config, in place, and return the model.
+
+    It computes the same function, ramp included, by one static pattern per head, which can be compiled and exported.
+    The spans are saved in `config.frozen_spans`, in tokens; the parameters and the penalty are removed. Spans that are
+    already frozen stay as they are.
+
+    Raises:
+        InputError: the model has no spans that are learned once for all texts, or its spans are offloaded or not
+            numbers.
+    """
+    found = known_spans(model)
+    if found[0].kind == FROZEN:
+        return model
+    if found[0].kind != ADAPTIVE:
+        reason = "its tokens choose their spans" if found[0].kind == DYNAMIC else "all its heads read the limit"
+        raise InputError(
+            f"freeze_spans needs span='adaptive', but this model has span={shown(found[0].kind)}: {reason}, so there "
+            "are no numbers to keep."
+        )
+    tokens = [spans.head_spans().tolist() for spans in found]
+    for spans, its_tokens in zip(found, tokens, strict=True):
+        checked(SpanBounds(tuple(its_tokens), tuple(its_tokens)), spans.layer_idx)
+    change_config(model.config, frozen_spans=tokens, span_penalty=0.0)
+    for spans, its_tokens in zip(found, tokens, strict=True):
+        spans.freeze(its_tokens)
+    return model
+
+
+def set_span_limit(model: Model, span_limit: int) -> Model:
+    """Give the spans of a model another limit, in place, and return the model.
+
+    Spans keep their length in tokens, up to the limit: saved as shares of it, they become min(1, share · old limit /
+    new limit). A table of relative positions loses its farthest rows, or gets new ones, initialised as the others were.
+    Dynamic spans, which are shares by nature, become longer or shorter.
+
+    Raises:
+        ConfigurationError: a limit below 1, or below a frozen span.
+        InputError: the model has no spans, or offloaded ones.
+    """
+    found = known_spans(model)
+    change_config(model.config, span_limit=span_limit)
+    for spans in found:
+        spans.set_limit(span_limit)
+    for module in model.modules():
+        if hasattr(module, "set_distances"):
+            module.set_distances(span_limit)
+    return model
+
+
+def change_config(config: Any, **fields: Any) -> None:
+    """Set fields of a config; if one is refused, all stay as they were.
+
+    Raises:
+        ConfigurationError: `config.check()` refuses them.
+    """
+    before = {name: getattr(config, name) for name in fields}
+    try:
+        for name, value in fields.items():
+            setattr(config, name, value)
+        config.check()
+    except ConfigurationError:
+        for name, value in before.items():
+            setattr(config, name, value)
+        raise
+
+
+def fit_rows(table: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return a table [rows, width] cut to this many rows, or extended to them with N(0, 1)."""
+    missing = max(0, num_rows - len(table))
+    new = torch.randn(missing, table.shape[1], dtype=table.dtype, device=table.device)
+    return torch.cat((table[:num_rows], new))
+
+
+# What spans cost: the figures by which the authors compare models.
+
+
+def average_span(model: nn.Module) -> float:
+    """Return the average span in tokens as the authors report it: per layer ⌈mean span⌉ + ramp, at most the limit.
+
+    Raises:
+        InputError: no spans, or offloaded ones.
+    """
+    spans = known_spans(model)
+    per_layer = [min(each.limit, ceil(float(each.head_spans().mean())) + each.ramp) for each in spans]
+    return sum(per_layer) / len(per_layer)
+
+
+def max_span(model: nn.Module) -> int:
+    """Return how many keys the head with the longest span reads, ramp included.
+
+    For dynamic spans this is over the heads and tokens of the last forward pass.
+
+    Raises:
+        InputError: no spans, or offloaded ones.
+    """
+    return max(min(each.limit, ceil(float(each.longest_spans().max())) + each.ramp) for each in known_spans(model))
+
+
+def span_flops(config: Any, span: float) -> float:
+    """Return the multiply-adds of one token: L · (4d² + 2·d·d_ff + 2·span·d), with 3·d·d_ff for a gated MLP.
+
+    Encoders read a span on either side: 4·span·d. Simplified blocks have fewer maps than four, and where they subtract
+    the mean over the soft mask, the keys are read twice. Not counted, as in the paper's figures: embeddings, norms,
+    softmax, the output layer, positions.
+
+    Args:
+        span: average span in tokens, ramp included.
+
+    >>> from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
+    >>> span_flops(AdaptiveSpanConfig.text8_small(), 314)
+    41607168
+
+    Source: the paper (arXiv:1905.07799) prints no formula; this one gives the figures of its tables.
+    """
+    width, inner, num_layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    maps = config.num_attention_maps * width * width + num_layers * (3 if config.gated_mlp else 2) * width * inner
+    reads = (1 if config.is_causal else 2) * (2 if getattr(config, "is_centered", False) else 1)
+    return maps + num_layers * 2 * reads * span * width  # type: ignore[no-any-return]
+
+
+# Checks of a checkpoint with spans before and after its weights are read.
+
+
+# the fields that give trained spans their meaning
+MEANING = ("span", "span_ramp", "frozen_spans")
+
+
+class SpanCheckpoints:
+    """Mixin of models with spans: what they load was saved with the same spans, and these are within their limit."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            CheckpointError: the checkpoint of another family, other fields of spans than the saved ones, or spans
+                outside of the limit.
+        """
+        check_saved_spans(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
+        return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
+
+
+def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
+    """Raise CheckpointError if other spans are asked for than the saved ones.
+
+    Args:
+        saved: the config of the checkpoint.
+        kwargs: of `from_pretrained`.
+    """
+
+    def asked_for(name: str) -> Any:
+        return kwargs.get(name, getattr(kwargs.get("config"), name, saved.get(name)))
+
+    is_trained = saved.get("span") in (ADAPTIVE, DYNAMIC)
+    changed = [name for name in MEANING if is_trained and name in saved and asked_for(name) != saved[name]]
+    if changed:
+        raise CheckpointError(
+            f"The checkpoint was saved with {', '.join(f'{name}={shown(saved[name])}' for name in changed)}, and "
+            f"{', '.join(f'{name}={shown(asked_for(name))}' for name in changed)} is asked for: the spans that it has "
+            "learned would be lost, or mean something else. Load it as it was saved; freeze_spans(model) makes "
+            "constants of its spans."
+        )
+    wanted = asked_for("span_limit")
+    old = saved.get("span_limit")
+    if wanted is None or old is None or wanted == old:
+        return
+    raise CheckpointError(
+        f"The checkpoint has span_limit={old}, and span_limit={wanted} is asked for. A span is saved as a share of the "
+        f"limit, so all spans would become {wanted}/{old} = {wanted / old:g} times as long. Load it as it is, and call "
+        f"set_span_limit(model, {wanted}): it sets every share to min(1, share * {old} / {wanted}) and fits the table "
+        "of positions."
+    )
+
+
+def checked_spans_of(loaded: Any) -> Any:
+    """Return what `from_pretrained` returned.
+
+    Raises:
+        CheckpointError: its spans do not lie between 0 and the limit.
+    """
+    for spans in span_modules(loaded[0] if isinstance(loaded, tuple) else loaded):
+        spans.check()
+    return loaded
