@@ -28,9 +28,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.report import describe_machine, markdown_table, resolve_device
 from hf_efficient_attn.bench.timing import Case, time_interleaved
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, GlobalTokens
 from hf_efficient_attn.training import script_inputs
 

@@ -10,14 +10,9 @@ from hf_efficient_attn import requirements
 requirements.check_requirements()
 
 from hf_efficient_attn import hub, patterns
-from hf_efficient_attn.attention import interface
-from hf_efficient_attn.attention.cache import PatternCache
-from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.functional import attention
-from hf_efficient_attn.attention.indexed.lightning_indexer import LightningIndexer
 from hf_efficient_attn.attention.joined import join_attention
 from hf_efficient_attn.attention.select import use_backend
-from hf_efficient_attn.attention.sparsify import sparsify
 from hf_efficient_attn.convert.conversion import convert
 from hf_efficient_attn.errors import (
     CheckpointError,
@@ -28,6 +23,11 @@ from hf_efficient_attn.errors import (
 )
 from hf_efficient_attn.hub.card import fill_cards
 from hf_efficient_attn.hub.saving import write_stubs
+from hf_efficient_attn.integration import interface
+from hf_efficient_attn.integration.explain import explain
+from hf_efficient_attn.integration.indexer import LightningIndexer
+from hf_efficient_attn.integration.pattern_cache import PatternCache
+from hf_efficient_attn.integration.sparsify import sparsify
 from hf_efficient_attn.layout.grouped_keys import ChunkedOrder, KeyGroups
 from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
 from hf_efficient_attn.layout.score_terms import Distance, InterleavedRelation, Slope, SoftSpan, SpanRelation, Term

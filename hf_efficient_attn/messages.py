@@ -1,5 +1,7 @@
 """How messages show the values of users, which may be of any size, and numbers of bytes."""
 
+import warnings
+from functools import lru_cache
 from reprlib import Repr
 from typing import Any
 
@@ -53,3 +55,9 @@ def cut(text: str, letters: int, letters_at_end: int) -> str:
     start, end = text[: letters - letters_at_end - 3], text[len(text) - letters_at_end :]
     # a space on either side, also where the cut is beside one
     return f"{start.rstrip()} … {end.lstrip()}"
+
+
+@lru_cache(maxsize=256)
+def warn_once(message: str) -> None:
+    """Warn with this message, but only once."""
+    warnings.warn(message, UserWarning, stacklevel=2)

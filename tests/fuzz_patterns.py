@@ -35,7 +35,7 @@ from fuzz_mutations import EXPRESSIONS, a_pattern, draw_length, mutate_text
 from transformers.utils import logging as transformers_logging
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.notices import warn_of_keyless
+from hf_efficient_attn.attention.build_call import warn_of_keyless
 from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
 from hf_efficient_attn.patterns import Pattern, parse_pattern
 

@@ -19,8 +19,8 @@ from torch import Tensor, distributed
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.interface import efficient_attention_forward
-from hf_efficient_attn.attention.overridden import DEEPSPEED_GROUPS
+from hf_efficient_attn.integration.interface import efficient_attention_forward
+from hf_efficient_attn.integration.model_info import DEEPSPEED_GROUPS
 
 ROWS, TOKENS = 2, 24
 # the first row is packed, with a document that lies in both parts

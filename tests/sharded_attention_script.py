@@ -17,11 +17,10 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.sharded.key_exchange import texts_of
+from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.sharded.layer import attend_shard, exchange_of
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
-from hf_efficient_attn.attention.sharded.traffic import HeadSizes, Traffic
+from hf_efficient_attn.attention.sharded.plan import HeadSizes, Traffic
+from hf_efficient_attn.attention.sharded.shards import SequenceShards, shard_bounds, texts_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.score_terms import Distance, Slope, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask

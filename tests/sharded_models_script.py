@@ -20,9 +20,9 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.indexed.config_field import has_indexer
-from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
+from hf_efficient_attn.attention.sharded.shards import shard_bounds
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.names import has_indexer
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.spans.module import span_modules
 

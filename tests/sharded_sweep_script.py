@@ -25,8 +25,8 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
-from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.attention.sharded.shards import shard_bounds
+from hf_efficient_attn.integration.trial import forward_arguments
 from hf_efficient_attn.patterns import Band
 
 TOKENS, PADDED_LEFT, PADDED_RIGHT = 25, 7, 6

@@ -18,7 +18,7 @@ from shared_meshes import share_meshes
 from transformers.distributed import DistributedConfig
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import model_heads
+from hf_efficient_attn.integration import model_info
 
 STEPS = 3
 # before the names of parameters after these steps
@@ -86,7 +86,7 @@ def main(folder: Path) -> None:
         found = results(model, path.name in IN_TRAINING)
         if path.name == "llama":
             # heads whose numbers cannot be known
-            with patch.object(model_heads, "head_shards", lambda module: []):
+            with patch.object(model_info, "head_shards", lambda module: []):
                 try:
                     results(model)
                 except hea.UnsupportedBackendError as error:

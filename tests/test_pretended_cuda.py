@@ -15,10 +15,10 @@ from pretended_cuda import move_model, on_cuda, pretended_cuda
 from sparsified_cases import SPARSIFIED
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.gathered import backend as gathered
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.layout.score_terms import Distance, SoftSpan
 
 CALLS = [

@@ -12,9 +12,9 @@ from thread_stress import count_wrong
 from torch import Tensor, nn
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.layer_patterns import module_pattern
 from hf_efficient_attn.attention.select import preferred_backend, use_backend
-from hf_efficient_attn.attention.token_table import TABLE_DTYPE, read_table
+from hf_efficient_attn.integration.layer_patterns import module_pattern
+from hf_efficient_attn.integration.masks import TABLE_DTYPE, read_table
 from hf_efficient_attn.layout import dense_mask
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask

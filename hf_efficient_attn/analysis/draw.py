@@ -13,9 +13,9 @@ from textwrap import shorten
 from typing import Any
 
 from hf_efficient_attn.analysis.pattern_sources import read_config, read_pattern
-from hf_efficient_attn.attention.model_parts import PARTS
-from hf_efficient_attn.attention.model_requests import layer_request
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.integration.explain import layer_request
+from hf_efficient_attn.integration.layer_patterns import PARTS
 from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_picture, new_figure, save_figure
 

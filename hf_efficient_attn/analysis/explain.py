@@ -24,10 +24,10 @@ import torch
 
 from hf_efficient_attn.analysis.model_sources import load_span_model
 from hf_efficient_attn.analysis.pattern_sources import read_config, read_pattern
-from hf_efficient_attn.attention.explain import explain
-from hf_efficient_attn.attention.model_parts import PARTS
 from hf_efficient_attn.attention.select import AUTO, BACKENDS
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.explain import explain
+from hf_efficient_attn.integration.layer_patterns import PARTS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 

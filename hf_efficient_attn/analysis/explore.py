@@ -23,8 +23,8 @@ from hf_efficient_attn.analysis.explore_model import (
 from hf_efficient_attn.analysis.explore_patterns import Own, our_presets, own_preset
 from hf_efficient_attn.analysis.model_sources import MAX_TOKENS, label, read_bytes, read_tokens
 from hf_efficient_attn.analysis.pattern_sources import read_layer_patterns
-from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.integration.explain import explain
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_destination

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from hf_efficient_attn.analysis.model_sources import ShownTokens, load_model
-from hf_efficient_attn.attention.layer_patterns import FIELD, NAME, config_patterns
-from hf_efficient_attn.attention.model_parts import ENCODER
-from hf_efficient_attn.attention.weight_rows import weights_of_rows
+from hf_efficient_attn.attention.layer import weights_of_rows
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.layer_patterns import ENCODER, FIELD, NAME, config_patterns
 from hf_efficient_attn.models.parts.memberships import Membership, memberships
 from hf_efficient_attn.models.spans.module import span_modules
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens

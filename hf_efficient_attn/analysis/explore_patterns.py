@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.explanation import MEBIBYTE, Explanation
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.explain import explain
 from hf_efficient_attn.patterns.config_spec import parse_pattern, write_expression
 from hf_efficient_attn.patterns.intervals import MAX_CLASSES, CrossingError, Moving
 from hf_efficient_attn.patterns.pattern import Pattern

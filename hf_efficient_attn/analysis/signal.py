@@ -34,9 +34,9 @@ from hf_efficient_attn.analysis.signal_report import (
     SignalReport,
     signal_figure,
 )
-from hf_efficient_attn.attention.guard import has_pattern
-from hf_efficient_attn.attention.layer_patterns import NAME as EFFICIENT
 from hf_efficient_attn.errors import CheckpointError, InputError
+from hf_efficient_attn.integration.guard import has_pattern
+from hf_efficient_attn.integration.layer_patterns import NAME as EFFICIENT
 from hf_efficient_attn.models.simplified_transformer.gains import GAIN_SYMBOLS
 from hf_efficient_attn.pictures import check_destination, check_picture, save_figure
 

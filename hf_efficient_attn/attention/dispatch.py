@@ -12,11 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_efficient_attn.attention.call import build_call, checked_states, compute, with_unit_keys
-from hf_efficient_attn.attention.content_choice import with_choice
+from hf_efficient_attn.attention.build_call import (
+    LayerPattern,
+    build_call,
+    checked_states,
+    compute,
+    with_choice,
+    with_unit_keys,
+)
+from hf_efficient_attn.attention.jit_trace import refuse_tracing
 from hf_efficient_attn.attention.joined import with_lse_gradient
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.refusals import refuse_tracing
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends.machine_costs import Machine, machine_of
 from hf_efficient_attn.backends.sdpa import NAME as SDPA

@@ -1,16 +1,52 @@
 """What is said about one call of attention: who computes it and why, the pairs, the cost; as a table and as JSON."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hf_efficient_attn.attention.choice_in_words import choice_in_words
-from hf_efficient_attn.attention.select import BACKENDS
-from hf_efficient_attn.attention.sharded.layer_exchange import LayerExchange
+from hf_efficient_attn.attention.build_call import LayerPattern
+from hf_efficient_attn.attention.select import AUTO, BACKENDS
+from hf_efficient_attn.attention.sharded.layer import LayerExchange
 from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.grouped_keys import ChunkedOrder, KeyGroups
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
+from hf_efficient_attn.layout.score_terms import Label
+from hf_efficient_attn.layout.selected_keys import MEAN, ChosenKeys
 from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.config_spec import write_expression
 from hf_efficient_attn.patterns.pattern import Pattern
+
+# What a choice of keys lets a query read, in words, for explanations.
+
+
+def choice_in_words(chosen: ChosenKeys) -> str:
+    """Return the most that a query reads, by the shapes of the choice.
+
+    >>> import torch
+    >>> choice_in_words(ChosenBlocks(torch.zeros(1, 1, 4, 3, dtype=torch.int32), block_tokens=512))
+    'up to 3 blocks of 512 keys for every query'
+    """
+    match chosen:
+        case ChosenTokens(tokens=tokens):
+            return f"up to {tokens.shape[3]:,} keys for every query"
+        case ChosenBlocks(blocks=blocks, block_tokens=size, queries_per_choice=shared):
+            query = "query" if shared == 1 else f"{shared:,} queries"
+            return f"up to {blocks.shape[3]:,} blocks of {size:,} keys for every {query}"
+        case KeyGroups(queries=queries, keys=keys):
+            joined = "; a query has the mean of its groups" if chosen.join == MEAN else ""
+            _, heads, groups, most = queries.shape
+            return (
+                f"{groups:,} groups in each of {heads:,} heads, of up to {most:,} queries that read up to "
+                f"{keys.shape[3]:,} keys{joined}"
+            )
+        case ChunkedOrder(order=order, chunk_tokens=size, chunks_before=before, chunks_after=after):
+            rounds = "an order" if order.shape[2] == 1 else f"{order.shape[2]:,} orders"
+            return (
+                f"{rounds} of the tokens in chunks of {size:,}, which read themselves, {before:,} before and {after:,} "
+                "after"
+            )
+    return chosen.kind
+
 
 MEBIBYTE = 2**20
 # lists of positions can be of any length
@@ -179,3 +215,59 @@ def _expression(pattern: Pattern) -> str:
     if len(text) <= PATTERN_LETTERS:
         return text
     return f"{cut(text, PATTERN_LETTERS, PATTERN_LETTERS // 4)} (all of it in to_dict(), and with --json)"
+
+
+# What one attention layer of a model asks the engine for, as far as it does not depend on the text.
+
+
+@dataclass(frozen=True)
+class LayerRequest:
+    """What one attention layer asks for.
+
+    Attributes:
+        followed: the pattern of the layer, and its number.
+        num_heads, num_key_heads, head_dim, value_dim: of its queries, keys and values.
+        config: of the module that asks.
+        part: the part of an encoder-decoder.
+        is_causal: whether the layer reads the past only, whatever its pattern.
+        is_cross: whether it reads another sequence.
+        layer: its index; None: the module does not know it.
+        labels: of the terms of its scores, with values for each query.
+        fixed_labels: of those with the same values for all queries.
+        softcap: bound of its scores; None: there is none.
+        has_sinks, has_bias: whether it has learned sinks, and whether it adds a matrix to its scores.
+        backend: which backend it asks for.
+        notes: what this leaves out, in sentences.
+        chosen: the keys that it chooses by what tokens say, as tensors on the device "meta"; None: it chooses none.
+        most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
+        beside: what other heads of the layer ask for, where some do something else.
+        sends_more: whether processes that share a text exchange more in the layer than its pattern needs.
+    """
+
+    followed: LayerPattern
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+    config: Any
+    part: str = "encoder"
+    is_causal: bool = False
+    is_cross: bool = False
+    layer: int | None = None
+    labels: tuple[Label, ...] = ()
+    fixed_labels: tuple[Label, ...] = ()
+    softcap: float | None = None
+    has_sinks: bool = False
+    has_bias: bool = False
+    backend: str = AUTO
+    notes: tuple[str, ...] = ()
+    chosen: ChosenKeys | None = field(default=None, compare=False)
+    most_keys: int | None = None
+    beside: "LayerRequest | None" = None
+    sends_more: bool = False
+
+    @property
+    def alike(self) -> "LayerRequest":
+        """What is equal in layers that compute alike: all but their index, on which blocks depend that are drawn."""
+        beside = None if self.beside is None else self.beside.alike
+        return replace(self, layer=None, followed=replace(self.followed, layer=0), beside=beside)

@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.unknown_arguments import refuse_unknown
+from hf_efficient_attn.attention.build_call import refuse_unknown
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.call import AttentionCall
 

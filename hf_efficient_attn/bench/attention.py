@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from transformers.utils import logging
 
-from hf_efficient_attn.attention.explained_call import allowed_pairs
+from hf_efficient_attn.attention.explain_call import allowed_pairs
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, select
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.flex import backend as flex

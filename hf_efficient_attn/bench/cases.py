@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hf_efficient_attn.analysis.pattern_sources import read_pattern
-from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.bench.report import markdown_table
 from hf_efficient_attn.bench.timing import Case, summarize, time_once
 from hf_efficient_attn.errors import EfficientAttentionError
+from hf_efficient_attn.integration.cache_layers import Padding, PatternLayer
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.decode_keys import maskless
 from hf_efficient_attn.layout.dense_mask import additive_mask

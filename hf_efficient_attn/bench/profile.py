@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_efficient_attn.attention.explained_call import allowed_pairs
+from hf_efficient_attn.attention.explain_call import allowed_pairs
 from hf_efficient_attn.attention.select import select
 from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked import execute

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns, is_by_part
-from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
 from hf_efficient_attn.convert.counterpart import COMMON_FIELDS, NO_FUNCTION, Counterpart
 from hf_efficient_attn.convert.hub import one_line
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
+from hf_efficient_attn.integration.layer_patterns import DECODER, ENCODER, FIELD, config_patterns, is_by_part
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.checks import meant
 from hf_efficient_attn.patterns.bands import Band, band_of_window

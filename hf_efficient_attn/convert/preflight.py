@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.convert.configs import (
     ConversionRequest,
     TheirConfig,
@@ -18,6 +17,7 @@ from hf_efficient_attn.convert.configs import (
 )
 from hf_efficient_attn.convert.registry import AUTO_CLASSES, COUNTERPARTS, table_of
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.layer_patterns import FIELD
 
 
 @dataclass(frozen=True)

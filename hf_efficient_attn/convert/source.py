@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import cached_file
 
-from hf_efficient_attn.attention.saved_implementation import SAVED_NAME
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.hub import check_weights, find_on_hub, reading, summarize, why_not_from_hub
 from hf_efficient_attn.convert.registry import (
@@ -24,6 +23,7 @@ from hf_efficient_attn.convert.registry import (
 )
 from hf_efficient_attn.convert.weights import WEIGHT_FILES, check_floating, covers, is_old_buffer, weight_names
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError
+from hf_efficient_attn.integration.saving import SAVED_NAME
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import saved_config
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import transformers
 
-from hf_efficient_attn.attention.interface import register_attention
-from hf_efficient_attn.attention.saved_architectures import Sparsified, with_saved_attention
 from hf_efficient_attn.hub.kept_code import keep_code
+from hf_efficient_attn.integration.interface import register_attention
+from hf_efficient_attn.integration.saving import Sparsified, with_saved_attention
 from hf_efficient_attn.models.indexed.index_model import build_indexers
 
 # "efficient" becomes an attention implementation, also where this is a copy of the module

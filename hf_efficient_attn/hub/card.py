@@ -14,15 +14,14 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.attention.explain_layers import explain_layers
 from hf_efficient_attn.attention.explanation import Explanation
-from hf_efficient_attn.attention.indexed.config_field import has_indexer
-from hf_efficient_attn.attention.layer_patterns import FIELD, config_patterns
-from hf_efficient_attn.attention.model_parts import DECODER, ENCODER
-from hf_efficient_attn.attention.saved_architectures import is_in_tree, stock_name
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.hub.copies import has_copy
 from hf_efficient_attn.hub.stub import family_classes, stub_classes
+from hf_efficient_attn.integration.explain import explain_layers
+from hf_efficient_attn.integration.layer_patterns import DECODER, ENCODER, FIELD, config_patterns
+from hf_efficient_attn.integration.names import has_indexer
+from hf_efficient_attn.integration.saving import is_in_tree, stock_name
 from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.patterns.config_spec import write_expression

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import hf_efficient_attn
-from hf_efficient_attn.attention.indexed.config_field import has_indexer
-from hf_efficient_attn.attention.saved_architectures import has_pattern_inside, is_in_tree
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.hub.kept_code import SPARSIFIED
 from hf_efficient_attn.hub.stub import AUTO_CLASSES, family_classes, stub_classes
+from hf_efficient_attn.integration.names import has_indexer
+from hf_efficient_attn.integration.saving import has_pattern_inside, is_in_tree
 from hf_efficient_attn.requirements import VERSION
 
 PACKAGE = "hf_efficient_attn"
@@ -195,8 +195,8 @@ def in_lines(names: Iterable[str]) -> list[str]:
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
-INTERFACE = "hf_efficient_attn.attention.interface"
-ARCHITECTURES = "hf_efficient_attn.attention.saved_architectures"
+INTERFACE = "hf_efficient_attn.integration.interface"
+ARCHITECTURES = "hf_efficient_attn.integration.saving"
 INDEXERS = "hf_efficient_attn.models.indexed.index_model"
 # every kind of pattern that a saved config can name
 PATTERNS = "hf_efficient_attn.patterns"

@@ -11,8 +11,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
-from hf_efficient_attn.attention.saved_architectures import has_pattern_inside, is_in_tree
 from hf_efficient_attn.hub.kept_code import SPARSIFIED
+from hf_efficient_attn.integration.saving import has_pattern_inside, is_in_tree
 from hf_efficient_attn.models.register import FAMILIES, auto_classes
 
 MODULE = "modeling_hf_efficient_attn"

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
-from hf_efficient_attn.attention.refusals import refuse_stages, refuse_uneven_vocabulary
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import CACHE_NAMES
+from hf_efficient_attn.integration.unsupported import refuse_stages, refuse_uneven_vocabulary
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.library import PACKAGE, count_key_heads
 from hf_efficient_attn.models.global_tokens.global_attention import CopiedLinear, GlobalAttention

@@ -10,14 +10,13 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.input_checks import check_mask_values, refuse_empty
-from hf_efficient_attn.attention.key_tokens import QueryOffset, tokens_of_keys
-from hf_efficient_attn.attention.layer_attention import readable_keys
-from hf_efficient_attn.attention.notices import warn_of_unseen_documents
-from hf_efficient_attn.attention.packing import position_starts, said_starts
-from hf_efficient_attn.attention.table_form import is_table
-from hf_efficient_attn.attention.token_table import read_table, write_table
+from hf_efficient_attn.attention.build_call import QueryOffset
+from hf_efficient_attn.attention.layer import readable_keys
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.masks import read_table, tokens_of_keys, write_table
+from hf_efficient_attn.integration.names import is_table
+from hf_efficient_attn.integration.packing import position_starts, said_starts, warn_of_unseen_documents
+from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_empty
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import bring, derived, lasting, on_host
 

@@ -9,13 +9,12 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.cache_argument import takes_cache
-from hf_efficient_attn.attention.input_checks import MARKED
-from hf_efficient_attn.attention.packing import said_positions
-from hf_efficient_attn.attention.refusals import refuse_paged
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
-from hf_efficient_attn.attention.unknown_arguments import refuse_misspelt
+from hf_efficient_attn.attention.build_call import refuse_misspelt
+from hf_efficient_attn.attention.sharded.shards import SequenceShards
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.forward_context import takes_cache
+from hf_efficient_attn.integration.packing import said_positions
+from hf_efficient_attn.integration.unsupported import MARKED, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.inputs import check_mask, check_positions, key_masks, noted_documents, step_table

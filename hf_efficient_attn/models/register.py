@@ -5,7 +5,7 @@ from typing import Any
 
 import transformers
 
-from hf_efficient_attn.attention.saved_architectures import name_classes
+from hf_efficient_attn.integration.saving import name_classes
 from hf_efficient_attn.models.adaptive_span import modeling_adaptive_span
 from hf_efficient_attn.models.bp_seq2seq import modeling_bp_seq2seq
 from hf_efficient_attn.models.bp_transformer import modeling_bp_transformer

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.modeling_utils import unwrap_model
 
-from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.layer_patterns import FIELD
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.config_spec import TILE_FIELDS

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_efficient_attn.attention.checks import is_number
+from hf_efficient_attn.attention.build_call import is_number
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.module import span_modules

@@ -14,16 +14,15 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
-from hf_efficient_attn.attention.forward_context import set_whole_table
-from hf_efficient_attn.attention.packing import said_positions
+from hf_efficient_attn.attention.sharded.collectives import SumOfProcesses
 from hf_efficient_attn.attention.sharded.layer import refuse_compiled
-from hf_efficient_attn.attention.sharded.sequence_shards import MODES, SHARDS, SequenceShards, shards_of
-from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
-from hf_efficient_attn.attention.table_form import with_kind
-from hf_efficient_attn.attention.token_table import write_table
-from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.attention.sharded.shards import MODES, SHARDS, SequenceShards, shards_of
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import CACHE_NAMES, set_whole_table
+from hf_efficient_attn.integration.masks import write_table
+from hf_efficient_attn.integration.names import with_kind
+from hf_efficient_attn.integration.packing import said_positions
+from hf_efficient_attn.integration.trial import forward_arguments
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel

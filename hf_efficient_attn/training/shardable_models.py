@@ -7,11 +7,10 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 
-from hf_efficient_attn.attention.layer_patterns import NAME
-from hf_efficient_attn.attention.sharded.sequence_shards import why_whole
-from hf_efficient_attn.attention.trial import trial_requests
-from hf_efficient_attn.attention.trial_inputs import forward_arguments
+from hf_efficient_attn.attention.sharded.shards import why_whole
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.integration.layer_patterns import NAME
+from hf_efficient_attn.integration.trial import forward_arguments, trial_requests
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import CAUSAL_LM

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
+from hf_efficient_attn.attention.sharded.shards import SequenceShards, shards_of
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.training.callbacks import refuse_label_smoothing

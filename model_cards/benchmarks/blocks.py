@@ -16,10 +16,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GPT2Config, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.contest import Built, Contest
 from hf_efficient_attn.bench.report import MEBIBYTE, NONE, PALETTE, Line, Panel, Row, markdown_table
 from hf_efficient_attn.bench.timing import Case, summarize, times_faster
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.simplified_transformer.centering import block_masks
 from hf_efficient_attn.models.simplified_transformer.configuration_simplified_transformer import (

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig
 
-from hf_efficient_attn.attention.cache import PatternCache
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.contest import MEASURES, Built, Contest, drawn_states, forward_case, training_case
 from hf_efficient_attn.bench.timing import Case
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.pattern_cache import PatternCache
 from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
 from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
 from hf_efficient_attn.models.compressed_transformer.configuration_compressed_transformer import (

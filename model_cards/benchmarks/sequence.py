@@ -23,12 +23,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing import start_processes
 from transformers.utils import logging
 
-from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.attention.sharded.halo import attend_halo
-from hf_efficient_attn.attention.sharded.head_exchange import attend_heads
-from hf_efficient_attn.attention.sharded.key_exchange import KeyExchange, key_exchange, texts_of
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
-from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
+from hf_efficient_attn.attention.sharded.shards import (
+    KeyExchange,
+    Scores,
+    SequenceShards,
+    ShardedCall,
+    key_exchange,
+    shard_bounds,
+    texts_of,
+)
+from hf_efficient_attn.attention.sharded.ulysses import attend_heads
 from hf_efficient_attn.attention.sharded.wide_queries import with_wide_queries
 from hf_efficient_attn.bench.contest import (
     DTYPES,
@@ -53,6 +58,7 @@ from hf_efficient_attn.bench.report import (
 )
 from hf_efficient_attn.bench.timing import fresh_processes, summarize, times_faster
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.integration.explain import explain
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.patterns.config_spec import parse_pattern

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.bench.contest import Built, Contest, training_case
 from hf_efficient_attn.bench.report import MEBIBYTE, NONE, Line, Panel, Row, markdown_table
 from hf_efficient_attn.bench.timing import Case, summarize
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.adaptive_span.configuration_adaptive_span import AdaptiveSpanConfig
 from hf_efficient_attn.models.adaptive_span.modeling_adaptive_span import AdaptiveSpanForCausalLM
 from hf_efficient_attn.models.spans.config import span_window

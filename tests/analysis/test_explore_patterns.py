@@ -15,9 +15,9 @@ from patterns.strategies import compositions, small, with_heads
 
 from hf_efficient_attn.analysis.explore import render_page
 from hf_efficient_attn.analysis.explore_patterns import interval_data
-from hf_efficient_attn.attention.explain import explain
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.errors import EfficientAttentionError
+from hf_efficient_attn.integration.explain import explain
 from hf_efficient_attn.patterns import (
     InterleavedSpanTree,
     Pattern,

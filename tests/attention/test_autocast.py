@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.patterns import Band, Full, GlobalTokens
 

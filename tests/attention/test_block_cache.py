@@ -8,9 +8,9 @@ import torch
 from attention_models import build, padding, token_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import content_choice
-from hf_efficient_attn.attention.block_cache_layer import BlockLayer
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.attention import build_call
+from hf_efficient_attn.integration.cache_layers import BlockLayer
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, BlockTopK
 
 PATTERN = BlockTopK(block_tokens=4, num_chosen=3)
@@ -24,7 +24,7 @@ def model_of(pattern: Any = PATTERN) -> Any:
 @pytest.fixture
 def only_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no choice read all keys."""
-    monkeypatch.delattr(content_choice, "choose_blocks")
+    monkeypatch.delattr(build_call, "choose_blocks")
 
 
 @pytest.mark.parametrize("side", ["none", "left"])
@@ -35,7 +35,7 @@ def test_the_same_tokens(side: str, options: dict[str, Any], monkeypatch: pytest
     given, beams = {"attention_mask": padding(ids, side)[rows]}, options.get("num_beams", 1)
     ids = ids[rows]
     expected = model.generate(ids, **given, use_cache=False, num_beams=beams, **OPTIONS)
-    monkeypatch.delattr(content_choice, "choose_blocks")
+    monkeypatch.delattr(build_call, "choose_blocks")
     cache = hea.PatternCache(model.config)
     assert torch.equal(model.generate(ids, **given, **{CACHE_ARGUMENT: cache}, **options, **OPTIONS), expected)
     cache.reset()

@@ -9,11 +9,11 @@ from attention_models import DECODER, padding, token_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.sharded.layer import exchange_of
-from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
-from hf_efficient_attn.attention.sharded.traffic import HeadSizes
+from hf_efficient_attn.attention.sharded.plan import HeadSizes
+from hf_efficient_attn.attention.sharded.shards import shard_bounds
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns import BlockTopK, Causal, Full
 

@@ -7,9 +7,9 @@ import torch
 from attention_models import build, padding, token_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache import readable_tokens
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.notices import warn_once
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.pattern_cache import readable_tokens
+from hf_efficient_attn.messages import warn_once
 from hf_efficient_attn.patterns import Band, BlockLocal, Causal, Dilated, Full, GlobalTokens, Pattern, PerHead, Strided
 
 OPTIONS = {"max_new_tokens": 14, "min_new_tokens": 14, "do_sample": False, "pad_token_id": 0}

@@ -10,7 +10,7 @@ from models_cases import TINY
 from transformers import DynamicCache
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CACHE_NAMES
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, CACHE_NAMES
 
 
 @pytest.fixture(scope="module")

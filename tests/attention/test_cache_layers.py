@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
-from hf_efficient_attn.attention.rolling_buffer import ROOM_TOKENS
+from hf_efficient_attn.integration.cache_layers import ROOM_TOKENS, Padding, PatternLayer
 
 LEFT = 40
 NUM_FIRST = (0, 3)

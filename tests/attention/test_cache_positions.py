@@ -12,8 +12,8 @@ from attention_models import DECODER, padding, token_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import interface
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration import interface
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, GlobalTokens
 
 # first tokens, and tokens before a query, by layer

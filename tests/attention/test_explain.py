@@ -10,7 +10,7 @@ import transformers
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import dispatch, functional
-from hf_efficient_attn.attention.explained_call import allowed_pairs
+from hf_efficient_attn.attention.explain_call import allowed_pairs
 from hf_efficient_attn.attention.select import BACKENDS
 from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.flex import backend as flex

@@ -9,11 +9,11 @@ import pytest
 import transformers
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import explain_layers
 from hf_efficient_attn.attention.explanation import AllLayers
 from hf_efficient_attn.backends.machine_costs import machine_of, on_machine
 from hf_efficient_attn.cli import main
 from hf_efficient_attn.hub.card import attention_text
+from hf_efficient_attn.integration import explain
 from hf_efficient_attn.layout.block_layout import BlockCosts
 from hf_efficient_attn.patterns import Band, Causal, Full, GlobalTokens, Pattern, PerHead
 
@@ -39,7 +39,7 @@ def test_every_second_layer_of_a_llama() -> None:
 
 def test_it_is_the_mean_of_what_is_said_of_each_layer() -> None:
     config = llama([Band(31, 0), SINKS, None, Band(31, 0)])
-    groups = explain_layers.explain_layers(config, 2048)
+    groups = explain.explain_layers(config, 2048)
     assert [layers for layers, _ in groups] == [[0, 3], [1], [2]]
     said = hea.explain(config, 2048).all_layers
     assert said is not None
@@ -67,7 +67,7 @@ def test_a_layer_that_cannot_be_computed_so_is_said_in_a_note(monkeypatch: pytes
     def refuse(*_: Any) -> None:
         raise hea.UnsupportedBackendError("no such call.")
 
-    monkeypatch.setattr(explain_layers, "explained", refuse)
+    monkeypatch.setattr(explain, "explained", refuse)
     said = hea.explain(llama(SINKS), 64)
     assert said.all_layers is None
     assert "The cost of all layers is not known here: no such call." in said.notes

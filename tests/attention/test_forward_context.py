@@ -8,7 +8,7 @@ import torch
 from attention_models import build, token_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import forward_context
+from hf_efficient_attn.integration import forward_context
 from hf_efficient_attn.patterns import Band
 
 

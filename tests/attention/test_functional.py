@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.call import _laid_out
+from hf_efficient_attn.attention.build_call import _laid_out, warn_of_keyless
 from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.attention.functional import attention
-from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import FusedCPU
@@ -24,6 +23,7 @@ from hf_efficient_attn.errors import EfficientAttentionError, InputError, Unsupp
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.score_terms import Distance, Term
+from hf_efficient_attn.messages import warn_once
 from hf_efficient_attn.models.config.errors import FieldError
 from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.bands import Band, Causal, Full

@@ -10,8 +10,8 @@ from sweep.tiny import build, tiny_config
 from torch import Tensor, nn
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import interface
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.integration import interface
 
 NUM_TOKENS = 30
 # an indexer in every layer; one that layers share; one with sinks; blocks of keys

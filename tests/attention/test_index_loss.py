@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.indexed import index_loss as module
-from hf_efficient_attn.attention.indexed.index_loss import Target, index_loss, index_recall
+from hf_efficient_attn.integration import indexer as module
+from hf_efficient_attn.integration.indexer import Target, index_loss, index_recall
 from hf_efficient_attn.layout import top_k
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask

@@ -11,7 +11,7 @@ from models.shared_checks import check_compiled_steps
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CACHE_NAME
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, CACHE_NAME
 from hf_efficient_attn.patterns import Band, Causal, Full, PerHead, RandomBlocks, Strided
 
 OPTIONS = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0}

@@ -13,11 +13,11 @@ from models_cases import checkpoint_activations, switch_off_dropout
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.call import _laid_out
+from hf_efficient_attn.attention.build_call import _laid_out, warn_of_keyless
 from hf_efficient_attn.attention.dispatch import _plans
-from hf_efficient_attn.attention.notices import warn_of_keyless, warn_once
-from hf_efficient_attn.attention.table_form import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.names import BIDIRECTIONAL, CAUSAL, has_rows, table_kind
+from hf_efficient_attn.messages import warn_once
 from hf_efficient_attn.patterns import Band, BlockTopK, Dilated, GlobalTokens, PerHead
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}

@@ -10,7 +10,7 @@ from attention_models import CAUSAL, CONFIGS, PATTERN, SEQ2SEQS, SPARSE, build, 
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, Causal, Full, Pattern
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}

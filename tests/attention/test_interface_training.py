@@ -10,7 +10,7 @@ from attention_models import PATTERN, SPARSE, build, inputs_of, token_ids
 from models_cases import checkpoint_activations
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.notices import warn_once
+from hf_efficient_attn.messages import warn_once
 
 
 @pytest.mark.parametrize("name", SPARSE)

@@ -5,7 +5,7 @@ from attention_models import build
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention import notices
-from hf_efficient_attn.attention.pattern_direction import causal_form
+from hf_efficient_attn.integration.layer_patterns import causal_form
 from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, GlobalTokens, KeyTable, Pattern, PerHead, intervals
 
 PATTERNS: list[Pattern] = [

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.interface import efficient_attention_forward
+from hf_efficient_attn.integration.interface import efficient_attention_forward
 
 LENGTHS = (5, 7, 2)
 

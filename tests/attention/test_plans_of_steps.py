@@ -10,8 +10,8 @@ from transformers import DynamicCache
 import hf_efficient_attn as hea
 from hf_efficient_attn import attention
 from hf_efficient_attn.attention import dispatch
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
 from hf_efficient_attn.attention.dispatch import _plans
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import (
     Band,
     BlockTopK,

@@ -10,11 +10,9 @@ import pytest
 from distributed import run_distributed
 from sharded_attention_script import CASES
 
-from hf_efficient_attn.attention.sharded.key_exchange import Text, key_exchange
 from hf_efficient_attn.attention.sharded.layer import exchange_of
-from hf_efficient_attn.attention.sharded.row_parts import row_parts
-from hf_efficient_attn.attention.sharded.sequence_shards import shard_bounds
-from hf_efficient_attn.attention.sharded.traffic import HeadSizes, gather_traffic
+from hf_efficient_attn.attention.sharded.plan import HeadSizes, gather_traffic, row_parts
+from hf_efficient_attn.attention.sharded.shards import Text, key_exchange, shard_bounds
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document

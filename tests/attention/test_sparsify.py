@@ -10,7 +10,7 @@ import transformers as tr
 from attention_models import BART, CONFIGS, PATTERN, SEQ2SEQ, TINY, WIDE, build, inputs_of, outputs_of, token_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.trial import takes_tables
+from hf_efficient_attn.integration.trial import takes_tables
 from hf_efficient_attn.patterns import Band, Full
 
 

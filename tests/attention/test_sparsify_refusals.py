@@ -9,7 +9,7 @@ import transformers as tr
 from attention_models import BART, DECODER, PATTERN, SEQ2SEQ, TINY, WIDE, build, inputs_of, token_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import trial
+from hf_efficient_attn.integration import trial
 from hf_efficient_attn.patterns import (
     Band,
     BlockTopK,

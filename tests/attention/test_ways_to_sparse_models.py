@@ -11,8 +11,8 @@ import transformers as tr
 from attention_models import CONFIGS, DECODER, PATTERN, SEQ2SEQ, TINY, WIDE, build, inputs_of, outputs_of, token_ids
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import guard as guard_module
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration import guard as guard_module
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band
 
 POSITIONS = torch.cat([torch.arange(length) for length in (5, 7, 2)])[None]

@@ -9,7 +9,7 @@ from families import CASES
 from models_cases import Case
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.weight_rows import weights_of_rows
+from hf_efficient_attn.attention.layer import weights_of_rows
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.selected_keys import ChosenKeys, States
 from hf_efficient_attn.layout.token_mask import NO_MASK

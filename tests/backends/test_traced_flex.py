@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import call as call_module
+from hf_efficient_attn.attention import build_call as call_module
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.flex.mods import Dropout

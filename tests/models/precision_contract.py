@@ -15,7 +15,7 @@ from models.shared_contract import without_labels
 from models_cases import checkpoint_activations, first_tensor, switch_off_dropout
 from torch import Tensor
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 # of autocast's distance from float32 to that of a model of the same low precision altogether; 1.1 was the most
 SLACK = 2.0

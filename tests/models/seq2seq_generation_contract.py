@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 
 class Seq2SeqGenerationContract:

@@ -12,9 +12,9 @@ from attention_models import DECODER, build, padding, token_ids
 from datasets import Dataset
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.indexed.lightning_indexer import indexers_of
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.indexer import indexers_of
 
 SIZES: dict[str, int] = {"top_k": 4, "num_heads": 2}
 

@@ -11,9 +11,9 @@ from attention_models import padding, token_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.indexed.lightning_indexer import indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.indexer import indexers_of
 from hf_efficient_attn.models.parts.embeddings import rotate
 from hf_efficient_attn.patterns import Band, Full
 

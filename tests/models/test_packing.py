@@ -10,9 +10,9 @@ from models_cases import TOLERANCE, Case, case_param, first_tensor, random_ids
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.mask_probe import Probe
-from hf_efficient_attn.attention.notices import _mixing
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.masks import Probe
+from hf_efficient_attn.integration.packing import _mixing
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 routes = pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])

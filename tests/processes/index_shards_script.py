@@ -23,7 +23,7 @@ from torch import Tensor, distributed
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.indexed.lightning_indexer import STAGES, indexers_of
+from hf_efficient_attn.integration.indexer import STAGES, indexers_of
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}

@@ -18,7 +18,7 @@ from processes.steps import build
 from training.tiny_models import sparse_llama
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.refusals import refuse_uneven_vocabulary
+from hf_efficient_attn.integration.unsupported import refuse_uneven_vocabulary
 
 SCRIPT = Path(__file__).parent / "sharded_script.py"
 # both add the same numbers in another order

@@ -139,7 +139,7 @@ def test_copies_are_formatted(name: str, tmp_path: Path) -> None:
 
 
 def test_files_say_where_they_come_from_and_hold_no_absolute_import() -> None:
-    files = copied_sources(["hf_efficient_attn.attention.interface"])
+    files = copied_sources(["hf_efficient_attn.integration.interface"])
     assert list(files) == sorted(files)
     assert "hea_patterns_bands.py" in files
     for text in files.values():

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from sweep.classes import CAUSAL, IMAGE, SEQ2SEQ
 from sweep.inputs import PREFILL, TOKENS, inputs_of
 

@@ -15,8 +15,8 @@ from training.span_runs import build_model as with_spans
 from trl.trainer import utils as trl_utils
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.notices import warn_once
 from hf_efficient_attn.hub.card import model_card
+from hf_efficient_attn.messages import warn_once
 
 VOCAB = 32
 MODELS = {

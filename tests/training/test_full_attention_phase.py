@@ -9,8 +9,8 @@ from attention_models import DECODER, token_ids
 from torch import nn
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.layer_patterns import module_pattern
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.layer_patterns import module_pattern
 from hf_efficient_attn.patterns import BlockTopK, Causal
 
 PATTERN = BlockTopK(4, 2)

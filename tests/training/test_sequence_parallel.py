@@ -17,7 +17,7 @@ from sequence_parallel_script import batch, results, ulysses_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import model_heads
+from hf_efficient_attn.integration import model_info
 from hf_efficient_attn.patterns import Band, Causal, Dilated, GlobalTokens, PerHead, RandomBlocks
 
 SCRIPT = Path(__file__).parents[1] / "sequence_parallel_script.py"
@@ -101,6 +101,6 @@ def test_heads_of_tensor_parallelism_are_dealt_out(
 ) -> None:
     """A process of four has two of eight heads: its half of the half that its projections compute."""
     layer = build("per_head").model.layers[0].self_attn
-    monkeypatch.setattr(model_heads, "head_shards", lambda module: [(tensor_rank, 2)])
-    monkeypatch.setattr(model_heads, "shard_of_heads", lambda implementation: (sequence_rank, 2))
-    assert model_heads.head_range(layer, PER_HEAD, 2) == (4 * tensor_rank + 2 * sequence_rank, 8)
+    monkeypatch.setattr(model_info, "head_shards", lambda module: [(tensor_rank, 2)])
+    monkeypatch.setattr(model_info, "shard_of_heads", lambda implementation: (sequence_rank, 2))
+    assert model_info.head_range(layer, PER_HEAD, 2) == (4 * tensor_rank + 2 * sequence_rank, 8)

@@ -14,7 +14,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, BlockLocal, bigbird
 from hf_efficient_attn.training.shardable_models import first_reason
 

@@ -17,7 +17,7 @@ from tensor_parallel_script import IN_TRAINING, TRAINED, results
 from transformers import GraniteSWAConfig, GraniteSWAForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import model_heads
+from hf_efficient_attn.integration import model_info
 from hf_efficient_attn.patterns import Band, Causal, Dilated, PerHead, RandomBlocks
 
 SCRIPT = Path(__file__).parents[1] / "tensor_parallel_script.py"
@@ -130,6 +130,6 @@ def test_heads_without_numbers_are_refused(folder: Path) -> None:
 
 def test_an_indexer_learns_from_no_heads_whose_processes_are_unknown() -> None:
     layer = indexed("warmup").model.layers[0].self_attn
-    assert model_heads.head_group(layer, 8) is None
+    assert model_info.head_group(layer, 8) is None
     with pytest.raises(hea.UnsupportedBackendError, match="computes 4 of 8 heads here, .* learns from all heads"):
-        model_heads.head_group(layer, 4)
+        model_info.head_group(layer, 4)

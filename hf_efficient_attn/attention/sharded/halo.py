@@ -6,14 +6,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.dispatch import attend
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.sharded.exchange import Exchange, Tie, route_of
-from hf_efficient_attn.attention.sharded.held_keys import HeldKeys, cut_tokens, keys_at, split_received
-from hf_efficient_attn.attention.sharded.key_exchange import Text, document_patterns, shifted, without
-from hf_efficient_attn.attention.sharded.placed_pattern import PlacedPattern, place_pattern
-from hf_efficient_attn.attention.sharded.row_parts import RowPart, row_parts
-from hf_efficient_attn.attention.sharded.sharded_call import ShardedCall
+from hf_efficient_attn.attention.sharded.collectives import Exchange, Tie, route_of
+from hf_efficient_attn.attention.sharded.plan import (
+    HeldKeys,
+    PlacedPattern,
+    RowPart,
+    cut_tokens,
+    keys_at,
+    place_pattern,
+    row_parts,
+    split_received,
+)
+from hf_efficient_attn.attention.sharded.shards import ShardedCall, Text, document_patterns, shifted, without
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.layout.token_mask import NO_MASK

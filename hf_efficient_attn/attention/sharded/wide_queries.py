@@ -12,11 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hf_efficient_attn.attention.sharded.exchange import exchanged, route_of
-from hf_efficient_attn.attention.sharded.held_keys import cut_tokens
-from hf_efficient_attn.attention.sharded.key_exchange import Text, WideQueries, document_patterns, shifted
-from hf_efficient_attn.attention.sharded.sequence_shards import Bounds
-from hf_efficient_attn.attention.sharded.sharded_call import Scores, ShardedCall
+from hf_efficient_attn.attention.sharded.collectives import exchanged, route_of
+from hf_efficient_attn.attention.sharded.plan import cut_tokens
+from hf_efficient_attn.attention.sharded.shards import (
+    Bounds,
+    Scores,
+    ShardedCall,
+    Text,
+    WideQueries,
+    document_patterns,
+    shifted,
+)
 from hf_efficient_attn.layout.call import cap, join_sinks
 from hf_efficient_attn.layout.dense_mask import lse_dtype
 from hf_efficient_attn.layout.layout import Layout

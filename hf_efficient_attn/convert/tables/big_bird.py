@@ -16,11 +16,10 @@ By default the function of the paper, with `parity` that of transformers: see `b
 
 from typing import Any
 
-from hf_efficient_attn.attention.layer_patterns import config_patterns
-from hf_efficient_attn.attention.model_parts import ENCODER
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables import bart, bert
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.layer_patterns import ENCODER, config_patterns
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.big_bird import PREFIX_LENGTHS, bigbird
 

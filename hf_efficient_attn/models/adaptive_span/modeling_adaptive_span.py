@@ -26,11 +26,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import takes_cache
-from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.build_call import QueryOffset
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.sharded.shards import shards_of
+from hf_efficient_attn.integration.forward_context import takes_cache
+from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
 from hf_efficient_attn.models.heads.outputs import BackboneOutput

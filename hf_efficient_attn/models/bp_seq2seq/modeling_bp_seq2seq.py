@@ -35,8 +35,8 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of

@@ -4,8 +4,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.attention.layer_patterns import FIELD, is_single
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.layer_patterns import FIELD, is_single
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.checks import check_fields, meant, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config

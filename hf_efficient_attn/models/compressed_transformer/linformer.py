@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import initialization as init
 
-from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.mechanisms.texts import Texts, whole_rows
 from hf_efficient_attn.models.parts.blocks import drop_rate

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.build_call import LayerPattern
+from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import is_exporting
 from hf_efficient_attn.models.mechanisms.linear import LinearReading

@@ -25,9 +25,9 @@ from torch.nn.functional import pad
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.functional import attention
-from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.mechanisms.state_cache import SummaryLayer

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.layer import warn_of_weights
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.mechanisms.linear import wide
 

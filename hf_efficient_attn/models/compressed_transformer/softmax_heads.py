@@ -28,14 +28,20 @@ from torch.nn.functional import dropout as drop
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.dense_matrix import added_and_keys, check_matrix
-from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_attention import added_scores, pairs_of, readable_keys, tokens_of_layer
-from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import (
+    added_and_keys,
+    added_scores,
+    check_matrix,
+    pairs_of,
+    readable_keys,
+    rows_or_all,
+    tokens_of_layer,
+)
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
 from hf_efficient_attn.models.base import backend_of

@@ -8,10 +8,15 @@ from typing import Any
 
 from transformers.activations import ACT2FN
 
-from hf_efficient_attn.attention.layer_patterns import checked_spec, config_patterns
-from hf_efficient_attn.attention.model_parts import DECODER, ENCODER, PARTS
-from hf_efficient_attn.attention.pattern_direction import directed
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.layer_patterns import (
+    DECODER,
+    ENCODER,
+    PARTS,
+    checked_spec,
+    config_patterns,
+    directed,
+)
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.rules import NOT_RELATIVE, check_rule
 from hf_efficient_attn.patterns.pattern import Pattern

@@ -13,8 +13,8 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from hf_efficient_attn.attention.indexed.config_field import INDEXER
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.names import INDEXER
 from hf_efficient_attn.messages import shown
 
 Config = TypeVar("Config")

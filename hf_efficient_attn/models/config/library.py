@@ -5,10 +5,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.attention.cache_argument import CACHE_NAMES
-from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
-from hf_efficient_attn.attention.model_check import checked_pattern
-from hf_efficient_attn.attention.saved_implementation import SAVED_EXPERTS
+from hf_efficient_attn.integration.forward_context import CACHE_NAMES
+from hf_efficient_attn.integration.layer_patterns import FIELD, NAME
+from hf_efficient_attn.integration.model_info import checked_pattern
+from hf_efficient_attn.integration.saving import SAVED_EXPERTS
 from hf_efficient_attn.models.config.checks import write_pattern
 from hf_efficient_attn.models.config.errors import check_names, foreign_fields, warn_of_unread
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_attention import attend_layer, readable_keys
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import attend_layer, readable_keys
 from hf_efficient_attn.layout.grouped_keys import ChunkedOrder
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import backend_of

@@ -31,10 +31,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import takes_cache
-from hf_efficient_attn.attention.notices import warn_once
-from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import takes_cache
+from hf_efficient_attn.integration.unsupported import compare_processes
+from hf_efficient_attn.messages import warn_once
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (

@@ -12,8 +12,8 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CacheGeneration, takes_cache
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, CacheGeneration, takes_cache
 from hf_efficient_attn.models.encoder_decoder.model import shift_right
 from hf_efficient_attn.models.heads.task_heads import (
     Head,

@@ -9,12 +9,11 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqModelOutput
 from transformers.utils import can_return_tuple
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
-from hf_efficient_attn.attention.input_checks import check_mask_values
-from hf_efficient_attn.attention.packing import ENDS, NUMBERS
-from hf_efficient_attn.attention.refusals import refuse_paged
-from hf_efficient_attn.attention.table_form import is_table
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
+from hf_efficient_attn.integration.names import is_table
+from hf_efficient_attn.integration.packing import ENDS, NUMBERS
+from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.heads.task_heads import name_inputs, own_inputs
 from hf_efficient_attn.models.inputs import bring_inputs, check_axes, refuse_other_types

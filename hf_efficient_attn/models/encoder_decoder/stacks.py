@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.output_capturing import OutputRecorder
 
-from hf_efficient_attn.attention.dense_matrix import dense_attention
-from hf_efficient_attn.attention.input_checks import check_mask_values
-from hf_efficient_attn.attention.key_tokens import tokens_of_keys
-from hf_efficient_attn.attention.notices import warn_of_weights
-from hf_efficient_attn.attention.own_segments import attend_own_segments
-from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.functional import attend_own_segments
+from hf_efficient_attn.attention.layer import dense_attention, warn_of_weights
+from hf_efficient_attn.integration.masks import tokens_of_keys
+from hf_efficient_attn.integration.unsupported import check_mask_values, compare_processes
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import lasting
 from hf_efficient_attn.models.base import backend_of

@@ -24,15 +24,14 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from transformers import initialization as init
 
+from hf_efficient_attn.attention.build_call import LayerPattern
+from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.joined import join_attention
-from hf_efficient_attn.attention.layer_attention import attend_layer
-from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.model_parts import part_of
-from hf_efficient_attn.attention.weight_rows import chosen_rows
+from hf_efficient_attn.attention.layer import attend_layer, chosen_rows
 from hf_efficient_attn.backends.kernels import dropper, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.integration.layer_patterns import layer_pattern, part_of
 from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off, is_exporting

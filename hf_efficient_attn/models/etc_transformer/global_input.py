@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.input_checks import check_mask_values
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.unsupported import check_mask_values
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import is_exporting
 from hf_efficient_attn.layout.transfer import derived, on_host

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shard_bounds
-from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
+from hf_efficient_attn.attention.sharded.collectives import SumOfProcesses
+from hf_efficient_attn.attention.sharded.shards import SequenceShards, shard_bounds
+from hf_efficient_attn.attention.sharded.ulysses import deal_heads
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.token_locations import (

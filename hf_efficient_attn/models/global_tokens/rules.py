@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.input_checks import check_marked, check_marked_shape
 from hf_efficient_attn.errors import ConfigurationError, InputError
+from hf_efficient_attn.integration.unsupported import check_marked, check_marked_shape
 from hf_efficient_attn.layout.transfer import bring, derived, device_numbers, on_host
 from hf_efficient_attn.messages import shown
 

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-from hf_efficient_attn.attention.notices import warn_once
+from hf_efficient_attn.messages import warn_once
 
 
 @dataclass

@@ -16,10 +16,10 @@ from transformers.conversion_mapping import register_checkpoint_conversion_mappi
 from transformers.core_model_loading import WeightRenaming
 from transformers.utils import can_return_tuple
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CacheGeneration, takes_cache
-from hf_efficient_attn.attention.layer_attention import readable_keys
-from hf_efficient_attn.attention.table_form import is_table
+from hf_efficient_attn.attention.layer import readable_keys
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, CacheGeneration, takes_cache
+from hf_efficient_attn.integration.names import is_table
 from hf_efficient_attn.models.heads.outputs import (
     CausalLMHeadOutput,
     LabelHeadOutput,

@@ -9,22 +9,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, StaticIndexedLayer, StaticLayer
 
-from hf_efficient_attn.attention.cache_argument import cache_in
-from hf_efficient_attn.attention.indexed.config_field import INDEXER, has_indexer
-from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, STATES
-from hf_efficient_attn.attention.indexed.kept_states import keeping
-from hf_efficient_attn.attention.indexed.lightning_indexer import (
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import cache_in
+from hf_efficient_attn.integration.indexer import (
     DENSE,
+    LOSSES,
     STAGES,
+    STATES,
     WARMUP,
     IndexStates,
     LightningIndexer,
     indexers_of,
+    keeping,
 )
-from hf_efficient_attn.attention.layer_patterns import FIELD, FULL_ATTENTION, NAME, config_patterns
-from hf_efficient_attn.attention.model_parts import ENCODER
-from hf_efficient_attn.attention.passed_options import passes_on
-from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.integration.layer_patterns import ENCODER, FIELD, FULL_ATTENTION, NAME, config_patterns
+from hf_efficient_attn.integration.names import INDEXER, has_indexer
+from hf_efficient_attn.integration.trial import passes_on
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.indexed.index_training import add_index_loss, name_units
 from hf_efficient_attn.models.indexed.own_rotary import READS_CHOICE

@@ -9,11 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from hf_efficient_attn.attention.indexed.config_field import INDEXER
-from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
-from hf_efficient_attn.attention.indexed.layer_numbers import LayerNumbers
-from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE, WARMUP, LightningIndexer, indexers_of
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.integration.indexer import (
+    DENSE,
+    LOSSES,
+    RECALLS,
+    WARMUP,
+    LayerNumbers,
+    LightningIndexer,
+    indexers_of,
+)
+from hf_efficient_attn.integration.names import INDEXER
 from hf_efficient_attn.models.heads.outputs import (
     CAUSAL_LM,
     add_auxiliary_loss,

@@ -34,7 +34,7 @@ from torch.nn.functional import pad, relu
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.notices import warn_of_weights
+from hf_efficient_attn.attention.layer import warn_of_weights
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import autocast_off, is_exporting
 from hf_efficient_attn.models.mechanisms.texts import TextGroup, TextReading, Texts

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.layer_attention import readable_keys
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.weight_rows import chosen_rows
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import chosen_rows, readable_keys
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.layout.transfer import derived, on_host, send

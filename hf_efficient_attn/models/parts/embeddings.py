@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.shards import shards_of
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.score_terms import Slope, Term
 from hf_efficient_attn.layout.transfer import device_numbers, on_host

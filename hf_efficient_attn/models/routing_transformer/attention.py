@@ -10,23 +10,21 @@ from torch.nn.functional import pad
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.call import build_call
-from hf_efficient_attn.attention.dense_matrix import check_matrix
-from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_attention import (
+from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset, build_call
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import (
     NEVER_READ,
     added_scores,
     attend_layer,
+    check_matrix,
     pairs_of,
     readable_keys,
+    rows_or_all,
     tokens_of_layer,
 )
-from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.model_parts import part_of
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.attention.weight_rows import rows_or_all
 from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.integration.layer_patterns import layer_pattern, part_of
 from hf_efficient_attn.layout.grouped_keys import KeyGroups
 from hf_efficient_attn.layout.grouped_reference import in_groups
 from hf_efficient_attn.layout.score_terms import Distance, Label, Term

@@ -32,9 +32,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import takes_cache
-from hf_efficient_attn.attention.layer_attention import readable_keys
-from hf_efficient_attn.attention.processes import compare_processes
+from hf_efficient_attn.attention.layer import readable_keys
+from hf_efficient_attn.integration.forward_context import takes_cache
+from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask, packed_sequence_mask_function
 
-from hf_efficient_attn.attention.cache_argument import takes_cache
-from hf_efficient_attn.attention.indexed.config_field import INDEXER
-from hf_efficient_attn.attention.indexed.indexed_layer import LOSSES, RECALLS
-from hf_efficient_attn.attention.indexed.lightning_indexer import DENSE
-from hf_efficient_attn.attention.interface import efficient_attention_forward
-from hf_efficient_attn.attention.layer_patterns import NAME, module_pattern
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.forward_context import takes_cache
+from hf_efficient_attn.integration.indexer import DENSE, LOSSES, RECALLS
+from hf_efficient_attn.integration.interface import efficient_attention_forward
+from hf_efficient_attn.integration.layer_patterns import NAME, module_pattern
+from hf_efficient_attn.integration.names import INDEXER
 from hf_efficient_attn.models.inputs import documents_of_keys, step_documents, step_table
 from hf_efficient_attn.models.mechanisms.linear import wide
 from hf_efficient_attn.models.parts.blocks import append_to_cache

@@ -7,9 +7,9 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from hf_efficient_attn.attention.indexed.config_field import has_indexer
-from hf_efficient_attn.attention.layer_patterns import FIELD, NAME
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.layer_patterns import FIELD, NAME
+from hf_efficient_attn.integration.names import has_indexer
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.checks import check_fields, meant
 from hf_efficient_attn.models.config.errors import strict_config

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.build_call import QueryOffset
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.sharded.shards import shards_of
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.spans.attention import attend_spans, span_request

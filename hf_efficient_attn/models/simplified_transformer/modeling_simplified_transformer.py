@@ -25,14 +25,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import append_paged, is_paged, takes_cache
-from hf_efficient_attn.attention.layer_patterns import NAME
-from hf_efficient_attn.attention.overridden import refuse_overridden
-from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.dealt_heads import deal_heads
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.trial import MATRIX_TRIAL, TRIAL
+from hf_efficient_attn.attention.sharded.shards import shards_of
+from hf_efficient_attn.attention.sharded.ulysses import deal_heads
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import append_paged, is_paged, takes_cache
+from hf_efficient_attn.integration.layer_patterns import NAME
+from hf_efficient_attn.integration.model_info import refuse_overridden
+from hf_efficient_attn.integration.trial import MATRIX_TRIAL, TRIAL
+from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import BACKEND_OF_IMPLEMENTATION, FamilyPreTrainedModel, saved_config
 from hf_efficient_attn.models.config.fields import own_fields

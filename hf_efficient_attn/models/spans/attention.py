@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.dense_matrix import check_matrix
-from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_attention import attend_layer
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
+from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import attend_layer, check_matrix
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.attention.sharded.shards import SequenceShards
 from hf_efficient_attn.layout.score_terms import Distance, Label, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import device_numbers

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.sharded.sequence_shards import HEADS, SequenceShards
+from hf_efficient_attn.attention.sharded.shards import HEADS, SequenceShards
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask

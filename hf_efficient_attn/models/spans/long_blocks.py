@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.attention.dense_matrix import dense_attention
+from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.models.spans.config import CHEAP_KEYS, GRANULE, SpanGroup, SpanWindow
 from hf_efficient_attn.models.spans.module import SpanBounds, log_soft_mask

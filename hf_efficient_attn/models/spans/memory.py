@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, CACHE_NAMES, cache_in
-from hf_efficient_attn.attention.cache_layers import Padding, PatternLayer
-from hf_efficient_attn.attention.packing import ENDS, NUMBERS
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.cache_layers import Padding, PatternLayer
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, CACHE_NAMES, cache_in
+from hf_efficient_attn.integration.packing import ENDS, NUMBERS
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.config import span_window

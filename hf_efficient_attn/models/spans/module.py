@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards, shards_of
-from hf_efficient_attn.attention.sharded.sums import largest, summed
+from hf_efficient_attn.attention.sharded.collectives import largest, summed
+from hf_efficient_attn.attention.sharded.shards import SequenceShards, shards_of
 from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.score_terms import SoftSpan
 from hf_efficient_attn.layout.transfer import device_numbers, on_host

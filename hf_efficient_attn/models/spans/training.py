@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
-from hf_efficient_attn.attention.sharded.sums import SumOfProcesses
+from hf_efficient_attn.attention.sharded.collectives import SumOfProcesses
+from hf_efficient_attn.attention.sharded.shards import SequenceShards
 from hf_efficient_attn.errors import CheckpointError, ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import saved_config

@@ -16,16 +16,13 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.indexed.indexed_layer import indexed_choice
-from hf_efficient_attn.attention.indexed.shared_index import with_earlier_keys
-from hf_efficient_attn.attention.key_tokens import QueryOffset
-from hf_efficient_attn.attention.layer_attention import attend_layer
-from hf_efficient_attn.attention.layer_patterns import LayerPattern, layer_pattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.model_parts import part_of
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
-from hf_efficient_attn.attention.weight_rows import chosen_rows
+from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import attend_layer, chosen_rows
+from hf_efficient_attn.attention.sharded.shards import shards_of
 from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.integration.indexer import indexed_choice, with_earlier_keys
+from hf_efficient_attn.integration.layer_patterns import layer_pattern, part_of
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.operator_args import read_pattern_text, to_text
 from hf_efficient_attn.layout.score_terms import Label

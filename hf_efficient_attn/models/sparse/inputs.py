@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hf_efficient_attn.attention.overridden import refuse_overridden
-from hf_efficient_attn.attention.sharded.sequence_shards import SequenceShards
+from hf_efficient_attn.attention.sharded.shards import SequenceShards
 from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.model_info import refuse_overridden
 from hf_efficient_attn.layout.transfer import derived
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.global_attention import (

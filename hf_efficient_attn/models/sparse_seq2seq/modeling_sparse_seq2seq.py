@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import SparsePreTrainedModel
 from hf_efficient_attn.models.encoder_decoder.heads import (

@@ -6,9 +6,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
-from hf_efficient_attn.attention.layer_patterns import config_patterns
-from hf_efficient_attn.attention.model_parts import DECODER
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.layer_patterns import DECODER, config_patterns
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.checks import check_attention, check_fields, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config

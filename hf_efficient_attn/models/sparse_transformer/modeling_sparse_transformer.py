@@ -18,9 +18,9 @@ from transformers.generation import GenerationMixin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT, takes_cache
-from hf_efficient_attn.attention.processes import compare_processes
-from hf_efficient_attn.attention.sharded.sequence_shards import shards_of
+from hf_efficient_attn.attention.sharded.shards import shards_of
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
+from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.models.base import SparsePreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.weight_rows import chosen_rows
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import chosen_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 
 from .ring import Ring, add_up, take

@@ -31,9 +31,9 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from hf_efficient_attn.attention.cache_argument import takes_cache
-from hf_efficient_attn.attention.processes import compare_processes
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import takes_cache
+from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (

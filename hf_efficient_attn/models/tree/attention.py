@@ -11,10 +11,9 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hf_efficient_attn.attention.layer_attention import attend_layer
-from hf_efficient_attn.attention.layer_patterns import LayerPattern
-from hf_efficient_attn.attention.layer_request import LayerRequest
-from hf_efficient_attn.attention.weight_rows import chosen_rows, weights_of_rows
+from hf_efficient_attn.attention.build_call import LayerPattern
+from hf_efficient_attn.attention.explanation import LayerRequest
+from hf_efficient_attn.attention.layer import attend_layer, chosen_rows, weights_of_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.score_terms import InterleavedRelation, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask

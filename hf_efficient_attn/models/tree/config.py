@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from hf_efficient_attn.attention.layer_patterns import FIELD
 from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.integration.layer_patterns import FIELD
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.checks import check_fields
 from hf_efficient_attn.models.config.fields import NormFields

@@ -7,7 +7,7 @@ import torch
 import transformers
 from models.adaptive_span.tiny_models import SPANS, random_ids, tiny
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.spans.memory import SpanCache, kept_tokens
 from hf_efficient_attn.models.spans.module import span_modules
 

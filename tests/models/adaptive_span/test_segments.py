@@ -10,7 +10,7 @@ from models.adaptive_span.tiny_models import random_ids, set_spans, tiny
 from models_cases import checkpoint_activations
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 CASES = {
     "relative keys": {},

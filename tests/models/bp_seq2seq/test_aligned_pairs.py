@@ -10,7 +10,7 @@ from seq2seq_cases import random_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import own_segments
+from hf_efficient_attn.attention import functional
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.encoder_decoder import stacks
@@ -58,7 +58,7 @@ def test_long_documents_compute_no_other_pairs(side: str, monkeypatch: Any) -> N
     real, found = inputs["decoder_attention_mask"].bool(), []
     model = build(max_target_position_embeddings=512, max_position_embeddings=512).double()
     # as if documents always paid
-    monkeypatch.setattr(own_segments, "WORK_PER_DOCUMENT", 0)
+    monkeypatch.setattr(functional, "WORK_PER_DOCUMENT", 0)
     for backend in ("reference", "auto"):
         with hea.use_backend(backend):
             logits = model(**inputs, use_cache=False).logits[real]
@@ -78,7 +78,7 @@ def test_many_short_sentences_are_not_worth_it(of_target: list[int], is_worth_it
     numbers = torch.repeat_interleave(torch.arange(len(of_target)), torch.tensor(of_target))[None]
     tokens = TokenMask(segment_ids=numbers, query_segment_ids=numbers)
     states = torch.empty(1, 8, 2048, 64)
-    assert own_segments.do_documents_pay(states, states, tokens) is is_worth_it
+    assert functional.do_documents_pay(states, states, tokens) is is_worth_it
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"use_cache": True}, {"cache_implementation": "static"}])

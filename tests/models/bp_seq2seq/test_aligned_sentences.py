@@ -14,7 +14,7 @@ from seq2seq_cases import TINY, random_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 START, END, NEW_TOKENS = TINY["decoder_start_token_id"], 7, 6
 SENTENCES = [3] * 4 + [5] * 2 + [4] * 5

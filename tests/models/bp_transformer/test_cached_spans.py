@@ -8,7 +8,7 @@ from models_cases import TOLERANCE, random_ids
 from pretended_cuda import on_cuda, pretended_cuda, unwrap
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.tree.attention import write_spans
 from hf_efficient_attn.models.tree.nodes import next_nodes
 

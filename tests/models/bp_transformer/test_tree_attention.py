@@ -10,8 +10,8 @@ from models_cases import random_ids
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
-from hf_efficient_attn.attention.weight_rows import weights_of_rows
+from hf_efficient_attn.attention.layer import weights_of_rows
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 FORMS: dict[str, dict[str, Any]] = {
     "both sides": {"num_nodes": 1, "clip_distance": 2, "num_hidden_layers": 3},

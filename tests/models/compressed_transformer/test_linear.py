@@ -10,7 +10,7 @@ from models_cases import TOLERANCE
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.mechanisms.linear import causal_sums
 
 MAPS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from models_cases import TOLERANCE
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 
 def compressed(is_causal: bool, has_null: bool, by_head: bool = True, **fields: Any) -> Any:

@@ -10,7 +10,7 @@ from models_cases import TINY, TOLERANCE, checkpoint_activations
 from torch import Tensor
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.compressed_transformer.mechanism import PassedStates
 from hf_efficient_attn.patterns import Band
 

@@ -5,7 +5,7 @@ import torch
 from models_cases import TINY
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.notices import warn_once
+from hf_efficient_attn.messages import warn_once
 
 BUILD = hea.EfficientReformerConfig
 

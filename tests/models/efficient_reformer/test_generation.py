@@ -4,7 +4,7 @@ import torch
 from families import BY_NAME
 from models_cases import random_ids
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 CAUSAL = BY_NAME["reformer-causal"]
 # chunks as the authors cut them

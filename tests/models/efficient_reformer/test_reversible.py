@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.notices import warn_once
+from hf_efficient_attn.messages import warn_once
 from hf_efficient_attn.models.efficient_reformer import modeling_efficient_reformer as modeling
 from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, Streams, stretches_of
 

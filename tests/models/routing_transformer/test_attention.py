@@ -9,7 +9,7 @@ from models.routing_transformer.tiny_models import build, tokens
 from models_cases import randomize
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.weight_rows import weights_of_rows
+from hf_efficient_attn.attention.layer import weights_of_rows
 from hf_efficient_attn.patterns import Band
 
 CHOICES: dict[str, dict[str, Any]] = {

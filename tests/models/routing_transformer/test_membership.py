@@ -8,7 +8,7 @@ from models.routing_transformer.tiny_models import build, tokens
 from models_cases import TOLERANCE
 from torch import Tensor
 
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.routing_transformer.clusters import balanced_groups, block_groups, causal_groups
 
 

@@ -5,7 +5,7 @@ import torch
 from models.routing_transformer.tiny_models import build, tokens
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 
 def test_a_cache_of_a_pattern_holds_too_little_for_layers_that_route() -> None:

@@ -9,7 +9,7 @@ import transformers
 from models_cases import TINY
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 Config = hea.SimplifiedTransformerConfig
 

@@ -7,7 +7,7 @@ import torch
 from models_cases import TINY, randomize
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.cache_argument import CACHE_ARGUMENT
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 OPTIONS = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 

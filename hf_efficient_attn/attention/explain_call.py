@@ -1,0 +1,273 @@
+"""What one layer's call of attention would be, and what is said about it: the backend and why, the pairs, the cost."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.build_call import planned_choice
+from hf_efficient_attn.attention.explanation import Explanation, LayerRequest
+from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
+from hf_efficient_attn.backends import sdpa
+from hf_efficient_attn.backends.machine_costs import machine_of
+from hf_efficient_attn.backends.protocol import Backend
+from hf_efficient_attn.errors import InputError, WorkLimitError
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall, Inputs
+from hf_efficient_attn.layout.compile import compile_layout
+from hf_efficient_attn.layout.dense_mask import allowed_pairs as dense_pairs
+from hf_efficient_attn.layout.dense_mask import chosen_pairs
+from hf_efficient_attn.layout.layout import Layout, drawn_layer
+from hf_efficient_attn.layout.listed_keys import ChosenTokens
+from hf_efficient_attn.layout.score_terms import Label, Term
+from hf_efficient_attn.layout.selected_keys import ChosenKeys, States
+from hf_efficient_attn.layout.token_mask import NO_MASK
+
+CPU = torch.device("cpu")
+# pairs whose choice is counted
+MOST_COUNTED = 1 << 30
+UNCONFIRMED = "Costs on {device} are estimates that no measurement there has confirmed: they may be far off."
+UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
+BASELINES = {True: "dense causal attention", False: "dense attention"}
+
+
+def requested_call(
+    asked: LayerRequest,
+    num_queries: int,
+    num_keys: int,
+    device: str,
+    dtype: torch.dtype,
+    training: bool,
+    dropout: float,
+    backend: str = AUTO,
+) -> AttentionCall:
+    """Return the call that a layer makes, without tensors."""
+    followed = asked.followed
+    offset = 0 if followed.is_cross else num_keys - num_queries
+    lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
+    sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
+    pattern, chosen = planned_choice(
+        followed.pattern, asked.num_heads, num_queries, num_keys, asked.backend if backend == AUTO else backend
+    )
+    if asked.chosen is not None:
+        chosen = asked.chosen
+    elif asked.most_keys is not None and num_keys > asked.most_keys:
+        # an indexer's, the same for all heads
+        chosen = ChosenTokens(torch.empty(1, 1, num_queries, asked.most_keys, dtype=torch.int32, device="meta"))
+    return AttentionCall(
+        layout=Layout(pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
+        inputs=Inputs(device, dtype, *sizes, needs_grad=training),
+        terms=(*terms_of(asked.labels, num_queries), *terms_of(asked.fixed_labels)),
+        sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
+        softcap=asked.softcap,
+        dropout=dropout,
+        chosen=chosen,
+    )
+
+
+def terms_of(labels: Iterable[Label], num_queries: int = 1) -> tuple[Term, ...]:
+    """Return terms with these labels, without values; by default they have the same ones for all queries."""
+    return tuple(Term(torch.empty(1, 1, num_queries, each.num_values, device="meta"), each) for each in labels)
+
+
+def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
+    """Return the call with chosen keys.
+
+    Raises:
+        InputError: they do not fit the call.
+    """
+    layout, inputs = call.layout, call.inputs
+    # where they are does not matter here
+    found = [each for each in chosen.tensors if isinstance(each, Tensor)]
+    device = found[0].device if found else CPU
+    batch_size = max((each.shape[0] for each in found if each.ndim), default=1)
+    sizes = (layout.num_heads, inputs.num_key_heads, layout.num_queries, layout.num_keys)
+    chosen.check(States(batch_size, *sizes, device, layout.is_cross))
+    return replace(call, chosen=chosen)
+
+
+def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None = None) -> Explanation:
+    """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
+    chosen = select(call, _wanted(asked, wanted))
+    time, baseline = _own_times(call, asked, chosen)
+    said = Explanation(
+        pattern=asked.followed.pattern,
+        call=call,
+        backend=chosen.NAME,
+        reasons={
+            name: _reason(call, name, _wanted(asked, wanted), chosen, (baseline, BASELINES[asked.is_causal]))
+            for name in sorted(BACKENDS)
+            if name != chosen.NAME
+        },
+        allowed_pairs=asked_pairs(call, asked),
+        computed_pairs=chosen.computed_pairs(call),
+        total_pairs=call.layout.num_pairs,
+        baseline=BASELINES[asked.is_causal],
+        relative_cost=time / baseline,
+        memory_bytes=_memory(call, chosen),
+        model=line,
+        notes=(*asked.notes, *_notes(call)),
+    )
+    said = _with_bias(said) if asked.has_bias else said
+    if asked.beside is None:
+        return said
+    layout, inputs = call.layout, call.inputs
+    sizes = (layout.num_queries, layout.num_keys, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
+    return with_beside(said, explained(requested_call(asked.beside, *sizes), asked.beside, wanted))
+
+
+def _notes(call: AttentionCall) -> list[str]:
+    """Return what the estimated cost of a call leaves out."""
+    notes = [] if call.softcap is None else [UNCAPPED]
+    device = call.inputs.device
+    is_measured = machine_of(device).processor.device == device
+    return notes if is_measured else [*notes, UNCONFIRMED.format(device=device)]
+
+
+def _own_times(call: AttentionCall, asked: LayerRequest, chosen: Backend) -> tuple[float, float]:
+    """Return the estimated times of a call and of its baseline, in scores of dense attention."""
+    baseline = sdpa.dense_cost(call, asked.is_causal)
+    if asked.has_bias:
+        return baseline, baseline
+    cost = chosen.cost(call)
+    return cost if isfinite(cost) else float(chosen.computed_pairs(call)), baseline
+
+
+def with_beside(said: Explanation, beside: Explanation) -> Explanation:
+    """Return the explanation of all heads of a layer, of which some do something else."""
+    return replace(
+        said,
+        allowed_pairs=said.allowed_pairs + beside.allowed_pairs,
+        computed_pairs=said.computed_pairs + beside.computed_pairs,
+        total_pairs=said.total_pairs + beside.total_pairs,
+        memory_bytes=said.memory_bytes + beside.memory_bytes,
+        relative_cost=joined_cost([said, beside]),
+        beside=beside,
+    )
+
+
+def joined_cost(parts: Sequence[Explanation]) -> float:
+    """Return the estimated time of several calls together over that of their baselines."""
+    baselines = [baseline_time(each) for each in parts]
+    return sum(each.relative_cost * time for each, time in zip(parts, baselines, strict=True)) / sum(baselines)
+
+
+def baseline_time(said: Explanation) -> float:
+    """Return the estimated time of what would be computed without the pattern, in scores of dense attention."""
+    beside = 0.0 if said.beside is None else baseline_time(said.beside)
+    return sdpa.dense_cost(said.call, said.baseline == BASELINES[True]) + beside
+
+
+def _wanted(asked: LayerRequest, wanted: str) -> str:
+    if asked.has_bias:
+        return sdpa.NAME
+    wanted = asked.backend if wanted == AUTO else wanted
+    return preferred_backend() if wanted == AUTO else wanted
+
+
+def _with_bias(said: Explanation) -> Explanation:
+    """Return the explanation of a layer that adds a matrix to its scores, as it would without a pattern."""
+    reason = "the layer adds a matrix to its scores (position_bias), which takes all pairs, whatever the pattern."
+    return replace(
+        said,
+        reasons=dict.fromkeys(said.reasons, reason),
+        computed_pairs=said.total_pairs,
+        memory_bytes=said.memory_bytes + said.total_pairs * said.call.inputs.dtype.itemsize,
+    )
+
+
+def asked_pairs(call: AttentionCall, asked: LayerRequest) -> int:
+    """Return how many pairs a call reads in all heads, also of a pattern that chooses them by content."""
+    pattern = asked.followed.pattern
+    if pattern.chooses_by_content:
+        return call.layout.num_heads * pattern.num_pairs(*call.layout.extent)
+    if call.chosen is not None and asked.most_keys is not None:
+        by_query = most_pairs(call.layout, asked.most_keys, call.chosen.reads_self_last)
+        return min(by_query, call.chosen.most_pairs(call.layout, call.inputs.num_key_heads))
+    return allowed_pairs(call.layout) if call.chosen is None else chosen_pairs_of(call, call.chosen)
+
+
+@cached()
+def most_pairs(layout: Layout, most_keys: int, reads_self_last: bool) -> int:
+    """Return how many pairs a layout allows, in all heads, of queries that read at most so many keys.
+
+    >>> from hf_efficient_attn.patterns.bands import Causal
+    >>> most_pairs(Layout(Causal(), num_heads=2, num_queries=5, num_keys=5), 3, reads_self_last=False)
+    24
+    """
+    queries = range(layout.query_offset, layout.query_offset + layout.num_queries)
+    counts = (layout.pattern.num_keys_of(query, layout.num_keys) for query in queries)
+    if reads_self_last:
+        counts = (max(1, count - 1) for count in counts)
+    return layout.num_heads * sum(min(count, most_keys) for count in counts)
+
+
+def allowed_pairs(layout: Layout) -> int:
+    """Return how many pairs a layout allows, in all heads.
+
+    >>> from hf_efficient_attn.patterns.bands import Causal
+    >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
+    12
+    """
+    return _num_allowed(layout)
+
+
+def chosen_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
+    """Return how many pairs are chosen and allowed, in all heads; without contents, the most that can be."""
+    layout, num_key_heads = call.layout, call.inputs.num_key_heads
+    if any(each is not None and each.is_meta for each in chosen.tensors):
+        return min(allowed_pairs(layout), chosen.most_pairs(layout, num_key_heads))
+    if layout.num_pairs > MOST_COUNTED:
+        raise InputError(
+            f"Counting the chosen pairs looks at all {layout.num_pairs:,} pairs; at most {MOST_COUNTED:,} are counted. "
+            "Give fewer queries or heads, or tensors on the device 'meta', of which only the shapes matter."
+        )
+    device = next(each.device for each in chosen.tensors if each is not None)
+    allowed = dense_pairs(layout, NO_MASK, 1, device)
+    read, _ = chosen_pairs(chosen, allowed, layout, NO_MASK, num_key_heads)
+    return int(read.expand(-1, layout.num_heads, -1, -1)[0].sum())
+
+
+@cached()
+def _num_allowed(layout: Layout) -> int:
+    try:
+        return compile_layout(layout, machine_of(CPU.type).costs_in("float32").forward.blocks, CPU).num_allowed
+    except WorkLimitError as refusal:
+        try:
+            return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
+        except WorkLimitError:
+            raise refusal from None
+
+
+def _reason(call: AttentionCall, name: str, wanted: str, chosen: Backend, baseline: tuple[float, str]) -> str:
+    """Return one sentence on why a backend does not compute a call; `baseline`: its time and its name."""
+    other = BACKENDS[name]
+    cannot = other.why_not(call)
+    if cannot is not None:
+        return cannot
+    if wanted != AUTO:
+        return f"{wanted} was asked for."
+    remark, cost = other.remark(call), other.cost(call)
+    if not isfinite(cost):
+        return remark
+    said = remark.removesuffix(".")
+    # costs are not compared where one is known to be the fastest
+    if chosen.is_fastest(call):
+        share = other.computed_pairs(call) / max(1, chosen.computed_pairs(call))
+        said = f"{said}, here {share:.0%} as many pairs as {chosen.NAME}"
+        if cost < chosen.cost(call):
+            return f"{said}; {chosen.NAME} is the fastest without masks, and for a single query or very few pairs."
+    time, what = baseline
+    return f"{said}; its cost would be {cost / time:.3f} × {what}."
+
+
+def _memory(call: AttentionCall, backend: Backend) -> int:
+    """Return the estimated bytes of the output, of gradients, and of what the backend needs besides them."""
+    layout, inputs = call.layout, call.inputs
+    rows, width = layout.num_heads * layout.num_queries, inputs.dtype.itemsize
+    total = rows * (inputs.value_dim * width + 4)
+    if inputs.needs_grad:
+        total += width * (rows + inputs.num_key_heads * layout.num_keys) * (inputs.head_dim + inputs.value_dim)
+    return total + backend.working_bytes(call)

@@ -1,0 +1,368 @@
+"""Which queries of a process read no key that is still on its way, and can be computed before it arrives."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.attention.sharded.shards import (
+    HALO,
+    HEADS,
+    Bounds,
+    KeyExchange,
+    Text,
+    document_patterns,
+    read_keys,
+    shard_bounds,
+    shifted,
+    without,
+)
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import Document
+from hf_efficient_attn.patterns.algebra import PerHead, Union, common_period
+from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+from hf_efficient_attn.patterns.intervals import Intervals, intersect, size, union
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.tables import GatheredKeys
+
+# The keys and values that a process has at hand, its own and those that it was sent, by their positions.
+
+
+@dataclass(frozen=True)
+class HeldKeys:
+    """Keys and values, [B, Hkv, K, ·], and the intervals of positions that they have, in this order."""
+
+    key: Tensor
+    value: Tensor
+    positions: Intervals
+
+    def slices(self, wanted: Intervals) -> list[tuple[int, int]]:
+        """Return where the wanted positions are among these."""
+        found, place = [], 0
+        for start, stop in self.positions:
+            for first, last in intersect(wanted, ((start, stop),)):
+                found.append((first - start + place, last - start + place))
+            place += stop - start
+        return found
+
+
+def keys_at(held: Sequence[HeldKeys], wanted: Intervals) -> HeldKeys:
+    """Return the keys of the wanted positions that are at hand; `held` is in the order of positions."""
+    pieces = [(each, slices) for each in held if (slices := each.slices(wanted))] or [(held[0], [(0, 0)])]
+    keys = [cut_tokens(each.key, slices) for each, slices in pieces]
+    values = [cut_tokens(each.value, slices) for each, slices in pieces]
+    key, value = (each[0] if len(each) == 1 else torch.cat(each, 2) for each in (keys, values))
+    return HeldKeys(key, value, union(*(intersect(wanted, each.positions) for each in held)))
+
+
+def cut_tokens(states: Tensor, slices: Sequence[tuple[int, int]]) -> Tensor:
+    """Return neighbouring slices of tokens of [B, H, N, ·]; a view if there is only one."""
+    if len(slices) == 1:
+        return states[:, :, slice(*slices[0])]
+    return torch.cat([states[:, :, :0], *(states[:, :, start:stop] for start, stop in slices)], 2)
+
+
+def split_received(rows: Tensor, positions: Intervals, own: tuple[int, int], head_dim: int) -> list[HeldKeys]:
+    """Return the keys and values that were received, those before the tokens of the process and those after.
+
+    rows: [tokens, B, Hkv, D + Dv], in the order of their positions.
+    """
+    before, after = sides(positions, own)
+    states = rows.permute(1, 2, 0, 3)
+    split = size(before)
+    return [
+        HeldKeys(part[..., :head_dim], part[..., head_dim:], where)
+        for part, where in ((states[:, :, :split], before), (states[:, :, split:], after))
+    ]
+
+
+def sides(positions: Intervals, own: tuple[int, int]) -> tuple[Intervals, Intervals]:
+    """Return the positions of other processes that come before the tokens of a process, and those that come after."""
+    return intersect(positions, ((0, own[0]),)), tuple(each for each in positions if each[0] >= own[1])
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """Neighbouring queries of one document that are computed at once.
+
+    Attributes:
+        first, stop: their positions in the text.
+        keys: intervals of positions that hold what they read of the keys at hand.
+        is_inner: whether these are keys of the process itself, and such as travel first.
+    """
+
+    document: Document
+    first: int
+    stop: int
+    keys: Intervals
+    is_inner: bool
+
+
+@cached()
+def row_parts(
+    layout: Layout, text: Text, own: tuple[int, int], received: Intervals, early: Intervals = ()
+) -> tuple[RowPart, ...]:
+    """Return the parts of a process's queries of a text, in their order.
+
+    Args:
+        layout: of whole texts.
+        own: the tokens that the process holds.
+        received: intervals of positions whose keys it gets from others.
+        early: those of them that travel first.
+    """
+    parts = []
+    late = without(received, early)
+    (before, after), (early_before, early_after) = sides(received, own), sides(early, own)
+    for document in text.documents:
+        first, stop = max(document.start, own[0]), min(document.stop, own[1])
+        if first >= stop:
+            continue
+        read = partial(read_by, document_patterns(layout, document), document, text.tokens)
+        start, end = inner_rows(first, stop, lambda *rows, read=read: bool(intersect(read(*rows), late)))
+        for rows, is_inner in (((first, start), False), ((start, end), True), ((end, stop), False)):
+            if rows[0] < rows[1]:
+                held = (early_before, (own,), early_after) if is_inner else (before, (own,), after)
+                # with the rows themselves, whose places among keys backends count
+                keys = hull_of_each(union(read(*rows), (rows,)), [intersect(text.tokens, each) for each in held])
+                parts.append(RowPart(document, *rows, keys, is_inner))
+    return tuple(parts)
+
+
+def read_by(patterns: Sequence[Pattern], document: Document, tokens: Intervals, first: int, stop: int) -> Intervals:
+    """Return intervals that hold every key, of a document and not masked, which some of the queries may read."""
+    found = read_keys(patterns, ((first - document.start, stop - document.start),), document)
+    return intersect(shifted(found, document.start), intersect(tokens, ((document.start, document.stop),)))
+
+
+def inner_rows(first: int, stop: int, reads_others: Callable[[int, int], bool]) -> tuple[int, int]:
+    """Return from where to where, around the middle, rows need nothing of other processes.
+
+    These are no rows, `first` to `first`, where they would be fewer than half of all.
+
+    >>> inner_rows(0, 20, lambda start, end: start < 3 or end > 18)
+    (3, 18)
+    """
+    middle = (first + stop) // 2
+    if reads_others(middle, middle + 1):
+        return first, first
+    low, high = first, middle
+    while low < high:
+        between = (low + high) // 2
+        low, high = (between + 1, high) if reads_others(between, middle + 1) else (low, between)
+    start, low, high = low, middle + 1, stop
+    while low < high:
+        between = (low + high + 1) // 2
+        low, high = (low, between - 1) if reads_others(middle, between) else (between, high)
+    return (start, low) if 2 * (low - start) >= stop - first else (first, first)
+
+
+def hull_of_each(read: Intervals, held: Sequence[Intervals]) -> Intervals:
+    """Return, of every set of positions, those from the first to the last one that is read.
+
+    More than is read, but whole neighbourhoods, for which backends are fastest.
+    """
+    found = []
+    for positions in held:
+        common = intersect(read, positions)
+        if common:
+            found.append(intersect(positions, ((common[0][0], common[-1][1]),)))
+    return union(*found)
+
+
+# The pattern of some queries of a text over the keys at hand, which are counted anew, in a form that is fast.
+
+
+@dataclass(frozen=True)
+class PlacedPattern:
+    """A pattern over keys at hand: which the queries count from `query_offset` on.
+
+    Attributes:
+        is_cross: whether queries count tokens of the text, and keys those at hand.
+        keeps_distances: whether queries and keys are as far from each other as in the text.
+    """
+
+    pattern: Pattern
+    query_offset: int
+    is_cross: bool = False
+    keeps_distances: bool = True
+
+
+def place_pattern(pattern: Pattern, keys: Intervals, first: int, num_queries: int) -> PlacedPattern:
+    """Return the pattern of queries from position `first` on over the keys of some intervals, one after the other.
+
+    Where the keys are one interval, and the pattern looks the same from its start, it is the pattern itself, for which
+    every backend is fastest; likewise where all other keys are global tokens.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> place_pattern(Band(2, 0), ((6, 12),), 8, 4)
+    PlacedPattern(pattern=Band(left=2, right=0), query_offset=2, is_cross=False, keeps_distances=True)
+    """
+    stop = first + num_queries
+    if len(keys) == 1 and keys[0][0] <= first and stop <= keys[0][1]:
+        start, period = keys[0][0], pattern.period
+        if start == 0 or (period is not None and start % period == 0):
+            return PlacedPattern(pattern, first - start)
+    reach = pattern.decoding_reach() if pattern.is_causal else None
+    if reach is not None and reach.left is not None and len(keys) == 2 and keys[1][1] >= stop:
+        (begin, num_first), (start, _) = keys
+        if begin == 0 and num_first >= reach.num_first and start <= first - reach.left:
+            return PlacedPattern(pattern, first - start + num_first, keeps_distances=False)
+    placed = place_globals(pattern, keys, first, stop)
+    # a process may hold no key of a document whose only tokens there are masked
+    return placed or PlacedPattern(GatheredKeys(pattern, keys or ((0, 1),)), first, True, False)
+
+
+def place_globals(pattern: Pattern, keys: Intervals, first: int, stop: int) -> PlacedPattern | None:
+    """Return the pattern where all keys but the neighbours of the queries are tokens that everything reads.
+
+    Then only global tokens change their positions: how far keys are from queries matters among neighbours alone. None:
+    the keys or the pattern are others.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> place_globals(Band(1, 1) | GlobalTokens([0, 9]), ((0, 1), (7, 12)), 8, 11).pattern.parts[1].positions
+    (0, 3)
+    """
+    number = next((place for place, (start, end) in enumerate(keys) if start <= first and stop <= end), None)
+    if number is None:
+        return None
+    place = sum(end - start for start, end in keys[:number])
+    shift = keys[number][0] - place
+    others = (*keys[:number], *keys[number + 1 :])
+    heads = pattern.patterns if isinstance(pattern, PerHead) else (pattern,)
+    moved = [found for each in heads if (found := move_globals(each, keys, others, shift)) is not None]
+    if len(moved) < len(heads):
+        return None
+    together = PerHead(moved) if isinstance(pattern, PerHead) else moved[0]
+    return PlacedPattern(together, first - shift, keeps_distances=False)
+
+
+def move_globals(pattern: Pattern, keys: Intervals, others: Intervals, shift: int) -> Pattern | None:
+    """Return a pattern with its global tokens counted among the keys at hand; None: other parts would change, too.
+
+    Args:
+        others: intervals of the keys that are no neighbours of the queries.
+        shift: by how much neighbours are counted from an earlier one.
+    """
+    parts = pattern.parts if isinstance(pattern, Union) else (pattern,)
+    global_parts = [each for each in parts if isinstance(each, GlobalTokens)]
+    local = [each for each in parts if not isinstance(each, GlobalTokens)]
+    period = common_period(each.period for each in local)
+    read_by_all = {position for each in global_parts if each.read_by_all for position in each.positions}
+    if not local or period is None or shift % period or size(others) > len(read_by_all):
+        return None
+    if any(position not in read_by_all for each in others for position in range(*each)):
+        return None
+    moved = []
+    for each in global_parts:
+        places = tuple(place for position in each.positions if (place := place_among(keys, position)) is not None)
+        moved += [replace(each, positions=places)] if places else []
+    return Union((*local, *moved)) if len(local) + len(moved) > 1 else local[0]
+
+
+def place_among(keys: Intervals, position: int) -> int | None:
+    """Return the place of a position among the keys of some intervals; None: it is not there.
+
+    >>> place_among(((0, 2), (5, 9)), 6)
+    3
+    """
+    place = 0
+    for start, stop in keys:
+        if start <= position < stop:
+            return place + position - start
+        place += stop - start
+    return None
+
+
+# How much the processes that share a text send in one layer, and by which way of exchange this is least.
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """The heads of a layer: how many, those of keys, and the widths of keys and of values.
+
+    Attributes:
+        term_values: how many values terms have for each query of a head.
+    """
+
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+    term_values: int = 0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What each process sends and receives in the forward pass of one layer, in numbers of an example.
+
+    The backward pass sends gradients the other way: each process sends as many numbers as it has received.
+
+    Attributes:
+        mode: "halo" or "heads".
+        sent, received: numbers of keys, values, queries and outputs that each process sends and receives.
+        reduced, reduced_backward: numbers that all processes add up for wide queries (all-reduce), by pass.
+    """
+
+    mode: str
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    reduced: int = 0
+    reduced_backward: int = 0
+
+    @property
+    def most(self) -> int:
+        """What the process receives that receives most; numbers that are added up are sent twice."""
+        return max(self.received) + 2 * self.reduced
+
+
+def halo_traffic(exchange: KeyExchange, bounds: Bounds, sizes: HeadSizes) -> Traffic:
+    """Return what the halo takes: keys and values, and the wide queries."""
+    of_key = sizes.num_key_heads * (sizes.head_dim + sizes.value_dim)
+    of_query = sizes.num_heads * sizes.head_dim
+    num_wide = size(exchange.wide_positions)
+    sent, received = [], []
+    for own, wanted in zip(bounds, exchange.wanted, strict=True):
+        wide = size(intersect(exchange.wide_positions, (own,)))
+        num_keys = sum(size(intersect(others, (own,))) for others in exchange.wanted)
+        sent.append(num_keys * of_key + wide * (len(bounds) - 1) * of_query)
+        received.append(size(wanted) * of_key + (num_wide - wide) * of_query)
+    outputs = num_wide * sizes.num_heads * sizes.value_dim
+    # forward, besides the outputs, the highest log-sum-exp and the weights of the processes
+    return Traffic(HALO, tuple(sent), tuple(received), outputs + 2 * num_wide * sizes.num_heads, outputs)
+
+
+def heads_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
+    """Return what the exchange of heads takes: queries, their terms, keys, values and outputs."""
+    num_shards, num_tokens = len(bounds), bounds[-1][1]
+    num_key_heads = repeated_heads(sizes.num_key_heads, sizes.num_heads, num_shards)
+    key_heads = shard_bounds(num_key_heads, num_shards)
+    sent, received = [], []
+    for (first, stop), (head, end), (key_head, key_end) in zip(
+        bounds, shard_bounds(sizes.num_heads, num_shards), key_heads, strict=True
+    ):
+        own, foreign = stop - first, num_tokens - (stop - first)
+        heads, of_keys = end - head, key_end - key_head
+        of_query, of_key = sizes.head_dim + sizes.term_values, sizes.head_dim + sizes.value_dim
+        there = (sizes.num_heads - heads) * of_query + (num_key_heads - of_keys) * of_key
+        sent.append(own * there + foreign * heads * sizes.value_dim)
+        here = heads * of_query + of_keys * of_key
+        received.append(foreign * here + own * (sizes.num_heads - heads) * sizes.value_dim)
+    return Traffic(HEADS, tuple(sent), tuple(received))
+
+
+def repeated_heads(num_key_heads: int, num_heads: int, num_shards: int) -> int:
+    """Return to how many key heads they are repeated, so that each process gets those of its query heads."""
+    if num_key_heads % num_shards == 0:
+        return num_key_heads
+    return num_shards if num_shards % num_key_heads == 0 and num_heads % num_shards == 0 else num_heads
+
+
+def gather_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
+    """Return what gathering all keys and values takes, as other engines do."""
+    of_key = sizes.num_key_heads * (sizes.head_dim + sizes.value_dim)
+    lengths, num_tokens = [stop - first for first, stop in bounds], bounds[-1][1]
+    sent = tuple(length * (len(bounds) - 1) * of_key for length in lengths)
+    return Traffic("all-gather", sent, tuple((num_tokens - length) * of_key for length in lengths))

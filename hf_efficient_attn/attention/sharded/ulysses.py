@@ -1,0 +1,159 @@
+"""Heads that processes deal out: each gets the whole text of some, in exchange for some tokens of all (Ulysses).
+
+Source: Jacobs et al. (arXiv:2309.14509).
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from hf_efficient_attn.attention.build_call import LayerPattern
+from hf_efficient_attn.attention.dispatch import attend
+from hf_efficient_attn.attention.sharded.collectives import SumOfProcesses, exchanged
+from hf_efficient_attn.attention.sharded.plan import repeated_heads
+from hf_efficient_attn.attention.sharded.shards import HALO, HEADS, Bounds, SequenceShards, ShardedCall, shard_bounds
+from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.layout.score_terms import Term
+from hf_efficient_attn.messages import shown
+
+# why the heads of a layer with an indexer are not dealt out
+INDEXED = "for all of which an indexer (hea.index) chooses the same keys"
+
+
+@dataclass(frozen=True)
+class DealtHeads:
+    """Which heads each process gets the whole text of, and which tokens it holds; see `deal_heads`."""
+
+    shards: SequenceShards
+    heads: Bounds
+    tokens: Bounds
+
+    @property
+    def own(self) -> slice:
+        """The heads of this process."""
+        return slice(*self.heads[self.shards.rank])
+
+    def whole_texts(self, states: Tensor) -> Tensor:
+        """Return the whole text of this process's heads, given all heads of its tokens: [B, H, n, X] → [B, h, N, X]."""
+        # tokens before heads, so that what comes from the processes lies in the order of the text
+        rows = states.permute(2, 0, 1, 3)
+        sent = torch.cat([rows[:, :, first:stop].flatten() for first, stop in self.heads])
+        batch_size, _, num_tokens, width = states.shape
+        num_heads = self.own.stop - self.own.start
+        to_send = [num_tokens * batch_size * (stop - first) * width for first, stop in self.heads]
+        to_receive = [(stop - first) * batch_size * num_heads * width for first, stop in self.tokens]
+        received = exchanged(sent, to_send, to_receive, self.shards.group)
+        return received.view(-1, batch_size, num_heads, width).permute(1, 2, 0, 3)
+
+    def own_channels(self, width: int) -> slice:
+        """Return which numbers of a token are those of this process's heads, of `width` numbers each."""
+        return slice(self.own.start * width, self.own.stop * width)
+
+    def all_heads(self, states: Tensor, width: int) -> Tensor:
+        """Return the numbers of all heads, of `width` each, given those of this process: [..., h · w] → [..., H · w].
+
+        For what is small: all processes add them up.
+        """
+        own, num_numbers = self.own_channels(width), self.heads[-1][1] * width
+        return SumOfProcesses.apply(pad(states, (own.start, num_numbers - own.stop)), self.shards.group)  # type: ignore[no-any-return]
+
+    def own_tokens(self, states: Tensor) -> Tensor:
+        """Return all heads of this process's tokens, given the whole text of its heads: the inverse."""
+        batch_size, num_heads, _, width = states.shape
+        first, stop = self.tokens[self.shards.rank]
+        to_send = [(stop - first) * batch_size * num_heads * width for first, stop in self.tokens]
+        to_receive = [(stop - first) * batch_size * (end - start) * width for start, end in self.heads]
+        received = exchanged(states.permute(2, 0, 1, 3).flatten(), to_send, to_receive, self.shards.group)
+        parts = [part.view(stop - first, batch_size, -1, width) for part in received.split(to_receive)]
+        return torch.cat(parts, 2).permute(1, 2, 0, 3)
+
+    def own_rows(self, out: Tensor) -> Tensor:
+        """Return the same of what attention returns, [B, N, h, X] → [B, n, H, X]."""
+        return self.own_tokens(out.transpose(1, 2)).transpose(1, 2)
+
+
+def deal_heads(shards: SequenceShards, num_heads: int, num_tokens: int) -> DealtHeads:
+    """Return how processes that share texts of so many tokens deal out heads; the first get one more if they must.
+
+    Raises:
+        ConfigurationError: fewer heads than processes.
+    """
+    refuse_few_heads(num_heads, shards.size)
+    return DealtHeads(shards, shard_bounds(num_heads, shards.size), shard_bounds(num_tokens, shards.size))
+
+
+def refuse_few_heads(num_heads: int, num_processes: int) -> None:
+    """Raise ConfigurationError if a process would get no head."""
+    if num_heads < num_processes:
+        raise ConfigurationError(
+            f"{num_processes} processes cannot deal out {num_heads} heads: each needs one at least. Use "
+            f"{num_heads} processes or fewer, or mode='auto' and patterns that read neighbours."
+        )
+
+
+def refuse_heads(mode: str, what: str) -> None:
+    """Raise ConfigurationError in the mode that deals out heads; `what`: whose heads, and why they cannot be."""
+    if mode == HEADS:
+        raise ConfigurationError(f"mode={shown(mode)} cannot deal out the heads of {what}. Use mode='auto'.")
+
+
+def refuse_halo(mode: str, what: str) -> None:
+    """Raise ConfigurationError in the mode that exchanges keys alone; `what`: why all keys of a head are needed."""
+    if mode == HALO:
+        raise ConfigurationError(
+            f"{what}, so that processes must share heads, but mode={shown(mode)} shares keys. Use mode='auto' or "
+            "'heads'."
+        )
+
+
+# Attention of some heads over the whole text: processes exchange heads for tokens and back (DeepSpeed Ulysses).
+#
+# Any pattern can be computed so, by as many processes as there are heads.
+
+
+def repeat_key_heads(states: Tensor, num_heads: int, num_shards: int) -> Tensor:
+    """Return keys or values with as many heads as processes can divide, every head repeated where it has to be."""
+    num_key_heads = states.shape[1]
+    repeats = repeated_heads(num_key_heads, num_heads, num_shards) // num_key_heads
+    return states if repeats == 1 else states.repeat_interleave(repeats, 1)
+
+
+def attend_heads(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
+    """Return the output [B, H, n, Dv] of this process's tokens."""
+    layout, scores, num_heads = call.layout, call.scores, query.shape[1]
+    dealt = deal_heads(call.shards, num_heads, layout.num_keys)
+    key, value = (repeat_key_heads(each, num_heads, call.shards.size) for each in (key, value))
+    of_keys = deal_heads(call.shards, key.shape[1], layout.num_keys)
+    query = dealt.whole_texts(query)
+    key, value = (of_keys.whole_texts(each) for each in (key, value))
+    terms = tuple(term_of_heads(each, dealt) for each in scores.terms)
+    followed = LayerPattern(
+        layout.pattern,
+        layout.layer,
+        False,
+        first_head=layout.first_head + dealt.own.start,
+        num_model_heads=layout.num_model_heads or layout.num_heads,
+    )
+    sinks = None if scores.sinks is None else scores.sinks[dealt.own]
+    settings = (sinks, scores.softcap, scores.scale, scores.dropout)
+    out, _ = attend(query, key, value, followed, None, call.tokens, terms, *settings, backend=scores.backend)
+    return dealt.own_tokens(out)
+
+
+def term_of_heads(term: Term, dealt: DealtHeads) -> Term:
+    """Return a term of all queries of this process's heads, given that of all heads of its queries."""
+    values, num_heads = term.values, dealt.heads[-1][1]
+    if not is_by_query(term, dealt.tokens):
+        return term if values.shape[1] == 1 else replace(term, values=values[:, dealt.own])
+    first, stop = dealt.tokens[dealt.shards.rank]
+    return replace(term, values=dealt.whole_texts(values.expand(-1, num_heads, stop - first, -1)))
+
+
+def is_by_query(term: Term, bounds: Bounds) -> bool:
+    """Return whether a term has values for each query; all processes must say the same.
+
+    Where one of them holds a single query, it could not tell: then all take it that it has.
+    """
+    return term.values.shape[2] > 1 or any(stop - first == 1 for first, stop in bounds)

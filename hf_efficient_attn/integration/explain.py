@@ -1,0 +1,475 @@
+"""How a call of attention would be computed, without computing it: the backend and why, the pairs, the cost."""
+
+import copy
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_efficient_attn.attention.build_call import LayerPattern, check_dtype, check_numbers, refuse_unknown
+from hf_efficient_attn.attention.explain_call import BASELINES, baseline_time, explained, requested_call, with_chosen
+from hf_efficient_attn.attention.explanation import AllLayers, Explanation, LayerRequest
+from hf_efficient_attn.attention.select import AUTO
+from hf_efficient_attn.attention.sharded.layer import LayerExchange, layer_exchange
+from hf_efficient_attn.attention.sharded.shards import SequenceShards, shards_of, why_whole
+from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError, InputError, UnsupportedBackendError
+from hf_efficient_attn.integration.indexer import DENSE, WARMUP
+from hf_efficient_attn.integration.layer_patterns import ENCODER, NAME, PARTS, is_by_part
+from hf_efficient_attn.integration.model_info import check_class
+from hf_efficient_attn.integration.names import INDEXER
+from hf_efficient_attn.integration.saving import stock_name
+from hf_efficient_attn.integration.trial import base_class, trial_requests
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.selected_keys import ChosenKeys
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.algebra import PerHead, Union
+from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.config_spec import patterns_per_layer
+from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.serialization import check_length
+
+# What the layers of a model or config ask the engine for, found without computing anything.
+
+
+def layer_request(
+    model_or_config: PreTrainedModel | PreTrainedConfig, layer: int, part: str | None, num_keys: int
+) -> tuple[LayerRequest, str, dict[int, LayerRequest]]:
+    """Return what a layer of self-attention asks for, a line that names it, and what all layers of its part ask for.
+
+    Args:
+        layer: its index in its part; in a composite model (vision and language) a layer of the text part.
+        part: "encoder" (None) or "decoder", for an encoder-decoder.
+        num_keys: the length of the text in tokens, on which the attention of some models depends.
+
+    Raises:
+        ConfigurationError: no such part or layer.
+        UnsupportedBackendError: the model does not use the attention interface of transformers, or no trial of it can
+            be run.
+    """
+    name, config, numbered = numbered_requests(model_or_config, part, num_keys, layer)
+    if layer not in numbered:
+        said = f" of its {part or ENCODER}" if config.get_text_config().is_encoder_decoder else ""
+        raise ConfigurationError(
+            f"layer={shown(layer)} of {name} has no attention; the layers with attention{said} are "
+            f"{shown(sorted(numbered))}."
+        )
+    request = numbered[layer]
+    line = _line(name, config, request, layer, len(numbered))
+    notes = (*request.notes, *_others(numbered, layer), *_beyond(config, num_keys), *_runs(model_or_config, request))
+    return replace(request, notes=notes), line, numbered
+
+
+def numbered_requests(
+    model_or_config: PreTrainedModel | PreTrainedConfig, part: str | None, num_keys: int, layer: int | None = None
+) -> tuple[str, PreTrainedConfig, dict[int, LayerRequest]]:
+    """Return the name of a model, its config, and what every layer of self-attention of a part asks for, by its index.
+
+    Arguments and errors are those of `layer_request`; with a layer, others may ask for nothing.
+    """
+    config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
+    text_config = config.get_text_config()
+    if text_config is not config and config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"{type(config).__name__} joins two models, each with a config of its own. Explain model.encoder or "
+            "model.decoder."
+        )
+    part = _checked_part(part, text_config)
+    model_class = saved_class(config) if model_or_config is config else type(model_or_config)
+    name = type(config).__name__ if model_class is None else model_class.__name__
+    asked = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys, layer)
+    asked = [each for each in asked if not each.is_cross and type(each.config) is type(text_config)]
+    if not asked:
+        raise UnsupportedBackendError(
+            f"Nothing is known about the attention of {name}: no trial of it can be run, or it does not call the "
+            "attention interface of transformers. Explain its pattern, with num_heads and head_dim."
+        )
+    if text_config.is_encoder_decoder:
+        asked = [each for each in asked if each.part == part]
+    # modules that do not know their index are counted
+    are_counted = any(each.layer is None for each in asked)
+    return name, config, {index if are_counted else each.layer: each for index, each in enumerate(asked)}  # type: ignore[misc]
+
+
+def saved_class(config: PreTrainedConfig) -> Any:
+    """Return the class of the model that was saved with a config, or else its base class; None: neither is known."""
+    base = base_class(config)
+    name = next(iter(getattr(config, "architectures", None) or ()), None)
+    return base if base is None or name is None else getattr(sys.modules[base.__module__], stock_name(name), base)
+
+
+def _checked_part(part: str | None, config: Any) -> str:
+    if part is not None and not (part in PARTS and config.is_encoder_decoder):
+        raise ConfigurationError(
+            f"part={shown(part)} is for an encoder-decoder, {' or '.join(map(repr, sorted(PARTS)))}; "
+            f"{type(config).__name__} is {'one' if config.is_encoder_decoder else 'none: leave it out'}."
+        )
+    return part or ENCODER
+
+
+def _requests(
+    model_or_config: Any, model_class: Any, config: PreTrainedConfig, num_keys: int, layer: int | None
+) -> list[LayerRequest]:
+    model: Any = model_or_config
+    if model is config:
+        with torch.device("meta"):
+            model = model_class(copy.deepcopy(config)).eval()
+    # the layers of our families that do not call the attention interface say it themselves
+    own: list[Any] = [module for module in model.modules() if hasattr(module, "layer_request")]
+    text_config = config.get_text_config()
+    field = getattr(text_config, INDEXER, None)
+    if own:
+        own_requests = _own_requests(own, num_keys, getattr(model, "task", None), layer)
+        return [with_indexer(each, field) for each in own_requests]
+    check_class(model_class, config)
+    asked = trial_requests(model_class, config) or []
+    notes = getattr(text_config, "attention_notes", ())
+    # trials leave indexers out
+    found = [with_indexer(each, field) for each in asked]
+    return [replace(each, notes=(*each.notes, *notes)) for each in found]
+
+
+def _own_requests(own: list[Any], num_keys: int, task: str | None, layer: int | None) -> list[LayerRequest]:
+    """Return what modules ask for, with a note on those that ask for nothing.
+
+    Raises:
+        UnsupportedBackendError: one with this index does, or one with any (None).
+    """
+    asked: list[LayerRequest] = []
+    silent: dict[int, UnsupportedBackendError] = {}
+    for module in own:
+        try:
+            asked.append(module.layer_request(num_keys, task))
+        except UnsupportedBackendError as refusal:
+            if layer in (None, module.layer_idx):
+                raise
+            silent[module.layer_idx] = refusal
+    if not asked:
+        raise next(iter(silent.values()))
+    which = f"layer {next(iter(silent), 0)} asks" if len(silent) == 1 else f"layers {shown([*silent])} ask"
+    notes = (f"{which} the engine for nothing, and no cost here is of what is computed there.",) if silent else ()
+    return [replace(each, notes=(*each.notes, *notes)) for each in asked]
+
+
+def with_indexer(asked: LayerRequest, field: dict[str, Any] | None) -> LayerRequest:
+    """Return what a layer asks for with the indexer that the config has, which `index` gave it; None: it has none."""
+    if field is None or field["stage"] == DENSE:
+        return asked
+    top_k = field["top_k"]
+    what = f"An indexer of {field['num_heads']} heads of {field['head_dim']} dimensions"
+    asked = replace(asked, sends_more=True)
+    if field["stage"] == WARMUP:
+        return replace(asked, notes=(*asked.notes, f"{what} learns which {top_k:,} keys are worth reading."))
+    note = f"{what} chooses up to {top_k:,} keys for a query; the time of its scores is left out."
+    return replace(asked, most_keys=top_k, notes=(*asked.notes, note))
+
+
+def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]:
+    """Return a note on the layers that read otherwise, if there are any."""
+    pattern = numbered[layer].followed.pattern
+    others = [number for number, each in numbered.items() if each.followed.pattern != pattern]
+    if not others:
+        return ()
+    which = f"layer {others[0]} reads" if len(others) == 1 else f"layers {shown(others)} read"
+    return (f"{which} otherwise: layer={others[0]} explains the first of them.",)
+
+
+def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
+    """Return a note on the positions of a model that has fewer than the text, if it says how many."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(limit, int) or not 0 < limit < num_keys:
+        return ()
+    return (f"The model is made for {limit:,} positions, and the text has {num_keys:,} tokens.",)
+
+
+def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerRequest) -> tuple[str, ...]:
+    """Return a note on a model whose own attention is computed by something else than the engine."""
+    implementation = (
+        model_or_config.config._attn_implementation if isinstance(model_or_config, PreTrainedModel) else None
+    )
+    if implementation in (None, NAME) or not request.followed.is_own:
+        return ()
+    return (
+        f"The model runs on attn_implementation={shown(implementation)} now; this is what "
+        f'model.set_attn_implementation("{NAME}") makes it run.',
+    )
+
+
+def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int, num_layers: int) -> str:
+    where = f"layer {layer} of {num_layers} with attention"
+    if config.get_text_config().is_encoder_decoder:
+        where = f"{request.part} {where}"
+    follows = "its own attention" if request.followed.is_own else "attention_pattern"
+    return f"{name} ({config.model_type}), {where}, {'causal' if request.is_causal else 'bidirectional'}, {follows}"
+
+
+# What `explain` says about all layers of a model at once: their cost together, and each kind of layer for its card.
+
+
+CPU_NAME = "cpu"
+
+
+def explain_layers(
+    model_or_config: PreTrainedModel | PreTrainedConfig, tokens: int, part: str | None = None
+) -> list[tuple[list[int], Explanation]]:
+    """Return what `explain` says on a CPU about every layer of a part, once for all layers that compute alike.
+
+    Raises:
+        InputError, ConfigurationError, UnsupportedBackendError: as `explain`.
+    """
+    _, _, numbered = numbered_requests(model_or_config, part, tokens)
+    found = []
+    for request, layers in _groups(numbered.items()):
+        call = requested_call(request, tokens, tokens, CPU_NAME, torch.float32, training=False, dropout=0.0)
+        found.append((layers, explained(call, request, AUTO)))
+    return found
+
+
+def with_all_layers(said: Explanation, requests: Iterable[LayerRequest], backend: str) -> Explanation:
+    """Return what is said about a layer, and the cost of all layers for the same lengths and inputs."""
+    groups = _groups(enumerate(requests))
+    try:
+        return replace(said, all_layers=_all_layers(said, groups, backend))
+    except EfficientAttentionError as refusal:
+        return replace(said, notes=(*said.notes, f"The cost of all layers is not known here: {refusal}"))
+
+
+def _all_layers(said: Explanation, groups: list[tuple[LayerRequest, list[int]]], backend: str) -> AllLayers:
+    layout, inputs = said.call.layout, said.call.inputs
+    sizes = (layout.num_queries, layout.num_keys, inputs.device, inputs.dtype, inputs.needs_grad, said.call.dropout)
+    total = total_baseline = 0.0
+    for request, layers in groups:
+        each = explained(requested_call(request, *sizes), request, backend)
+        total += len(layers) * each.relative_cost * baseline_time(each)
+        total_baseline += len(layers) * baseline_time(each)
+    baselines = {BASELINES[request.is_causal] for request, _ in groups}
+    name = baselines.pop() if len(baselines) == 1 else "dense attention, causal in causal layers"
+    return AllLayers(sum(len(layers) for _, layers in groups), total / total_baseline, name)
+
+
+def _groups(numbered: Iterable[tuple[int, LayerRequest]]) -> list[tuple[LayerRequest, list[int]]]:
+    """Return the first of all layers that compute alike, and their numbers."""
+    groups: list[tuple[LayerRequest, list[int]]] = []
+    for layer, request in sorted(numbered, key=lambda each: each[0]):
+        known = next((layers for first, layers in groups if first.alike == request.alike), None)
+        if known is None:
+            groups.append((request, [layer]))
+        else:
+            known.append(layer)
+    return groups
+
+
+CPU = torch.device("cpu")
+NUM_HEADS, HEAD_DIM = 8, 64
+SELF = Band(0, 0)
+PARTLY_CAUSAL = (
+    "A part of the pattern is causal and the whole is not, so that the cost is over dense attention: in a causal model "
+    "later keys are left out, as explain(pattern.causal()) says, or --causal on the command line."
+)
+SENDS_MORE = "What processes that share a text exchange in this layer is more than its pattern needs, and not forecast."
+
+
+def explain(
+    what: Any,
+    query_tokens: int = 8192,
+    key_tokens: int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    num_heads: int | None = None,
+    num_key_heads: int | None = None,
+    head_dim: int | None = None,
+    training: bool = False,
+    dropout: float = 0.0,
+    backend: str = AUTO,
+    layer: int = 0,
+    cross: bool = False,
+    part: str | None = None,
+    sequence_ranks: int | None = None,
+    chosen: ChosenKeys | None = None,
+    **unknown: NoReturn,
+) -> Explanation:
+    """Return which backend would compute a call of attention, why, and what it would cost.
+
+    Nothing is computed, and the device need not exist here. Costs are estimates, over those of dense attention, which
+    is causal where the layer, or else the pattern, is causal. They rank backends, and are low: what `hf-efficient-attn
+    bench attention` measured on a CPU was 1.0 to 2.8 times as much.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> explanation = explain(Band(256, 256))
+    >>> explanation.backend, f"{explanation.density:.1%}", explanation.baseline
+    ('blocked', '6.2%', 'dense attention')
+
+    A model or config is asked for its heads, its pattern, and whether it is causal, as attn_implementation="efficient"
+    would compute it, and says what all layers cost together (`all_layers`); without an `attention_pattern` its own
+    attention is explained:
+
+    >>> import transformers
+    >>> explanation = explain(transformers.LlamaConfig(num_hidden_layers=2), 1024)
+    >>> explanation.pattern, explanation.call.layout.num_heads, explanation.baseline
+    (Causal(), 32, 'dense causal attention')
+
+    Of processes that share a text (`shard_sequence`), it says how many bytes each sends to others in the layer, in
+    the order of their ranks:
+
+    >>> print(explain(Band(1023, 0), 131072, num_heads=16, num_key_heads=4, sequence_ranks=4).exchange)
+    halo among 4 processes, which send forward 2.00 MiB, 2.00 MiB, 2.00 MiB, 0 bytes; backward 0 bytes, 2.00 MiB, \
+2.00 MiB, 2.00 MiB (with all keys at all processes: 192.00 MiB each way)
+
+    Args:
+        what: a pattern; an expression such as "band(256, 256) | global(0)"; another form of `attention_pattern` (see
+            `sparsify`); or a model or config of transformers.
+        query_tokens, key_tokens: length of the queries and of the keys; the queries are the last positions. None: as
+            many keys as queries.
+        device, dtype: of the inputs; None: those of the model, or "cpu" and float32.
+        num_heads, num_key_heads, head_dim: for patterns, 8 heads of width 64 by default, and as many key heads as
+            heads; a model knows them.
+        training: whether gradients are needed.
+        dropout, backend, cross: as for `attention`; a model's own dropout is not looked up.
+        layer: index of the layer, if layers differ.
+        part: "encoder" (the default) or "decoder", for encoder-decoders.
+        sequence_ranks: how many processes share the text; None: as many as `shard_sequence` was told, or one.
+        chosen: keys that are chosen by what tokens say, for a pattern; see `attention`. Of tensors with contents the
+            pairs are counted, those of the first example, which takes memory for all pairs; of tensors on the device
+            "meta", of which only the shapes matter, they are the most that there can be.
+
+    Raises:
+        InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have; an argument
+            that there is not.
+        UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention.
+    """
+    refuse_unknown(unknown, explain)
+    num_keys = query_tokens if key_tokens is None else key_tokens
+    for name, count in {"query_tokens": query_tokens, "key_tokens": num_keys}.items():
+        check_length(name, count)
+    heads = {"num_heads": num_heads, "num_key_heads": num_key_heads, "head_dim": head_dim}
+    line, layers = None, None
+    if isinstance(what, PreTrainedModel | PreTrainedConfig):
+        _refuse_given(what, {**heads, "cross": cross or None, "chosen": chosen})
+        device, dtype = _place_of(what, device, dtype)
+        request, line, layers = layer_request(what, layer, part, num_keys)
+    elif isinstance(what, nn.Module):
+        raise ConfigurationError(
+            f"explain takes models of transformers, not {type(what).__name__}. Give the model itself where another "
+            "library wraps it (model.module, model.get_base_model())."
+        )
+    else:
+        request = _asked(spec_pattern(what, layer, part), layer, cross, heads)
+    check_numbers(request.followed.pattern, None, dropout, None, request.followed.layer)
+    dtype = torch.float32 if dtype is None else dtype
+    check_dtype(dtype)
+    call = requested_call(
+        request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout, backend
+    )
+    call = call if chosen is None else with_chosen(call, chosen)
+    shards = shards_of(what) if isinstance(what, nn.Module) else None
+    ranks = _ranks(shards, sequence_ranks)
+    exchange, unshared = _exchange(call, request, ranks, AUTO if shards is None else shards.mode)
+    request = replace(
+        request, notes=(*request.notes, *_missing_positions(request.followed.pattern, num_keys), *unshared)
+    )
+    said = explained(call, request, backend, line)
+    said = said if layers is None else with_all_layers(said, layers.values(), backend)
+    return replace(said, exchange=exchange)
+
+
+def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
+    """Return a note about the global positions that no key has; none if all have one."""
+    missing = [f"{named.position}{named.unit}" for named in pattern.global_positions() if not named.is_within(num_keys)]
+    if not missing:
+        return ()
+    some = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
+    return (f"Of the global positions that the pattern names, {num_keys:,} keys lack {some}.",)
+
+
+def _ranks(shards: SequenceShards | None, asked: int | None) -> int | None:
+    """Return how many processes share the text, those that were asked about or those of the model; None: one has it."""
+    if asked is not None:
+        check_length("sequence_ranks", asked)
+    elif shards is not None:
+        asked = shards.size
+    return None if asked == 1 else asked
+
+
+def _exchange(
+    call: AttentionCall, asked: LayerRequest, ranks: int | None, mode: str
+) -> tuple[LayerExchange | None, tuple[str, ...]]:
+    """Return what so many processes send that share the text, or why that is not said; ranks None: one has it.
+
+    Raises:
+        UnsupportedBackendError: a model that reads whole sequences.
+    """
+    if ranks is None:
+        return None, ()
+    reason = None if asked.config is None else why_whole(asked.config)
+    if reason is not None:
+        raise UnsupportedBackendError(f"sequence_ranks={ranks}, but this model cannot share them: {reason}")
+    if asked.sends_more:
+        return None, (SENDS_MORE,)
+    # a choice takes all keys of a head, whatever it then reads
+    call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
+    return layer_exchange(call, asked.has_bias, ranks, mode), ()
+
+
+def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
+    """Raise InputError for arguments about what a model knows itself."""
+    name = next((name for name, value in given.items() if value is not None), None)
+    if name is not None:
+        raise InputError(
+            f"{name}={shown(given[name])} is given with a {type(what).__name__}, which says itself what it computes. "
+            f"Leave {name} out, or explain a pattern."
+        )
+
+
+def _place_of(what: Any, device: Any, dtype: torch.dtype | None) -> tuple[Any, torch.dtype | None]:
+    """Return device and dtype, those of a model or config if they are not given."""
+    own = getattr(what, "device", None)
+    # parameters that are not loaded yet have no device
+    own = None if own is None or own.type == "meta" else own
+    return device or own, dtype or what.dtype
+
+
+def spec_pattern(spec: Any, layer: int = 0, part: str | None = None) -> Pattern:
+    """Return the pattern of a layer by any form of `attention_pattern`.
+
+    Raises:
+        ConfigurationError: another form, or the layer has no pattern.
+    """
+    if is_by_part(spec):
+        spec = spec.get(part or ENCODER)
+    patterns = patterns_per_layer(spec, len(spec) if isinstance(spec, list | tuple) else layer + 1)
+    pattern = patterns[layer] if layer < len(patterns) else None
+    if pattern is None:
+        raise ConfigurationError(f"Layer {layer} has no pattern; layers are counted from 0 to {len(patterns) - 1}.")
+    return pattern
+
+
+def _asked(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | None]) -> LayerRequest:
+    num_heads = NUM_HEADS if heads["num_heads"] is None else heads["num_heads"]
+    num_key_heads = num_heads if heads["num_key_heads"] is None else heads["num_key_heads"]
+    head_dim = HEAD_DIM if heads["head_dim"] is None else heads["head_dim"]
+    for name, count in {"num_heads": num_heads, "head_dim": head_dim, "num_key_heads": num_key_heads}.items():
+        check_length(name, count)
+    if num_heads % num_key_heads:
+        raise InputError(f"num_key_heads={num_key_heads} does not divide num_heads={num_heads}.")
+    followed = LayerPattern(pattern, layer, is_own=False, is_cross=cross)
+    is_causal = pattern.is_causal and not cross
+    notes = (PARTLY_CAUSAL,) if not (cross or pattern.is_causal) and _has_causal_part(pattern) else ()
+    return LayerRequest(followed, num_heads, num_key_heads, head_dim, head_dim, None, is_causal=is_causal, notes=notes)
+
+
+def _has_causal_part(pattern: Pattern) -> bool:
+    """Return whether a pattern is causal, or one of those that it unites or gives to heads, and reads what is past."""
+    if pattern == SELF:
+        return False
+    parts = pattern.parts if isinstance(pattern, Union | PerHead) else ()
+    return pattern.is_causal or any(map(_has_causal_part, parts))
+
+
+def _device_type(device: str | torch.device) -> str:
+    try:
+        return torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"device={shown(device)} is not one that torch knows; use 'cpu' or 'cuda'.") from error

@@ -1,0 +1,443 @@
+"""Checks before every forward pass of models on "efficient", however these were made.
+
+`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`, existing
+models change by `set_attn_implementation`. These methods are replaced, since no other code sees all of these models.
+"""
+
+import copy
+import functools
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.integration.forward_context import CACHE_NAME, OLD_CACHE_NAME, cache_in, enter, leave, with_cache
+from hf_efficient_attn.integration.image_grids import check_images
+from hf_efficient_attn.integration.layer_patterns import (
+    DECODER,
+    FIELD,
+    KNOWN,
+    NAME,
+    PART,
+    config_patterns,
+    is_by_part,
+    keep_encoder,
+    keep_own_part,
+    mark_parts,
+    part_of,
+    parts_of,
+)
+from hf_efficient_attn.integration.model_info import check_class, check_home, checked_pattern
+from hf_efficient_attn.integration.trial import (
+    MATRIX_TRIAL,
+    TRIAL,
+    base_class,
+    copies_of,
+    forward_arguments,
+    mark_tried,
+    try_model,
+)
+from hf_efficient_attn.integration.unsupported import (
+    MARKED,
+    check_marked,
+    check_mask_values,
+    refuse_division,
+    refuse_empty,
+    refuse_paged,
+)
+from hf_efficient_attn.layout.tracing import run_untraced
+from hf_efficient_attn.messages import shown, warn_once
+from hf_efficient_attn.patterns.config_spec import layers_to_dict
+
+# A check after the first forward pass of a sparsified model: every layer that should follow the pattern asked for it.
+#
+# What other libraries replace before that pass is found out by it; what they replace later is not looked at.
+
+
+# the attribute in which a part keeps the spec that its layers were seen to follow
+FOLLOWED = "_followed_attention_pattern"
+# the fields of configs by which layers are left out at random in training
+LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+
+
+def watch(model: Any) -> None:
+    """Check every part of a model that should follow a pattern after its first forward pass."""
+    parts: list[tuple[str, Any]] = [*parts_of(model).items()]
+    # the model below a head is called without it, too
+    parts += [(name, below) for name, part in parts if (below := getattr(part, "base_model", part)) is not part]
+    for name, part in parts:
+        if FollowCheck(name) not in part._forward_hooks.values():
+            part.register_forward_hook(FollowCheck(name))
+
+
+@dataclass(frozen=True)
+class FollowCheck:
+    """A forward hook of a part, the encoder or the decoder, as in the spec of the patterns."""
+
+    part: str
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+        """Raise UnsupportedBackendError if a layer of the part has not asked for its pattern."""
+        run_untraced(check_followed, module, self.part)
+
+
+def check_followed(module: Any, part: str) -> None:
+    """Raise UnsupportedBackendError if a layer of a part has not asked for its pattern; not again once all have."""
+    config = module.config.get_text_config()
+    spec = getattr(config, FIELD, None)
+    if spec is None or module.__dict__.get(FOLLOWED) is spec:
+        return
+    patterns = config_patterns(spec, config, part) or ()
+    layers = layers_of(module)
+    asked = {getattr(each, "layer_idx", None) for each in layers.values() if asked_pattern(each) is not None}
+    # beside the attention of a layer, its cross-attention may be of the same class
+    expected = {number for each in layers.values() if (number := patterned_layer(each, part, patterns)) is not None}
+    missing = set() if None in asked else expected - asked
+    if module.training and any(getattr(config, name, None) for name in LAYER_DROPS):
+        return
+    if missing or (not asked and any(each is not None for each in patterns)):
+        which = f"layer {min(missing)} does not call" if asked else "none of its layers calls"
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has computed without its attention_pattern: {which} the attention interface of "
+            "transformers with it. Leave out the library that has replaced its attention, or take the pattern away "
+            "with sparsify(model, None)."
+        )
+    module.__dict__[FOLLOWED] = spec
+
+
+def layers_of(module: nn.Module) -> dict[str, Any]:
+    """Return the modules that have asked for a pattern, and others of their classes, by their names."""
+    kinds = {type(each) for each in module.modules() if KNOWN in each.__dict__}
+    return {name: each for name, each in module.named_modules() if type(each) in kinds}
+
+
+def asked_pattern(module: nn.Module) -> Any:
+    """Return the pattern that a module has asked for; None: it has not, or computes its own attention."""
+    return module.__dict__.get(KNOWN, (None, None, None))[2]
+
+
+def patterned_layer(module: Any, part: str, patterns: Any) -> int | None:
+    """Return the number of the layer to which a module of attention belongs, if that layer has a pattern."""
+    layer = getattr(module, "layer_idx", None)
+    is_layer = layer is not None and layer < len(patterns) and part_of(module) == part
+    return layer if is_layer and patterns[layer] is not None else None
+
+
+# Models that were built of one config object, which all of them hold: what one of them follows is written into it.
+
+
+# all models that transformers has built, parts of others among them
+_models: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()
+_lock = Lock()
+
+
+def note_model(model: PreTrainedModel) -> None:
+    """Note that a model exists."""
+    with _lock:
+        _models.add(model)
+
+
+def _noted() -> list[PreTrainedModel]:
+    with _lock:
+        return list(_models)
+
+
+def leave_shared_configs(model: PreTrainedModel) -> None:
+    """Give a model copies of its configs if models that are no part of it, nor it of them, hold one of them, too.
+
+    So that these go on as they are. A model that it is a part of gets the same copies.
+    """
+    whole = _whole(model)
+    own = set(whole.modules())
+    held = {id(config) for module in own for config in _configs_of(module).values()}
+    others = [other for other in _noted() if other not in own]
+    if not any(id(config) in held for other in others for config in _configs_of(other).values()):
+        return
+    # one copy for each, with the parts that they share
+    memo: dict[int, Any] = {}
+    for module in own:
+        for name, config in _configs_of(module).items():
+            module.__dict__[name] = copy.deepcopy(config, memo)
+
+
+def _whole(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the largest model of which a model is a part; itself: of none."""
+    holders = [other for other in _noted() if other is not model and any(part is model for part in other.modules())]
+    return max([model, *holders], key=lambda each: sum(1 for _ in each.modules()))
+
+
+def _configs_of(module: nn.Module) -> dict[str, PreTrainedConfig]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, PreTrainedConfig)}
+
+
+# Adapters whose base has no pattern.
+
+
+# the attribute in which a model that was sparsified after loading keeps the name that it was loaded by
+BASE = "_name_without_pattern"
+
+
+def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Warn that an adapter of PEFT, which is trained on this model, will name a base that has not its pattern.
+
+    inputs: the arguments of a call. Those of a frozen model have a gradient where virtual tokens are trained.
+    """
+    base = model.__dict__.get(BASE)
+    if base and torch.is_grad_enabled() and is_adapted(model, inputs):
+        warn_once(
+            f"An adapter that is trained on this model will name {base} as its base, where this pattern is not saved: "
+            "who loads it by that name gets the base's own attention. Save the sparsified model (save_pretrained), and "
+            "train from that folder; or sparsify the base again wherever the adapter is loaded."
+        )
+
+
+def is_adapted(model: Any, inputs: Mapping[str, Any]) -> bool:
+    """Return whether a call trains an adapter: one in the model, or one that makes what a frozen model reads."""
+    learns = any(parameter.requires_grad for parameter in model.parameters())
+    if learns:
+        return "peft_config" in model.__dict__
+    cache = cache_in(inputs)
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+    given = [inputs.get("inputs_embeds"), *(getattr(layer, "keys", None) for layer in layers)]
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
+
+
+GUARDED = ("__init__", "set_attn_implementation")
+MARK = "_guards_models"
+# the attribute in which a model keeps the spec that it was found able to follow
+CHECKED = "_checked_attention_pattern"
+# that in which it keeps the spec with which its layers have taken marked tokens
+TAKES_MARKED = "_takes_global_tokens"
+MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
+# embeddings by the ids that they replace: `generate` passes no ids with them
+EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
+INPUTS = (*EMBEDDED, *EMBEDDED.values(), "pixel_values", "input_features", "input_values")
+
+_first_forward = threading.Lock()
+
+
+def guard_models() -> None:
+    """Have transformers guard every model that it builds or puts on "efficient"; may be called again."""
+    for name in GUARDED:
+        method = getattr(PreTrainedModel, name)
+        marked = getattr(method, MARK, None)
+        if marked is not guard:
+            # the guard of a copy of these sources (`hub`) gives way to that of the package
+            setattr(PreTrainedModel, name, with_guard(method if marked is None else method.__wrapped__))
+
+
+def with_guard(method: Any) -> Any:
+    """Return the method of models, extended to guard the model afterwards."""
+
+    @functools.wraps(method)
+    def guarding(model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(model, *args, **kwargs)
+        guard(model)
+        return result
+
+    setattr(guarding, MARK, guard)
+    return guarding
+
+
+def guard(model: PreTrainedModel) -> None:
+    """Check the model and its parts before every forward pass, if they have a pattern or run on "efficient"."""
+    note_model(model)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and needs_guard(module):
+            keep_own_part(module)
+            if before_forward not in module._forward_pre_hooks.values():
+                module.register_forward_pre_hook(before_forward, with_kwargs=True)
+                module.register_forward_hook(after_forward, with_kwargs=True, always_call=True)
+            if has_pattern(module.config):
+                check_readable(module)
+                # older versions of transformers have no such flag, and refuse every attention but sdpa
+                module._supports_context_parallel = False
+
+
+def needs_guard(model: PreTrainedModel) -> bool:
+    """Return whether only the guard checks a model: its attention is ours, and its family has no checks.
+
+    A config of such a family says so, since models of others may hold one of its backbones under the same config.
+    """
+    implementation = model.config._attn_implementation
+    if getattr(model.config, "checks_inputs", False) or implementation in (TRIAL, MATRIX_TRIAL):
+        return False
+    return has_pattern(model.config) or implementation == NAME
+
+
+def has_pattern(config: PreTrainedConfig) -> bool:
+    """Return whether a config has a pattern."""
+    return getattr(config, FIELD, None) is not None
+
+
+def check_readable(model: PreTrainedModel) -> None:
+    """Raise ConfigurationError where a model is built or loaded whose pattern nobody can read: a class not imported."""
+    spec = getattr(model.config, FIELD)
+    for each in spec.values() if is_by_part(spec) else [spec]:
+        if each is not None:
+            layers_to_dict(each)
+
+
+def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Check a model, once per pattern, and its inputs; a hook before every forward pass.
+
+    Of two caches (see `cache_in`) the model gets one.
+
+    Raises:
+        ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
+            another attention, or is divided among processes in a way that fails.
+        InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
+    """
+    refuse_other_attention(model, options)
+    if has_pattern(model.config):
+        check_images(model, inputs, options)
+    if model.config._attn_implementation != NAME:
+        return None
+    if torch.compiler.is_compiling():
+        run_untraced(enter, model)
+        return None
+    current = getattr(PreTrainedModel.__init__, MARK, guard)
+    if current is not guard:
+        hand_over(model, current, inputs, options)
+        return None
+    model_class: Any = type(model)
+    names = forward_arguments(model_class)
+    given = {**dict(zip(names, inputs, strict=False)), **options}
+    are_known = len(inputs) <= len(names)
+    cache = cache_in(given)
+    refuse_paged(cache)
+    enter(model, given.get("position_ids"), are_known, cache)
+    # checks must not become part of a traced graph
+    if not is_tracing():
+        if has_pattern(model.config):
+            warn_of_base(model, given)
+            refuse_division(model)
+            check_once(model)
+        check_inputs(given)
+    has_two = options.get(OLD_CACHE_NAME) is not None and options.get(CACHE_NAME) is not None
+    return (inputs, with_cache(options)) if has_two else None
+
+
+def after_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+    """Leave the context of a forward pass; a hook after every one, even if that fails.
+
+    Raises:
+        InputError: the call marked global tokens, and none of the layers with a pattern got them.
+    """
+    # models return nothing where they fail
+    run_untraced(leave_forward, model, options.get(MARKED) is not None and output is not None)
+
+
+def leave_forward(model: Any, is_marked: bool) -> None:
+    """Leave the context of a forward pass, and refuse marked tokens that reached no layer."""
+    context, spec = leave(model), getattr(model.config, FIELD, None)
+    if not is_marked or context is None or spec is None:
+        return
+    if context.has_marked:
+        # layers that are compiled by themselves say it only while they are traced
+        model.__dict__[TAKES_MARKED] = spec
+    elif model.__dict__.get(TAKES_MARKED) is not spec and getattr(model, PART, None) != DECODER:
+        raise InputError(
+            f"{MARKED} changes nothing in this {type(model).__name__}: it does not pass it on to layers that follow "
+            "attention_pattern. Leave it out, and give the positions in the pattern, band(...) | global(...)."
+        )
+
+
+def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Let the package check a model, by its guard, that a copy of these sources (`hub`) had built before it came."""
+    hooks = model._forward_pre_hooks
+    for module in model.modules():
+        for key in [key for key, hook in module._forward_pre_hooks.items() if hook is before_forward]:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+        # what the copy has found are objects of its own
+        module.__dict__.pop(KNOWN, None)
+        module.__dict__.pop(CHECKED, None)
+    known = set(hooks)
+    current(model)
+    # torch has listed the hooks of this call already
+    for key in hooks.keys() - known:
+        hooks[key](model, inputs, options)
+
+
+def check_inputs(given: dict[str, Any]) -> None:
+    """Raise InputError for inputs without tokens, and for masks of tokens with values other than 0 and 1.
+
+    Masks on other devices than the CPU are not read, since that would wait for the device.
+    """
+    for name in INPUTS:
+        if given.get(EMBEDDED.get(name, "")) is None:
+            refuse_empty(name, given.get(name), num_axes=2)
+    for name in MASKS:
+        mask = given.get(name)
+        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and not is_tracing(mask):
+            check_mask_values(mask)
+    marked, mask = given.get(MARKED), given.get(MASKS[0])
+    if isinstance(marked, torch.Tensor) and marked.device.type == "cpu" and not is_tracing(marked):
+        is_padding = isinstance(mask, torch.Tensor) and mask.shape == marked.shape
+        check_marked(marked, mask if is_padding else None)
+
+
+def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:
+    """Raise UnsupportedBackendError if a model with a pattern would compute without it.
+
+    "eager" of a call for weights becomes "efficient", which gives them, too: `generate` of a Whisper with
+    `return_token_timestamps=True` writes it into the config, and leaves it there.
+    """
+    implementation = model.config._attn_implementation
+    if has_pattern(model.config) and implementation != NAME:
+        if implementation == "eager" and options.get("output_attentions"):
+            model.config._attn_implementation = NAME
+            return
+        raise UnsupportedBackendError(
+            f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is "
+            f"{shown(implementation)}, "
+            f'which knows no patterns and would compute something else. Call model.set_attn_implementation("{NAME}"), '
+            "or sparsify(model, None) for the model's own attention."
+        )
+
+
+def check_once(model: Any) -> None:
+    """Check at a model's first forward pass what `sparsify` would have checked, if that was not called.
+
+    Raises:
+        ConfigurationError, UnsupportedBackendError: as in `sparsify`.
+    """
+    spec = getattr(model.config, FIELD)
+    if model.__dict__.get(CHECKED) is spec:
+        return
+    with _first_forward:
+        if model.__dict__.get(CHECKED) is spec:
+            return
+        check_home(model.config)
+        # a user's own model may come from a notebook, whose source transformers cannot read; what it holds counts
+        can = (each._can_set_attn_implementation() for each in model.modules() if isinstance(each, PreTrainedModel))
+        if not any(can):
+            check_class(type(model), model.config)
+        keep_encoder(model)
+        if not has_pattern(model.config):
+            return
+        checked_pattern(getattr(model.config, FIELD), model.config)
+        # `generate` calls the encoder before the whole model
+        is_part = model.config.is_encoder_decoder and model in parts_of(model).values()
+        if try_model((is_part and base_class(model.config)) or type(model), model.config):
+            for config in copies_of(model.config, model):
+                mark_tried(config)
+        mark_parts(model)
+        watch(model)
+        mark_checked(model)
+
+
+def mark_checked(model: PreTrainedModel) -> None:
+    """Note that a model and its parts can follow the patterns of their configs."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and has_pattern(module.config):
+            module.__dict__[CHECKED] = getattr(module.config, FIELD)

@@ -1,0 +1,169 @@
+"""The attention function "efficient" of transformers: any model that uses the attention interface follows a pattern.
+
+A model whose config has an `attention_pattern` follows it; any other computes its own attention, causal or full,
+including sliding windows, padding and packing. `layer_patterns` decides what a layer follows.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.attention.layer import attend_layer, check_shape, refuse_later_keys
+from hf_efficient_attn.attention.sharded.shards import shards_of
+from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.integration.guard import guard_models
+from hf_efficient_attn.integration.indexer import indexed_choice, with_earlier_keys
+from hf_efficient_attn.integration.layer_patterns import NAME, layer_pattern
+from hf_efficient_attn.integration.masks import read_table
+from hf_efficient_attn.integration.model_info import head_range
+from hf_efficient_attn.integration.names import is_table
+from hf_efficient_attn.integration.packing import with_marked_tokens, with_said_documents
+from hf_efficient_attn.integration.saving import name_architectures, write_implementations
+from hf_efficient_attn.integration.selected_keys import cached_choice, given_choice
+from hf_efficient_attn.integration.streaming_cache import in_cache_positions
+from hf_efficient_attn.integration.trial import TRIALS, efficient_mask
+from hf_efficient_attn.integration.unsupported import compare_processes, refuse_unsupported
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+
+
+def register_attention() -> None:
+    """Register `attn_implementation="efficient"` in transformers: attention, masks, saving of configs, and checks.
+
+    It may be called again. In a copy of these sources (`hub`) it does nothing if the package or another copy was first.
+    """
+    if not __name__.startswith("hf_efficient_attn.") and NAME in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        return
+    AttentionInterface.register(NAME, efficient_attention_forward)
+    AttentionMaskInterface.register(NAME, efficient_mask)
+    for name, attend, mask in TRIALS:
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, mask)
+    write_implementations()
+    name_architectures()
+    guard_models()
+
+
+def efficient_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output [batch, queries, heads, head_dim] and, with `output_attentions`, the weights, otherwise None.
+
+    The attention modules of transformers call it, never users.
+
+    Args:
+        query: [batch, heads, queries, head_dim].
+        key, value: [batch, key heads, keys, head_dim], the cached ones first.
+        attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
+            gave, or None.
+        kwargs: `is_causal`, `sliding_window`, `position_bias`, `position_terms` (of our families), `s_aux` (sinks),
+            `softcap`, `output_attentions`, chosen keys (`given_choice`), and the arguments about packed documents and
+            global tokens (`call_documents`) are used; others are ignored.
+
+    Raises:
+        ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
+            that of other processes.
+        InputError: a mask that does not belong to these queries and keys.
+        UnsupportedBackendError: the model needs something that the engine cannot compute, or heads that have no number.
+    """
+    refuse_unsupported(module, query, kwargs)
+    followed = layer_pattern(module, kwargs, attention_mask)
+    first_head, num_model_heads = head_range(module, followed.pattern, query.shape[1])
+    shards = shards_of(module)
+    if num_model_heads is not None or shards is not None:
+        followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads, shards=shards)
+    check_lengths(module, followed, query.shape[2], key.shape[2])
+    if not getattr(module, "layer_idx", None):
+        compare_processes(module)
+    is_matrix = attention_mask is not None and not is_table(attention_mask)
+    tokens, query_offset = said_masks(module, attention_mask, kwargs, followed, query, key)
+    followed, tokens = with_marked_tokens(module, tokens, query_offset, kwargs, followed, query, key)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    value_dim = value.shape[3]
+    followed, key, value, (tokens, query_offset), kwargs = with_earlier_keys(
+        module, followed, key, value, (tokens, query_offset), kwargs
+    )
+    followed, chosen, matrix = given_choice(module, followed, kwargs, attention_mask if is_matrix else None, tokens)
+    states = (query, key, scale)
+    chosen = indexed_choice(module, kwargs, followed, tokens, query_offset, matrix, *states, chosen)
+    if chosen is None and matrix is None:
+        followed, chosen = cached_choice(module, followed, query, key, tokens, query_offset)
+    query, key, value = in_cache_positions(module, query, key, value)
+    out, weights = attend_layer(
+        query,
+        key,
+        value,
+        followed,
+        tokens,
+        scale,
+        dropout=dropout,
+        query_offset=query_offset,
+        matrix=matrix,
+        bias=kwargs.get("position_bias"),
+        terms=kwargs.get("position_terms", ()),
+        sinks=kwargs.get("s_aux"),
+        softcap=kwargs.get("softcap"),
+        need_weights=bool(kwargs.get("output_attentions")),
+        chosen=chosen,
+    )
+    return out if out.shape[3] == value_dim else out[..., :value_dim].contiguous(), weights
+
+
+def said_masks(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    options: dict[str, Any],
+    followed: LayerPattern,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[TokenMask, QueryOffset]:
+    """Return what the mask and the arguments of a call say about its keys, and where its queries stand among them."""
+    is_read = attention_mask is not None and is_table(attention_mask)
+    if attention_mask is not None and not is_read and not followed.is_own:
+        refuse_later_keys(attention_mask, query.shape[2], key.shape[2])
+    tokens, query_offset = said_tokens(attention_mask if is_read else None, followed, query, key)
+    if followed.shards is None:
+        # otherwise the mask of the whole text tells its documents
+        tokens = with_said_documents(module, attention_mask, tokens, query_offset, options, followed, query, key)
+    return tokens, query_offset
+
+
+def said_tokens(
+    table: Tensor | None, followed: LayerPattern, query: Tensor, key: Tensor
+) -> tuple[TokenMask, QueryOffset]:
+    """Return what a token table says about a layer's keys, and where its queries stand among them.
+
+    Raises:
+        InputError: the table was made for other keys.
+    """
+    if table is None:
+        return NO_MASK, None
+    if followed.shards is not None:
+        return read_table(table, key.shape[0], query.shape[2], table.shape[3])
+    check_shape((table.shape[0], table.shape[3]), followed, key)
+    return read_table(table, key.shape[0], query.shape[2], key.shape[2])
+
+
+def check_lengths(module: nn.Module, followed: LayerPattern, num_queries: int, num_keys: int) -> None:
+    """Refuse a pattern of the config if there are fewer queries than keys, and the pattern is not defined for that.
+
+    Raises:
+        ConfigurationError: a pattern that depends on the length, in cached decoding.
+        UnsupportedBackendError: keys without queries in attention that is not causal.
+    """
+    if not followed.is_own and num_queries != num_keys and not followed.is_causal:
+        raise UnsupportedBackendError(
+            f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "
+            "attention_pattern is not defined for such calls (prefix tuning of an encoder, cross-attention of an "
+            "unknown kind). Remove attention_pattern with sparsify(model, None)."
+        )

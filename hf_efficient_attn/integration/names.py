@@ -1,0 +1,57 @@
+"""The form of token tables (`token_table`): what is known about them when their values cannot be read.
+
+Compiled and exported models know shapes, not values. The second size of a table therefore distinguishes causal masks
+from bidirectional ones; its rows are expanded to it without a copy. It is no usual number of heads, so that modules
+that add masks to scores themselves fail.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TABLE_DTYPE = torch.int32
+CAUSAL, BIDIRECTIONAL = "causal", "bidirectional"
+KINDS = {11: CAUSAL, 13: BIDIRECTIONAL}
+SIZES = {kind: size for size, kind in KINDS.items()}
+
+
+def is_table(mask: Tensor) -> bool:
+    """Return whether a mask is a token table."""
+    return mask.dtype == TABLE_DTYPE
+
+
+def has_rows(table: Tensor) -> bool:
+    """Return whether a table says anything about the keys."""
+    return table.shape[2] > 0
+
+
+def table_kind(table: Tensor) -> str | None:
+    """Return CAUSAL or BIDIRECTIONAL; None: the table does not say."""
+    return KINDS.get(table.shape[1])
+
+
+def with_kind(table: Tensor, is_causal: bool) -> Tensor:
+    """Return a table [batch, 1, rows, keys] expanded to the size that tells its kind."""
+    return table.expand(-1, SIZES[CAUSAL if is_causal else BIDIRECTIONAL], -1, -1)
+
+
+def is_causal_request(arguments: Mapping[str, Any]) -> bool:
+    """Return whether transformers asks for a causal mask, by the arguments of the mask function.
+
+    Only requests for bidirectional masks have the argument that says whether these may be skipped.
+    """
+    return arguments.get("allow_is_bidirectional_skip") is None
+
+
+# The field of a config that says that the layers of its model have indexers.
+
+
+# {"top_k": …, "num_heads": …, "head_dim": …, "stage": …}
+INDEXER = "attention_indexer"
+
+
+def has_indexer(config: Any) -> bool:
+    """Return whether the layers of a model have indexers."""
+    return getattr(config, INDEXER, None) is not None

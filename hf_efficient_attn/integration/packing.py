@@ -1,0 +1,326 @@
+"""Where packed documents begin, by the positions of their tokens or by a call's keyword arguments.
+
+`DataCollatorWithFlattening` gives `cu_seq_lens_q` and `cu_seq_lens_k` (0, and where each document ends) and `seq_idx`
+(the number of each token's document).
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers.utils.import_utils import is_tracing
+
+from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.integration.forward_context import (
+    CACHE_NAME,
+    given_positions,
+    is_computed_again,
+    is_paged,
+    note_marked,
+    was_called_without,
+)
+from hf_efficient_attn.integration.layer_patterns import DECODER, NAME, PART
+from hf_efficient_attn.integration.model_info import is_overridden, warn_of_parts
+from hf_efficient_attn.integration.names import is_table
+from hf_efficient_attn.integration.unsupported import MARKED, check_marked_shape
+from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import run_untraced
+from hf_efficient_attn.layout.transfer import bring, derived, on_host
+from hf_efficient_attn.messages import shown
+
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
+NUMBERS = "seq_idx"
+
+
+def position_starts(position_ids: Tensor, is_token: Tensor | None = None) -> Tensor:
+    """Return where a document begins: where a token's position does not follow that of the previous token.
+
+    With a mask, it must follow neither that of the previous real token nor that of the previous column. The first token
+    of a row, and masked tokens, begin no further document. Shapes: [B, T] each.
+
+    >>> is_token = torch.tensor([[0, 0, 1, 1, 1, 1]]).bool()
+    >>> position_starts(torch.tensor([[1, 1, 0, 1, 0, 1]]), is_token).int().tolist()
+    [[0, 0, 0, 0, 1, 0]]
+    """
+    breaks = pad(position_ids[:, 1:] != position_ids[:, :-1] + 1, (1, 0))
+    if is_token is None:
+        return breaks
+    index = torch.arange(position_ids.shape[1], device=position_ids.device).expand_as(position_ids)
+    last = torch.where(is_token, index, -1).cummax(1).values
+    before = pad(last, (1, -1), value=-1)
+    follows = position_ids == position_ids.gather(1, before.clamp(min=0)) + 1
+    return breaks & is_token & (before >= 0) & ~follows
+
+
+def said_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Tensor | None:
+    """Return where documents begin by the keyword arguments of a call, bool [B, T]; None: they do not say.
+
+    Raises:
+        InputError: they do not fit these tokens.
+    """
+    if is_paged(options.get(CACHE_NAME)):
+        # of a paged cache, for whose kernels transformers says where each text begins
+        return None
+    starts = None
+    for name in (NUMBERS, *ENDS):
+        if not isinstance(options.get(name), Tensor | None):
+            raise InputError(f"{name} is a {type(options[name]).__name__}; it must be a tensor of integers.")
+    numbers = options.get(NUMBERS)
+    if numbers is not None:
+        if numbers.ndim != 2 or numbers.shape[1] != tokens or len(numbers) not in (1, batch_size):
+            raise InputError(f"seq_idx has shape {list(numbers.shape)}; it must be [batch, tokens] = [.., {tokens}].")
+        starts = pad(numbers[:, 1:] != numbers[:, :-1], (1, 0)).expand(batch_size, -1)
+    ends = [options[name] for name in ENDS if options.get(name) is not None]
+    if not ends:
+        return starts
+    _check_ends(ends, batch_size, tokens)
+    begins = torch.zeros(1, tokens + 1, dtype=torch.bool, device=ends[0].device)
+    begins[0, ends[0].long()] = True
+    begins = pad(begins[:, 1:tokens], (1, 0))
+    return begins if starts is None else starts | begins
+
+
+def _check_ends(ends: list[Tensor], batch_size: int, tokens: int) -> None:
+    if batch_size != 1:
+        raise InputError(
+            f"cu_seq_lens_q tells the documents of one flattened row, but the batch has {batch_size} rows. Pass "
+            "position_ids that restart with every document."
+        )
+    if is_tracing(ends[0]):
+        return
+    bring(*ends)
+    first, last = on_host(ends[0]), on_host(ends[-1])
+    is_whole = first.ndim == 1 and len(first) > 1 and first[0] == 0 and first[-1] == tokens
+    if not is_whole or bool((first.diff() < 0).any()) or not torch.equal(first, last.to(first)):
+        raise InputError(
+            f"cu_seq_lens_q={_shortened(first)} and cu_seq_lens_k={_shortened(last)} must be equal, begin with 0, "
+            f"ascend and end with the number of tokens, {tokens}: they say where documents end."
+        )
+
+
+def _shortened(values: Tensor) -> str:
+    shown = values.flatten()[:6].tolist()
+    return f"{shown}{' ...' if values.numel() > 6 else ''}"
+
+
+def said_positions(
+    position_ids: Tensor | None, options: Mapping[str, Any], batch_size: int, tokens: int, past_tokens: int | Tensor
+) -> Tensor | None:
+    """Return positions that restart with every document, if a call's keyword arguments say where these begin.
+
+    Otherwise return `position_ids` as they are. Shape: [B or 1, T].
+
+    Raises:
+        InputError: cached tokens, whose documents are unknown, or `position_ids` that contradict the arguments.
+    """
+    starts = said_starts(options, batch_size, tokens)
+    if starts is None:
+        return position_ids
+    if not isinstance(past_tokens, int) or past_tokens:
+        raise InputError(
+            "cu_seq_lens_q and seq_idx say where the documents among the new tokens begin, but nothing about the "
+            "cached tokens. Leave them out while generating, or pass the whole text without a cache."
+        )
+    if position_ids is None:
+        index = torch.arange(tokens, device=starts.device)[None]
+        return index - torch.where(starts, index, 0).cummax(1).values
+    if not is_tracing(starts) and bool((starts & ~position_starts(position_ids)).any()):
+        raise InputError(
+            "cu_seq_lens_q or seq_idx begin documents where position_ids do not restart. Let position_ids restart with "
+            "every document, or leave them out."
+        )
+    return position_ids
+
+
+# configs whose models were warned of; configs have no hash
+_mixing: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def warn_of_unseen_documents(config: Any) -> None:
+    """Warn that packed documents read each other; once for the model of a config."""
+    if config in _mixing:
+        return
+    _mixing[config] = True
+    message = (
+        f"position_ids restart within an example of this model ({type(config).__name__}), as those of packed documents "
+        "do, but they do not separate documents after cached tokens, with a cache or an attention_mask, or in a model "
+        "whose masks ignore position_ids: these documents read each other. Pass seq_idx with them, the number of each "
+        "token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
+    )
+    # with its own registry, since Python would show a text once per process
+    warnings.warn_explicit(message, UserWarning, __file__, 0, module=__name__)
+
+
+# What only the keyword arguments of an attention call say, and not its mask: packed documents, global tokens.
+
+
+def with_said_documents(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    options: Mapping[str, Any],
+    followed: LayerPattern,
+    query: Tensor,
+    key: Tensor,
+) -> TokenMask:
+    """Return the token mask with the documents of `cu_seq_lens_q` and `seq_idx`; without a mask, of `position_ids`.
+
+    A mask is made for every call of a model, so it is only missing where another library has dropped it.
+
+    Args:
+        attention_mask: the mask that the layer got.
+        tokens, query_offset: what it says about the keys, if it is a token table.
+
+    Raises:
+        InputError: documents of other tokens than these, or documents that the positions of a model with absolute
+            positions do not show.
+    """
+    starts = said_starts(options, key.shape[0], query.shape[2])
+    if starts is None:
+        if attention_mask is not None:
+            _warn_of_restarts(module, attention_mask, tokens, query_offset, options, query, key)
+            return tokens
+        positions = _positions(options, query)
+        # a layer that reads everything may not have asked for a mask, and its positions may count something else
+        if positions is None or query.shape[2] != key.shape[2] or (followed.reads_all and not is_overridden(NAME)):
+            return tokens
+        starts = position_starts(positions)
+        if not is_tracing(starts):
+            if not on_host(starts).any():
+                return tokens
+            warn_of_parts(positions, NAME)
+    elif query.shape[2] != key.shape[2] or (attention_mask is not None and not is_table(attention_mask)):
+        raise InputError(
+            f"cu_seq_lens_q or seq_idx say where documents begin, but there are {query.shape[2]} queries and "
+            f"{key.shape[2]} keys, or a mask that is a matrix. Pass them without a cache and without such a mask."
+        )
+    elif not has_relative_positions(module, options):
+        _require_restarts(module, starts, options, query)
+    return join_documents(tokens, starts)
+
+
+def join_documents(tokens: TokenMask, starts: Tensor) -> TokenMask:
+    """Return a token mask in which further documents begin at `starts`, bool [batch, keys]."""
+    segments = tokens.segment_ids
+    if segments is not None:
+        starts = starts | pad(segments[:, 1:] != segments[:, :-1], (1, 0))
+    return replace(tokens, segment_ids=1 + starts.cumsum(1))
+
+
+def with_marked_tokens(
+    module: nn.Module,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    options: Mapping[str, Any],
+    followed: LayerPattern,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[LayerPattern, TokenMask]:
+    """Return what a layer follows and its token mask, with the global tokens of the call's `global_attention_mask`.
+
+    They belong to the pattern of the config, as `GlobalTokens` would: a layer that keeps its own attention does not
+    take them, and in an encoder-decoder they are tokens of the encoder, as in LED.
+
+    Raises:
+        InputError: a mask of another shape, a text that processes share, or a pattern that chooses by content.
+    """
+    marked = options.get(MARKED)
+    if marked is None or followed.is_own or getattr(module, PART, None) == DECODER:
+        return followed, tokens
+    run_untraced(note_marked, module)
+    if followed.shards is not None or followed.pattern.chooses_by_content:
+        what = "processes share the texts" if followed.shards is not None else f"they follow {shown(followed.pattern)}"
+        raise InputError(
+            f"{MARKED} is not taken by layers of a sparsified model where {what}. Leave it out, and give the positions "
+            "in a pattern by position, band(...) | global(...)."
+        )
+    num_keys = key.shape[2]
+    known: Any = num_keys if query_offset is None else query_offset + query.shape[2]
+    if isinstance(known, Tensor):
+        # a compiler does not know how much of a static cache is written
+        known = min(marked.shape[-1], num_keys)
+    check_marked_shape(marked, key.shape[0], known)
+    is_global = derived(lambda marked: pad(marked.bool(), (0, num_keys - marked.shape[1])), marked)
+    return followed.with_globals, replace(tokens, global_mask=is_global)
+
+
+def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """Return whether a layer is known to have relative positions (rotary or a bias), independent of the start."""
+    config: Any = module.config
+    if options.get("position_bias") is not None or getattr(config, "rope_parameters", None):
+        return True
+    # some configs have the field although it says nothing about their positions
+    is_absolute = getattr(config, "position_embedding_type", None) == "absolute"
+    return getattr(config, "rope_theta", None) is not None and not is_absolute
+
+
+def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, Any], query: Tensor) -> None:
+    """Raise InputError unless the positions, which the model has added, restart where documents begin."""
+    # recomputation needs no check, as the forward pass was checked; a compiled graph checks both
+    if not torch.compiler.is_compiling() and is_computed_again():
+        return
+    positions = _positions(options, query, given_positions(module.config))
+    problem = (
+        "cu_seq_lens_q or seq_idx begin documents, but the position_ids that reach this "
+        f"{type(module).__name__} {'do not restart there' if positions is not None else 'are unknown'}, and nothing "
+        "says that its positions are relative. Pass position_ids that restart with every document. A model that does "
+        "not pass them on to its layers can pack by these position_ids alone, with use_cache=False and without "
+        "attention_mask, cu_seq_lens and seq_idx."
+    )
+    if positions is None:
+        raise InputError(problem)
+    restarts = ~(starts & ~position_starts(positions)).any()
+    if torch.compiler.is_compiling():
+        torch._assert_async(restarts, problem)
+    elif not is_tracing(restarts) and not restarts:
+        raise InputError(problem)
+
+
+def _positions(options: Mapping[str, Any], query: Tensor, given: Tensor | None = None) -> Tensor | None:
+    """Return the positions of the queries, [batch, queries]; None: the call does not have one per query.
+
+    given: those that the model was called with, which may not reach its layers.
+    """
+    positions = options.get("position_ids")
+    positions = given if positions is None else positions
+    if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] != query.shape[2]:
+        return None
+    if len(positions) not in (1, len(query)):
+        return None
+    return derived(lambda positions: positions.expand(len(query), -1), positions)
+
+
+def _warn_of_restarts(
+    module: nn.Module,
+    mask: Tensor,
+    tokens: TokenMask,
+    query_offset: QueryOffset,
+    options: Mapping[str, Any],
+    query: Tensor,
+    key: Tensor,
+) -> None:
+    """Warn, in a model's first layer, of documents that its mask does not separate; padding is no document."""
+    num_queries = query.shape[2]
+    # checked before any length, which would become part of the graph; what takes longest, last
+    if torch.compiler.is_compiling() or getattr(module, "layer_idx", None) or is_tracing(query) or num_queries == 1:
+        return
+    # positions that the model counts itself start no document, and a layer that is computed again has been looked at
+    if was_called_without(module.config) or is_computed_again():
+        return
+    positions = _positions(options, query, given_positions(module.config))
+    if positions is None or not is_table(mask) or tokens.segment_ids is not None:
+        return
+    bring(positions, tokens.key_mask)
+    is_token = None if tokens.key_mask is None else on_host(tokens.key_mask)
+    if is_token is not None:
+        first = key.shape[2] - num_queries if query_offset is None else int(query_offset)
+        is_token = is_token[:, first : first + num_queries]
+    if bool(position_starts(on_host(positions), is_token).any()):
+        warn_of_unseen_documents(module.config)

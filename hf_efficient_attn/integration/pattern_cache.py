@@ -1,0 +1,312 @@
+"""A cache that holds only the keys that a pattern can still read: the first tokens, and those of its band."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.integration.cache_layers import BlockLayer, Padding, PatternLayer
+from hf_efficient_attn.integration.layer_patterns import DECODER, FIELD, NAME, config_patterns
+from hf_efficient_attn.integration.names import has_indexer
+from hf_efficient_attn.integration.streaming_cache import CACHE, TEXT, StreamingLayer, key_rotations
+from hf_efficient_attn.messages import shown, warn_once
+from hf_efficient_attn.patterns.pattern import DecodingReach, Pattern
+
+# compilers cannot compare what its layers read
+OTHER_PATTERN = (
+    "This PatternCache was made for a model with another attention_pattern than the compiled one that computes. Make a "
+    "new PatternCache(model.config)."
+)
+
+
+class PatternCache(Cache):
+    """A cache for `generate` whose layers do not grow with the text, where they follow a band and first tokens.
+
+    `model.generate(..., cache=PatternCache(model))` generates the same tokens as the default cache. A
+    layer keeps the keys of the pattern's first tokens, counted from each example's first token that is not padding, and
+    of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them,
+    which grows with the text where they read all of it: `[pattern, None] * 2` bounds two layers of four, which a
+    warning and `repr` say. A layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new
+    token chooses some.
+    Another model that reads more is refused, and so is one on another attention, such as a dense model on "sdpa".
+
+    `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
+    Xiao et al. 2023). A token's position is then its slot in the cache: each kept key is read as if it had been rotated
+    by its slot, and the query by the slot behind them, so that no distance exceeds the size of the cache. A model
+    rotates keys before they are cached, so the keys of the first tokens are rotated further, by the number of tokens
+    dropped, and always from what was kept: rounding does not add up. Once tokens have been dropped, no forward without
+    this cache computes the same; how a text is cut into calls still changes nothing. Layers that keep their own
+    attention keep the positions of the text.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> import hf_efficient_attn as hea
+    >>> from hf_efficient_attn.patterns import Band, GlobalTokens
+    >>> config = LlamaConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32)
+    >>> model = hea.sparsify(LlamaForCausalLM(config).eval(), Band(left=12, right=0) | GlobalTokens([0, 1, 2, 3]))
+    >>> cache = hea.PatternCache(model, positions="cache")
+    >>> text = model.generate(torch.ones(1, 8, dtype=int), cache=cache, max_length=64, eos_token_id=None)
+    >>> text.shape[1], cache.layers[0].keys.shape[2]
+    (64, 16)
+    >>> cache
+    PatternCache(2 of 2 layers bounded, layers=[StreamingLayer, StreamingLayer])
+
+    Args:
+        config: a sparsified model that is only a decoder, or its config. Layers follow `Band(left, ...)`,
+            `Dilated(left, ...)`, or these joined with `GlobalTokens` at the positions 0, 1, 2, ..., also per head; or
+            `BlockTopK`; and differently from layer to layer. With `positions="cache"` the model itself, on its device
+            and in evaluation mode: it computes one token, which shows whether its `rotary_emb` is all that rotates its
+            keys.
+        positions: "text" or "cache", where positions are counted.
+
+    Raises:
+        ConfigurationError: no pattern, or one that can read other tokens; with `positions="cache"` also a model without
+            RoPE, or with one whose frequencies depend on the length.
+    """
+
+    def __init__(self, config: PreTrainedConfig | torch.nn.Module, positions: str = TEXT) -> None:
+        model: Any = config
+        if positions not in (TEXT, CACHE):
+            raise ConfigurationError(f"positions={shown(positions)}; it must be {shown(TEXT)} or {shown(CACHE)}.")
+        if positions == CACHE or isinstance(model, torch.nn.Module):
+            config = config_of(model)
+        text_config = checked_text_config(config)
+        self.padding = Padding()
+        layers = DynamicCache(config=config).layers  # type: ignore[arg-type]
+        readable = readable_per_layer(text_config)
+        rotations = {}
+        if positions == CACHE:
+            with_first = [layer for layer, kept in enumerate(readable) if kept and kept[0] and kept[1] is not None]
+            rotations = key_rotations(model, text_config, with_first)
+        for layer, kept in enumerate(readable):
+            num_first, left = kept or (0, None)
+            if layer in rotations and left is not None:
+                layers[layer] = StreamingLayer(num_first, left, self.padding, rotations[layer])
+            elif left is not None:
+                layers[layer] = PatternLayer(num_first, left, self.padding)
+        for layer, pattern in enumerate(patterns_of(text_config)):
+            if pattern is not None and pattern.chooses_by_content:
+                layers[layer] = BlockLayer(pattern.block_tokens, self.padding)
+        self.rope = rope_of(text_config) if positions == CACHE else None
+        self.checked_spec = getattr(text_config, FIELD)
+        # torch 2.11 cannot trace how it is made
+        self.origin = Origin()
+        self.origin.cache = self
+        # whether "efficient" has asked for the keys in this call of a model
+        self.is_followed = False
+        super().__init__(layers=layers)
+        # of BlockTopK it is known
+        growing = [layer for layer, kept in enumerate(layers) if not (is_bounded(kept) or isinstance(kept, BlockLayer))]
+        num_bounded = sum(map(is_bounded, layers))
+        if growing and num_bounded:
+            warn_once(
+                f"This PatternCache bounds {num_bounded} of {len(layers)} layers. Others, such as layer {growing[0]}, "
+                "read the whole text and keep all of its keys: memory grows with the text."
+            )
+
+    def __repr__(self) -> str:
+        num_bounded = sum(map(is_bounded, self.layers))
+        return f"{type(self).__name__}({num_bounded} of {len(self.layers)} layers bounded, layers={self.layers})"
+
+    def follow(self, config: Any, is_token: Tensor | None) -> None:
+        """Take the padding of the model that is about to compute on "efficient", after checking its config.
+
+        Args:
+            config: as for `check`.
+            is_token: the mask of its keys, bool [batch, tokens]; None: there is no padding.
+
+        Raises:
+            ConfigurationError: its layers read more than is kept.
+            InputError: masked tokens follow others.
+        """
+        self.check(config)
+        self.padding.note(is_token)
+        self.is_followed = True
+
+    def check(self, config: Any) -> None:
+        """Raise ConfigurationError if layers of a model read more than this cache, made for another model, keeps.
+
+        Args:
+            config: the config of the model that computes; None: it is unknown, and nothing is checked.
+        """
+        if config is None:
+            return
+        text_config = config.get_text_config(decoder=True)
+        spec = getattr(text_config, FIELD, None)
+        if torch.compiler.is_compiling():
+            if spec is not self.checked_spec and spec != self.checked_spec:
+                raise ConfigurationError(OTHER_PATTERN)
+            return
+        if self.rope is not None and self.rope != rope_of(text_config):
+            raise ConfigurationError(
+                'This PatternCache(positions="cache") was made for a model with another RoPE, '
+                f"{shown(self.rope)}, and not for {shown(rope_of(text_config))}. Make one from the model that computes."
+            )
+        if spec is self.checked_spec:
+            return
+        wanted = () if spec is None else readable_per_layer(text_config)
+        if len(wanted) > len(self.layers):
+            raise ConfigurationError(
+                f"This PatternCache has {len(self.layers)} layers, but the model that computes has {len(wanted)}. Make "
+                "a new PatternCache(model.config)."
+            )
+        for layer, kept in enumerate(self.layers):
+            if isinstance(kept, PatternLayer):
+                num_first, left = (wanted[layer] if layer < len(wanted) else None) or (0, None)
+                if left is None or left > kept.left or num_first > kept.num_first:
+                    reads = "all tokens" if left is None else f"{num_first} first tokens and {left} before a token"
+                    raise ConfigurationError(
+                        f"This PatternCache keeps {kept.num_first} first tokens and {kept.left} before a token for "
+                        f"layer {layer}, but the model's layer reads {reads}. Make a new PatternCache(model.config)."
+                    )
+        self.checked_spec = spec
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return the kept keys and values of a layer with the new ones appended, [batch, heads, kept + new, head_dim].
+
+        Raises:
+            UnsupportedBackendError: tokens have been dropped, and no attention asks that knows of it.
+        """
+        layer = self.layers[layer_idx]
+        if not self.is_followed and isinstance(layer, PatternLayer) and layer.has_dropped:
+            raise UnsupportedBackendError(
+                f"This PatternCache has seen {layer.get_seq_length()} tokens in layer {layer_idx} and kept those that "
+                f"a pattern reads, but what fills it now is no model on attn_implementation={shown(NAME)}, or one with "
+                "an attention_mask that is a matrix, and would take them for the whole text. Give a model without a "
+                "pattern a cache of its own; fill this one by calling its model with a padding mask, or with none."
+            )
+        if layer_idx == len(self.layers) - 1:
+            # a model that is given its mask as a matrix does not ask how long one must be
+            self.is_followed = False
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.is_followed = False
+
+    @property
+    def max_cache_len(self) -> int:
+        """The largest number of tokens of a text, -1 for any; PEFT asks caches that are not a `DynamicCache`."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of tokens of a mask, and where they begin: a mask is for all; layers use the last ones."""
+        if self.is_sliding[layer_idx]:
+            return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
+        self.is_followed = False
+        return self.get_seq_length(layer_idx) + query_length, self.origin
+
+
+class Origin(int):
+    """Where the keys begin: 0. Through it, the code that makes the mask tells the cache the padding and the config.
+
+    In compiled programs, too, where no forward context is known.
+    """
+
+    cache: PatternCache
+
+
+def is_bounded(layer: Any) -> bool:
+    """Return whether a layer of a cache holds no more, from some length on, however long the text is."""
+    return isinstance(layer, PatternLayer) or layer.is_sliding or not isinstance(layer, DynamicLayer)
+
+
+def config_of(model: Any) -> Any:
+    """Return the config of a model.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise ConfigurationError(
+            f'PatternCache got a {type(model).__name__}: pass the model, by whose rotary_emb positions="cache" rotates '
+            "keys, or, without that, its config."
+        )
+    return model.config
+
+
+def checked_text_config(config: Any) -> Any:
+    """Return the config of the text model in the config of a model that follows a pattern.
+
+    Raises:
+        ConfigurationError: it is not a config, has no pattern, or is not that of a decoder alone.
+    """
+    if not isinstance(config, PreTrainedConfig):
+        raise ConfigurationError(f"PatternCache got {shown(config)}, which is no config: pass the model or its config.")
+    text_config: Any = config.get_text_config(decoder=True)
+    spec = getattr(text_config, FIELD, None)
+    if spec is None and getattr(text_config, "span", None) is not None:
+        raise ConfigurationError(
+            f"PatternCache is for models with an attention_pattern; the heads of this {type(text_config).__name__} "
+            f"have span={shown(text_config.span)}. Call generate without a cache: the one that it makes "
+            "itself keeps only what the spans reach."
+        )
+    if spec is None and has_indexer(text_config):
+        raise ConfigurationError(
+            f"PatternCache is for models with an attention_pattern; the indexers of this {type(text_config).__name__} "
+            "choose among all keys. Call generate without a cache: the one that it makes itself keeps their keys, too."
+        )
+    if spec is None or text_config._attn_implementation != NAME:
+        raise ConfigurationError(
+            "PatternCache needs the config of a model with attention_pattern and "
+            f"attn_implementation={shown(NAME)}; this {type(text_config).__name__} has {shown(spec)} and "
+            f"{shown(text_config._attn_implementation)}. Call sparsify(model, pattern) first, and "
+            "pass the model."
+        )
+    if getattr(text_config, "is_encoder_decoder", False):
+        raise ConfigurationError(
+            "PatternCache is for models that are only a decoder. An encoder-decoder computes its encoder once; use "
+            "the default cache."
+        )
+    return text_config
+
+
+def rope_of(config: Any) -> tuple[Any, Any]:
+    """Return what determines the angles of a model's keys: its kind, and the parameters of its RoPE."""
+    return config.model_type, getattr(config, "rope_parameters", None)
+
+
+def readable_tokens(pattern: Pattern) -> DecodingReach:
+    """Return how many first tokens, and how many before itself (None: all), a token may read in a causal pattern.
+
+    Raises:
+        ConfigurationError: the pattern can read other tokens.
+
+    >>> from hf_efficient_attn.patterns.bands import Band
+    >>> from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+    >>> readable_tokens((Band(8, 0) | GlobalTokens([0, 1])).causal())
+    DecodingReach(num_first=2, left=8)
+    """
+    reach = pattern.decoding_reach()
+    if reach is None:
+        other = next((atom for atom in pattern.atoms() if atom.decoding_reach() is None), pattern)
+        raise ConfigurationError(
+            f"PatternCache holds a band and first tokens, but attention_pattern has {shown(other)}. Generate with "
+            "the default cache, which holds everything."
+        )
+    return reach
+
+
+def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
+    """Return `readable_tokens` of each layer's pattern in the config of a text model; None: the layer's own attention.
+
+    Raises:
+        ConfigurationError: a layer can read tokens that no `PatternCache` keeps.
+    """
+    return tuple(
+        None if pattern is None or pattern.chooses_by_content else readable_tokens(pattern.causal())
+        for pattern in patterns_of(config)
+    )
+
+
+def patterns_of(config: Any) -> Sequence[Any]:
+    """Return the pattern of each layer in the config of a text model; None: the layer's own attention."""
+    # a config whose layers read more than the pattern has this method
+    own_patterns = getattr(config, "readable_patterns", None)
+    return (config_patterns(getattr(config, FIELD), config, DECODER) if own_patterns is None else own_patterns()) or ()
