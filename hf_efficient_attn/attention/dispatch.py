@@ -224,7 +224,7 @@ def _kinds(
     if not isinstance(terms, tuple | list) or not (chosen is None or isinstance(chosen, ChosenKeys)):
         return None
     masks, given, learned = tokens.tensors, [] if chosen is None else chosen.tensors, [] if sinks is None else [sinks]
-    kinds: list[Any] = [sinks is None, None if chosen is None else (chosen.traits, *map(type, chosen.numbers))]
+    kinds: list[Any] = [sinks is None]
     for term in terms:
         if type(term) is not Term:
             return None
@@ -233,6 +233,7 @@ def _kinds(
     for each in (*learned, *given, *masks):
         if each is not None and type(each) not in (Tensor, nn.Parameter):
             return None
+    kinds.append(None if chosen is None else (chosen.traits, *map(type, chosen.numbers)))
     needs_grad = False
     for each in (*learned, *given):
         kinds.append(None if each is None else (each.dtype, each.device, each.shape))

@@ -67,7 +67,7 @@ def test_a_layer_that_cannot_be_computed_so_is_said_in_a_note(monkeypatch: pytes
     def refuse(*_: Any) -> None:
         raise hea.UnsupportedBackendError("no such call.")
 
-    monkeypatch.setattr(explain, "explained", refuse)
+    monkeypatch.setattr(explain, "_all_layers", refuse)
     said = hea.explain(llama(SINKS), 64)
     assert said.all_layers is None
     assert "The cost of all layers is not known here: no such call." in said.notes
