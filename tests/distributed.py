@@ -21,7 +21,8 @@ import huggingface_hub.constants
 import torch
 from torch.distributed import TCPStore, distributed_c10d
 
-FORK = torch.multiprocessing.get_context("fork")
+# a process that has used CUDA cannot be forked
+CONTEXT = torch.multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
 
 
 class Script:
@@ -31,7 +32,7 @@ class Script:
         assert command[0] == sys.executable, command
         environment = {**(os.environ if env is None else env)}
         arguments = ([*map(str, command[1:])], stdout, stderr, str(cwd or os.getcwd()), environment)
-        self.process, self.stdout = FORK.Process(target=_run, args=arguments), stdout
+        self.process, self.stdout = CONTEXT.Process(target=_run, args=arguments), stdout
         with warnings.catch_warnings():
             # of a process that has threads; none of those here holds a lock that a script needs
             warnings.simplefilter("ignore")
@@ -120,14 +121,15 @@ def _run(arguments: list[str], stdout: Path, stderr: Path, cwd: str, env: dict[s
     _print_into(stdout, stderr)
     _be_as_new()
     sys.argv = arguments
-    sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     if arguments[0] == "-m":
-        sys.path[0], sys.argv = os.getcwd(), arguments[1:]
+        sys.path.insert(0, os.getcwd())
+        sys.argv = arguments[1:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif arguments[0] == "-c":
         exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
     else:
-        sys.path[0] = str(Path(arguments[0]).parent)
+        sys.path.insert(0, str(Path(arguments[0]).parent))
         runpy.run_path(arguments[0], run_name="__main__")
 
 
@@ -151,7 +153,7 @@ def _be_as_new() -> None:
     for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", category)
     # transformers' collators ask by this name whether they are in a worker of a DataLoader
-    FORK.current_process().name = "MainProcess"
+    CONTEXT.current_process().name = "MainProcess"
     huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
     # what reads numbers of processes, or folders of examples, when it is imported
     for name, module in [*sys.modules.items()]:

@@ -99,6 +99,7 @@ def test_marked_tokens_of_an_encoder_decoder_are_its_encoders() -> None:
         )
 
 
+@torch.no_grad()
 def test_layers_that_are_compiled_by_themselves_take_marks_at_every_call() -> None:
     torch.compiler.reset()
     model, ids = hea.sparsify(build("llama"), Band(3, 0)), token_ids(2, 9)

@@ -118,6 +118,7 @@ class PrecisionContract:
         for plain, checkpointed in zip(*gradients, strict=True):
             torch.testing.assert_close(checkpointed, plain)
 
+    @pytest.mark.thorough
     def test_autocast_compiles_to_one_graph_for_all_lengths(self, compiled_case: Any) -> None:
         """Tokens alone; with masks, labels and gradients, at one length, `compile_contract.py` compiles."""
         given = {name: each for name, each in without_labels(compiled_case.inputs()).items() if "mask" not in name}

@@ -37,12 +37,3 @@ def test_a_row_of_several_documents_has_no_root() -> None:
     model = build("AutoModelForSequenceClassification")
     with pytest.raises(hea.InputError, match="Pass one whole text in each row"):
         model(random_ids(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
-
-
-def test_explain_says_what_to_ask() -> None:
-    model = build(num_nodes=2)
-    pairs = model.config.pattern.resolve(128).num_pairs(128, 128)
-    with pytest.raises(hea.UnsupportedBackendError, match=f"64 tokens and as many spans, in {pairs:,} pairs"):
-        hea.explain(model, 64)
-    asked = hea.explain(model.config.pattern, query_tokens=128)
-    assert asked.allowed_pairs == asked.call.layout.num_heads * pairs

@@ -81,8 +81,3 @@ def test_layers_with_a_pattern_are_those_of_the_sparse_transformer() -> None:
     sparse.load_state_dict(model.state_dict())
     ids = random_ids(2, 9)
     torch.testing.assert_close(model(ids).last_hidden_state, sparse(ids).last_hidden_state)
-
-
-def test_explain_says_what_each_mechanism_computes() -> None:
-    with pytest.raises(hea.UnsupportedBackendError, match=r"256 scores of a head for 64 tokens, where full"):
-        hea.explain(build(), 64)

@@ -214,17 +214,3 @@ def test_keys_of_other_tokens_are_refused() -> None:
         passed.keep(layer, torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, tokens, 4))
     with pytest.raises(hea.InputError, match="of layer 0 5, layer 1 7, and 7 are read"):
         passed.joined([0, 1], torch.zeros(1, 1, 7, 4))
-
-
-def test_explain_says_what_the_engine_is_asked_for() -> None:
-    talking = build(mechanism="talking_heads", attention_pattern=Band(8, 8), max_position_embeddings=2048)
-    with pytest.raises(hea.UnsupportedBackendError, match=r"that reads all tokens, or up to 512, computes all 10,000"):
-        hea.explain(talking, 100)
-    requests = [layer.self_attn.layer_request(2048, None) for layer in talking.model.layers]
-    assert [(each.num_heads, each.num_key_heads, each.head_dim, each.value_dim) for each in requests] == [
-        (4, 1, 32, 32)
-    ] * 2
-    residual = build(mechanism="residual_scores", attention_pattern=Band(8, 8))
-    requests = [layer.self_attn.layer_request(2048, None) for layer in residual.model.layers]
-    assert [(each.num_key_heads, each.head_dim, each.value_dim) for each in requests] == [(4, 8, 8), (4, 16, 8)]
-    assert hea.explain(residual, 64)

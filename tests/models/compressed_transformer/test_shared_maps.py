@@ -135,11 +135,3 @@ def test_gradients_of_reused_weights_survive_checkpointing_or_it_is_refused() ->
         torch.testing.assert_close(found[name], each, atol=1e-10, rtol=1e-8)
     with pytest.raises(hea.UnsupportedBackendError, match="use_reentrant=True"):
         gradients({"use_reentrant": True})
-
-
-@pytest.mark.parametrize("below", REUSED)
-def test_explain_knows_how_long_queries_are(below: str) -> None:
-    model = build("AutoModel", num_hidden_layers=3, attention_pattern=Band(3, 1), **REUSED[below])
-    widths = [layer.self_attn.layer_request(64, None).head_dim for layer in model.layers]
-    assert widths == {"pattern": [8, 8, 8], "residual": [8, 16, 16], "collaborative": [8, 9, 9]}[below]
-    assert hea.explain(model, 64)

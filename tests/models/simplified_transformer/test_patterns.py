@@ -105,11 +105,6 @@ def test_padding_packing_caches_and_later_tokens_change_nothing(pattern: Any) ->
         assert torch.equal(model.generate(ids, **cached, **options), wanted)
 
 
-def test_explain_says_what_the_mean_costs() -> None:
-    assert "which costs as much again" in str(hea.explain(build(Band(3, 0)), TOKENS))
-    assert "which costs as much again" not in str(hea.explain(build(None), TOKENS))
-
-
 def test_layers_without_a_pattern_average_all_tokens() -> None:
     """And a pattern that allows all of them changes nothing."""
     ids = random_ids(2, TOKENS)
