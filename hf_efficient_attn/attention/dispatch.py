@@ -22,9 +22,8 @@ from hf_efficient_attn.attention.build_call import (
 )
 from hf_efficient_attn.attention.joined import with_lse_gradient
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
+from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.machine_costs import Machine, machine_of
-from hf_efficient_attn.backends.sdpa import NAME as SDPA
-from hf_efficient_attn.backends.sdpa import DirectCall, DirectStep, direct_call, direct_step
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.call import AttentionCall
@@ -109,7 +108,7 @@ class Plan:
     has_tensors: bool
     machine: Machine
     is_cast: bool
-    direct: DirectCall | DirectStep | None
+    direct: sdpa.DirectCall | sdpa.DirectStep | None
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, tensors: Tensors, need_lse: bool) -> tuple[Tensor, Tensor | None]:
         """Return the output and, if needed, its log-sum-exp."""
@@ -157,13 +156,13 @@ def plan_of(call: AttentionCall, name: str, device: torch.device) -> Plan:
         UnsupportedBackendError: the backend that was asked for cannot compute the call.
     """
     is_step = call.layout.num_queries == 1 and not call.layout.is_cross
-    direct: DirectCall | DirectStep | None = None
+    direct: sdpa.DirectCall | sdpa.DirectStep | None = None
     if is_step:
         # "auto" computes a step whose keys are neighbours so
-        direct = direct_step(call) if name in (AUTO, SDPA) else None
+        direct = sdpa.direct_step(call) if name in (AUTO, sdpa.NAME) else None
     else:
         name = select(call, name).NAME
-        direct = direct_call(call, device) if name == SDPA else None
+        direct = sdpa.direct_call(call, device) if name == sdpa.NAME else None
     has_tensors = not (call.tokens.is_empty and not call.terms and call.sinks is None and call.chosen is None)
     call = replace(call, tokens=NO_MASK, terms=(), sinks=None, chosen=None)
     return Plan(call, name, is_step, has_tensors, machine_of(device.type), is_autocast(device.type), direct)

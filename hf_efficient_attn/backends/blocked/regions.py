@@ -231,6 +231,10 @@ def add_key_blocks(total: Tensor, blocks: Tensor, run: Run) -> None:
         granules(total, run).index_add_(1, index, blocks.reshape(heads, len(index), run.granule, width).to(total.dtype))
     elif run.key_step == 0:
         total.narrow(1, run.first_key, run.key_tokens).add_(blocks[:, 0] if run.num_blocks == 1 else blocks.sum(1))
+    elif run.num_blocks * run.key_step < run.key_tokens:
+        # in as few and as long operations as possible: other work on a core makes each of them wait
+        for block in range(run.num_blocks):
+            total.narrow(1, run.first_key + block * run.key_step, run.key_tokens).add_(blocks[:, block])
     else:
         # parts that are one step long do not overlap
         for start in range(0, run.key_tokens, run.key_step):
