@@ -42,9 +42,9 @@ test_part() {
 
 test_combination() {
     rm -rf "$place/results"
-    test_part engine -k "not flex" tests/patterns tests/backends/test_contract.py tests/attention/test_cache.py \
-        tests/attention/test_ways_to_sparse_models.py tests/attention/test_interface_masks.py \
-        tests/attention/test_interface_generation.py
+    test_part engine -k "not flex" tests/patterns tests/backends/test_contract.py tests/integration/test_cache.py \
+        tests/integration/test_ways_to_sparse_models.py tests/integration/test_interface_masks.py \
+        tests/integration/test_interface_generation.py
     test_part models -k "($families) and not compile and not export" "${models[@]}"
     test_part sharing tests/sharing
 }
@@ -54,7 +54,7 @@ test_combination() {
 test_compiler() {
     local exports=tests/models/test_contract.py::TestFamilyContract::test_exports_with_any_batch_and_length
     test_part compiled -k "compile or export or flex" --deselect "$exports[simplified-pre_ln-masked, with labels]" \
-        --deselect "$exports[simplified-pre_ln-tokens alone]" tests/attention tests/backends "${models[@]}"
+        --deselect "$exports[simplified-pre_ln-tokens alone]" tests/attention tests/integration tests/backends "${models[@]}"
 }
 
 for combination in "${combinations[@]}"; do

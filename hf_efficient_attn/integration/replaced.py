@@ -1,7 +1,7 @@
 """The methods of transformers that importing this package extends, and why: nothing else is called where they are.
 
 What a subclass, a registration (Auto classes, attention interfaces) or a callback can do is done so. Models and configs
-without a pattern come out of these methods as before; `tests/attention/test_replaced.py` compares them with those of a
+without a pattern come out of these methods as before; `tests/integration/test_replaced.py` compares them with those of a
 process that has not imported this package.
 """
 
