@@ -239,12 +239,6 @@ def llama(found: Record) -> Iterator[Record]:
             yield {"what": f"perplexity: {way}", "tokens": int(tokens), "text": f"{value:.1f}"}
 
 
-def from_1024(found: Record) -> Iterator[Record]:
-    """Yield what `llama` yields of 1,024 tokens and more, without the band alone."""
-    left_out = ("speed: band", "perplexity: band", "perplexity: the same, positions in the cache")
-    return (it for it in llama(found) if it["tokens"] >= 1024 and it["what"] not in left_out)
-
-
 def spam(found: Record) -> Iterator[Record]:
     """Yield the accuracy of models and of a bag of words by how much of a document they read."""
     for kind, model in found["models"].items():
@@ -314,7 +308,6 @@ TABLES: dict[str, Callable[[Record], str]] = {
         "{seconds[median]:.2f} | times as fast as all-gather = {seconds_against_all_gather[median]:.2f}"
     ),
     "llama": Pivot("{what}", "{text}", rows=llama),
-    "llama, long": Pivot("{what}", "{text}", rows=from_1024),
     "learned": Listing(
         "bits per byte = `{name}` | parameters = {parameters:,} | rate 0.001 = {tried[0][bits_per_byte]:.3f} | "
         "rate 0.003 = {tried[1][bits_per_byte]:.3f}",
