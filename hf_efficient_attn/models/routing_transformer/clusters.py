@@ -1,4 +1,4 @@
-"""The centroids of routing heads: spherical k-means whose means are moving averages over training.
+"""The clusters of routing heads: centroids by spherical k-means, as moving averages over training, and memberships.
 
 A centroid is the mean of the queries and keys that it was nearest to, weighted by λ^age: the moving average of their
 sum divided by that of their number. Both start at 0, so that the mean of few steps is a mean of what they saw (Adam's
