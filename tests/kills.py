@@ -49,9 +49,9 @@ def train(folder: Path, checkpoint: str | None) -> None:
     """Train to the end, saving after every step."""
     model = build_model(0, vocab_size=4000, hidden_size=64)
     optimizer = torch.optim.Adagrad(hea.optimizer_groups(model, 0.0))
-    segments = hea.training.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
+    segments = hea.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS}
-    trainer = build_trainer(folder, model, segments, optimizer, [hea.training.SpanCallback(), Losses()], **saving)
+    trainer = build_trainer(folder, model, segments, optimizer, [hea.SpanCallback(), Losses()], **saving)
     trainer.train(resume_from_checkpoint=checkpoint)
 
 
@@ -71,7 +71,7 @@ class Training:
         pass
 
     def act(self, run: str) -> None:
-        train(self.folder / run, hea.training.last_complete_checkpoint(self.folder / run))
+        train(self.folder / run, hea.last_complete_checkpoint(self.folder / run))
 
     def check(self, run: str) -> None:
         pass

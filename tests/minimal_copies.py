@@ -41,9 +41,7 @@ def save(folder: Path) -> None:
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=2))
     spans = hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig.modern(**SIZES, span_limit=8))
     config = hea.SparseTransformerConfig(**SIZES, is_causal=True, position_embedding_type="rope")
-    indexed = hea.training.index_stage(
-        hea.index(hea.SparseTransformerForCausalLM(config), top_k=4, num_heads=2), "sparse"
-    )
+    indexed = hea.index_stage(hea.index(hea.SparseTransformerForCausalLM(config), top_k=4, num_heads=2), "sparse")
     models = {"llama": hea.sparsify(llama, hea.patterns.Band(4, 0)), "spans": spans, "indexed": indexed}
     for name, model in models.items():
         hea.hub.include_code(model).save_pretrained(folder / name)

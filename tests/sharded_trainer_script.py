@@ -29,7 +29,7 @@ RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 GROUPS = 2 if WORLD == 4 else 1
 
 
-class SequenceTrainer(hea.training.SharedTextsMixin, transformers.Trainer):
+class SequenceTrainer(hea.SharedTextsMixin, transformers.Trainer):
     pass
 
 

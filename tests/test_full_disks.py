@@ -129,6 +129,6 @@ def test_a_training_onto_a_full_disk_goes_on_later(tmp_path: Path) -> None:
     shutil.copytree(whole / "checkpoint-1", run / "checkpoint-1")
     said = error_in_child(lambda: train(run, str(run / "checkpoint-1")), lambda: limit_files(largest // 2))
     assert "Error" in said
-    assert hea.training.last_complete_checkpoint(run) == str(run / "checkpoint-1")
-    assert error_in_child(lambda: train(run, hea.training.last_complete_checkpoint(run))) == ""
+    assert hea.last_complete_checkpoint(run) == str(run / "checkpoint-1")
+    assert error_in_child(lambda: train(run, hea.last_complete_checkpoint(run))) == ""
     assert (run / LOSSES).read_text() == (whole / LOSSES).read_text()

@@ -109,13 +109,13 @@ def test_evaluation_without_an_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
-    checkpoint = Path(hea.training.last_complete_checkpoint(str(finished / "run")))
+    checkpoint = Path(hea.last_complete_checkpoint(str(finished / "run")))
     folder = finished / "resumed"
     shutil.copytree(finished / "model", folder / "model")
     shutil.copytree(checkpoint, folder / "run" / checkpoint.name)
     shutil.copy(finished / "texts.jsonl", folder)
     finish_example(start_forked(folder, SCRIPT, *ARGUMENTS, *SMALL, "--num_train_epochs", "5", "--resume"))
-    states = [checkpoint, Path(hea.training.last_complete_checkpoint(str(folder / "run")))]
+    states = [checkpoint, Path(hea.last_complete_checkpoint(str(folder / "run")))]
     before, after = (json.loads((state / "trainer_state.json").read_text()) for state in states)
     assert after["log_history"][: len(before["log_history"])] == before["log_history"]
     assert after["epoch"] == 5

@@ -69,7 +69,7 @@ def test_the_saved_folder_loads_and_reads_what_is_long(finished: Path) -> None:
 
 def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
     checkpoints = sorted(finished.glob("run/checkpoint-*"), key=lambda folder: int(folder.name[11:]))
-    assert hea.training.last_complete_checkpoint(str(finished / "run")) == str(checkpoints[-1])
+    assert hea.last_complete_checkpoint(str(finished / "run")) == str(checkpoints[-1])
     folder = finished / "resumed"
     shutil.copytree(finished / "model", folder / "model")
     shutil.copytree(checkpoints[-1], folder / "run" / checkpoints[-1].name)
@@ -81,7 +81,7 @@ def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
 
 
 def newest(folder: Path) -> Path:
-    return Path(hea.training.last_complete_checkpoint(str(folder / "run")))
+    return Path(hea.last_complete_checkpoint(str(folder / "run")))
 
 
 def test_a_single_document_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every family satisfies, line by line. `test_contract.py` runs it for every case.
+"""What every family satisfies: DESIGN.md section 6, line by line. `test_contract.py` runs it for every case.
 
 Its promises about folders, masks and graphs, and those that encoder-decoders keep, too, stand in files of their own.
 """

@@ -20,7 +20,7 @@ SIZES: dict[str, int] = {"top_k": 4, "num_heads": 2}
 
 
 def llama(stage: str = "sparse", **options: Any) -> Any:
-    return hea.training.index_stage(hea.index(build("llama"), **{**SIZES, **options}).eval(), stage)
+    return hea.index_stage(hea.index(build("llama"), **{**SIZES, **options}).eval(), stage)
 
 
 def names_with_gradients(model: Any) -> set[str]:
@@ -135,14 +135,14 @@ def test_a_saved_model_is_the_same(tmp_path: Path, stage: str) -> None:
 @pytest.mark.parametrize("stage", ["warmup", "sparse"])
 def test_trainer_raises_the_recall(tmp_path: Path, stage: str) -> None:
     model, ids = llama(stage, num_heads=4), token_ids(8, 24)
-    before = hea.training.index_recall(model, input_ids=ids).mean()
+    before = hea.index_recall(model, input_ids=ids).mean()
     args = tr.TrainingArguments(
         str(tmp_path), max_steps=30, learning_rate=1e-2, report_to="none", save_strategy="no",
         per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     data = Dataset.from_dict({"input_ids": ids.tolist(), "labels": ids.tolist()})
     tr.Trainer(model, args, train_dataset=data).train()
-    assert hea.training.index_recall(model, input_ids=ids).mean() > before + 0.03
+    assert hea.index_recall(model, input_ids=ids).mean() > before + 0.03
 
 
 # peft asks by a name that transformers 5.23 has given up
@@ -153,7 +153,7 @@ def test_adapters_learn_beside_indexers() -> None:
         model, peft.LoraConfig(target_modules=["v_proj"], modules_to_save=["indexer"], init_lora_weights=False)
     )
     with pytest.raises(ConfigurationError, match="whose frozen weights it would let learn"):
-        hea.training.index_stage(adapted, "sparse")
+        hea.index_stage(adapted, "sparse")
     out = adapted.train()(input_ids=ids, labels=ids)
     out.loss.backward()
     learnt = names_with_gradients(adapted)
@@ -166,9 +166,9 @@ def test_refusals() -> None:
     with pytest.raises(ConfigurationError, match="indexers already"):
         hea.index(model, **SIZES)
     with pytest.raises(ConfigurationError, match="has no indexers"):
-        hea.training.index_stage(build("llama"), "sparse")
+        hea.index_stage(build("llama"), "sparse")
     with pytest.raises(ConfigurationError, match="stage='late'"):
-        hea.training.index_stage(model, "late")
+        hea.index_stage(model, "late")
     with pytest.raises(ConfigurationError, match="LlamaConfig"):
         hea.PatternCache(model.config)
     with pytest.raises(ConfigurationError, match="top_k=0 must be"):
@@ -181,8 +181,8 @@ def test_refusals() -> None:
         hea.index(build("gemma3"), **SIZES)
     with pytest.raises(UnsupportedBackendError, match="rotates neighbouring dimensions"):
         hea.index(tr.CohereForCausalLM(tr.CohereConfig(**DECODER)), **SIZES)
-    cache = hea.training.index_stage(model, "dense")(ids, use_cache=True).past_key_values
-    hea.training.index_stage(model, "sparse")
+    cache = hea.index_stage(model, "dense")(ids, use_cache=True).past_key_values
+    hea.index_stage(model, "sparse")
     with pytest.raises(InputError, match="the indexer knows 20 of them"):
         model(ids, **{CACHE_ARGUMENT: cache})
     model.set_attn_implementation("sdpa")
@@ -194,5 +194,5 @@ def test_refusals() -> None:
 def test_other_decoders(name: str) -> None:
     model, ids = hea.index(build(name), **SIZES).train(), token_ids(1, 20)
     assert len(indexers_of(model)) == 2
-    hea.training.index_stage(model, "sparse")(ids, labels=ids).loss.backward()
+    hea.index_stage(model, "sparse")(ids, labels=ids).loss.backward()
     assert all(each.grad is not None for each in model.parameters())

@@ -34,7 +34,7 @@ def plain(family: str, **fields: Any) -> Any:
 
 
 def indexed(family: str, stage: str = "sparse", **fields: Any) -> Any:
-    return hea.training.index_stage(hea.index(plain(family, **fields), **INDEXER).eval(), stage)
+    return hea.index_stage(hea.index(plain(family, **fields), **INDEXER).eval(), stage)
 
 
 def chosen_pairs(attention: Any, states: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def test_a_layer_is_the_dense_formula(family: str, side: str) -> None:
 def test_every_key_is_read_in_warmup_and_where_there_are_few(family: str) -> None:
     ids = token_ids(2, 20)
     expected = plain(family)(ids).logits
-    short = hea.training.index_stage(hea.index(plain(family), top_k=20, num_heads=2), "sparse").eval()
+    short = hea.index_stage(hea.index(plain(family), top_k=20, num_heads=2), "sparse").eval()
     for model in (indexed(family, "dense"), indexed(family, "warmup"), short):
         torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(indexed(family)(ids).logits, expected, atol=1e-3)
@@ -101,7 +101,7 @@ def test_indexers_and_model_learn_each_from_its_own_loss(family: str) -> None:
     model, ids = indexed(family, "warmup").train(), token_ids(2, 20)
     own = {name for name, _ in model.named_parameters() if ".indexer." in name}
     assert {name for name, each in model.named_parameters() if each.requires_grad} == own
-    model = hea.training.index_stage(model, "sparse")
+    model = hea.index_stage(model, "sparse")
     other = copy.deepcopy(model)
     # transformers 5.24 has renamed it
     getattr(other, "activation_checkpointing_enable", other.gradient_checkpointing_enable)()

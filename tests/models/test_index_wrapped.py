@@ -22,7 +22,7 @@ SIZES: dict[str, int] = {"top_k": 4, "num_heads": 2}
 
 
 def sparse(model: Any) -> Any:
-    return hea.training.index_stage(hea.index(model, **SIZES), "sparse").train()
+    return hea.index_stage(hea.index(model, **SIZES), "sparse").train()
 
 
 def hooked(model: Any) -> Any:
@@ -153,7 +153,7 @@ def test_a_loss_that_does_not_arrive_is_said() -> None:
     with pytest.raises(UnsupportedBackendError, match="has an indexer .* whose loss would be lost"):
         model(ids, labels=ids)
     with pytest.raises(UnsupportedBackendError, match="LlamaForCausalLM"):
-        hea.training.index_recall(model, input_ids=ids)
+        hea.index_recall(model, input_ids=ids)
     model = steps(sparse)
     model.model.layers[1] = Skipped()
     with pytest.raises(UnsupportedBackendError, match="LlamaForCausalLM"):

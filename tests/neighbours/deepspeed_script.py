@@ -57,7 +57,7 @@ def train(family: str, way: str, folder: Path) -> dict[str, Any]:
         # as if it had been killed while it saved the last step
         (output / f"checkpoint-{trainer.state.global_step}" / "latest").unlink()
     distributed.barrier()
-    begun = hea.training.last_complete_checkpoint(output)
+    begun = hea.last_complete_checkpoint(output)
     again = build_trainer(family, way, folder, build=lambda family, seed: load(folder / family, family))
     again.train(resume_from_checkpoint=begun)
     again.save_model(str(folder / f"{family}-{way}-resumed"))

@@ -42,7 +42,7 @@ IDS = torch.randint(2, 50, (4, 20), generator=torch.Generator().manual_seed(1))
 
 def make(name: str, stage: str, top_k: int = 6) -> Any:
     torch.manual_seed(0)
-    return hea.training.index_stage(hea.index(MAKE[name](), top_k=top_k, num_heads=3), stage).train()
+    return hea.index_stage(hea.index(MAKE[name](), top_k=top_k, num_heads=3), stage).train()
 
 
 def checkpointed(model: Any) -> Any:

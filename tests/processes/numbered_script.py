@@ -93,7 +93,7 @@ def train_with_trainer(case: Numbered, folder: Path) -> dict[str, torch.Tensor]:
         report_to="none",
         disable_tqdm=True,
     )
-    collator = hea.training.AlignedSentencesCollator(word_tokenizer(61), model=model)
+    collator = hea.AlignedSentencesCollator(word_tokenizer(61), model=model)
     transformers.Trainer(
         model,
         args,

@@ -18,7 +18,7 @@ import hf_efficient_attn as hea
 
 def batches() -> list[dict[str, Any]]:
     """Return two batches of unlike length, made by the collator."""
-    collate = hea.training.SentenceMaskingCollator(word_tokenizer(61), mlm_share=0.4, cpc_share=0.3, global_token_id=5)
+    collate = hea.SentenceMaskingCollator(word_tokenizer(61), mlm_share=0.4, cpc_share=0.3, global_token_id=5)
     torch.manual_seed(0)
     found = []
     for sentences in (4, 7):

@@ -27,14 +27,14 @@ def train(folder: Path, kind: str, texts: str) -> None:
     """Train on the texts that `texts` names: "A", "AA" or "AB"."""
     model = build_model(span=kind, **START)
     tokens = torch.cat([text(TOKENS, seed="AB".index(name)) for name in texts])
-    segments = hea.training.TextSegments(tokens, ROWS * len(texts), SEGMENT)
+    segments = hea.TextSegments(tokens, ROWS * len(texts), SEGMENT)
     optimizer = torch.optim.Adagrad(hea.optimizer_groups(model, 0.0), lr=0.07)
     trainer = build_trainer(
         folder,
         model,
         segments,
         optimizer,
-        [hea.training.SpanCallback()],
+        [hea.SpanCallback()],
         per_device_train_batch_size=segments.num_rows // WORLD,
         max_steps=STEPS,
         ddp_backend="gloo" if WORLD > 1 else None,

@@ -34,7 +34,7 @@ def text(num_tokens: int, seed: int = 1) -> torch.Tensor:
 def build_trainer(
     folder: Path,
     model: torch.nn.Module,
-    train: hea.training.TextSegments,
+    train: hea.TextSegments,
     optimizer: torch.optim.Optimizer | None = None,
     callbacks: Any = (),
     **changes: Any,
@@ -60,7 +60,7 @@ def build_trainer(
         args=transformers.TrainingArguments(str(folder), **options),
         train_dataset=train,
         eval_dataset=train,
-        data_collator=hea.training.SegmentCollator(),
+        data_collator=hea.SegmentCollator(),
         optimizers=(optimizer, None),
         callbacks=list(callbacks),
     )

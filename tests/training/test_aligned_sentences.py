@@ -38,7 +38,7 @@ def tokenizer(side: str) -> Any:
 def test_numbers_are_padded_with_their_tokens(side: str, kind: Any) -> None:
     model = BY_NAME["bp-seq2seq"].model("AutoModelForSeq2SeqLM")
     items = [item([2, 3], [1, 3], kind), item([1, 2, 1], [2], kind)]
-    collator = hea.training.AlignedSentencesCollator(tokenizer(side), model=model, pad_to_multiple_of=3)
+    collator = hea.AlignedSentencesCollator(tokenizer(side), model=model, pad_to_multiple_of=3)
     batch = collator(items)
     assert batch["sentence_ids"].shape == (2, 6)
     assert batch["decoder_sentence_ids"].shape == (2, 6)
@@ -63,7 +63,7 @@ def test_numbers_are_padded_with_their_tokens(side: str, kind: Any) -> None:
 
 def test_sources_without_labels_have_the_numbers_of_their_own() -> None:
     items = [item([2, 3], [1]), item([1, 2], [1])]
-    batch = hea.training.AlignedSentencesCollator(tokenizer("left"))(
+    batch = hea.AlignedSentencesCollator(tokenizer("left"))(
         [{name: own[name] for name in ("input_ids", "sentence_ids")} for own in items]
     )
     assert "decoder_sentence_ids" not in batch
@@ -75,7 +75,7 @@ def test_padding_changes_nothing(side: str) -> None:
     """The logits of a document beside a longer one are those that it has alone."""
     model = BY_NAME["bp-seq2seq"].model("AutoModelForSeq2SeqLM")
     items = [item([2, 3], [1, 3]), item([4, 2, 3], [2, 4])]
-    collator = hea.training.AlignedSentencesCollator(tokenizer(side))
+    collator = hea.AlignedSentencesCollator(tokenizer(side))
     with torch.no_grad():
         logits = model(**collator(items)).logits
         for row, own in enumerate(items):
@@ -109,7 +109,7 @@ def test_trainer_trains_evaluates_and_generates(has_model: bool, tmp_path: Path)
         save_strategy="no",
         dataloader_pin_memory=False,
     )
-    collator = hea.training.AlignedSentencesCollator(tokenizer("right"), model=model if has_model else None)
+    collator = hea.AlignedSentencesCollator(tokenizer("right"), model=model if has_model else None)
     trainer = transformers.Seq2SeqTrainer(
         model, args, train_dataset=items, eval_dataset=items, data_collator=collator, compute_metrics=metrics
     )
@@ -138,4 +138,4 @@ def test_trainer_trains_evaluates_and_generates(has_model: bool, tmp_path: Path)
 def test_what_is_no_number_of_each_token(change: dict[str, Any], message: str) -> None:
     items = [item([2, 3], [1, 3]), item([2, 3], [1, 3]) | change]
     with pytest.raises(hea.InputError, match=message):
-        hea.training.AlignedSentencesCollator(tokenizer("right"))(items)
+        hea.AlignedSentencesCollator(tokenizer("right"))(items)

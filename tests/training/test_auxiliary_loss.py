@@ -20,7 +20,7 @@ from hf_efficient_attn.messages import warn_once
 
 VOCAB = 32
 MODELS = {
-    "indexers": lambda: hea.training.index_stage(hea.index(build("llama"), top_k=4, num_heads=2), "sparse"),
+    "indexers": lambda: hea.index_stage(hea.index(build("llama"), top_k=4, num_heads=2), "sparse"),
     "centroids": lambda: routing("AutoModelForCausalLM"),
     "spans": lambda: with_spans(span_init=0.5, span_penalty=0.1),
 }
@@ -37,7 +37,7 @@ def trainer(folder: Path, model: Any, loss: Any = None, **changes: Any) -> trans
         model,
         transformers.TrainingArguments(str(folder), **options),
         train_dataset=Dataset.from_dict({"input_ids": ids, "labels": ids}),
-        callbacks=[hea.training.AuxiliaryLossCallback()],
+        callbacks=[hea.AuxiliaryLossCallback()],
         compute_loss_func=loss,
     )
 
@@ -85,7 +85,7 @@ def test_what_computes_the_loss_itself_leaves_it_out_with_a_warning(tmp_path: Pa
         learn = loss.backward
     else:
         running = trainer(tmp_path, model, label_smoothing_factor=0.1, bf16=False)
-        running.callback_handler.remove_callback(hea.training.AuxiliaryLossCallback)
+        running.callback_handler.remove_callback(hea.AuxiliaryLossCallback)
         learn = running.train
     with pytest.warns(UserWarning, match=r"does not contain auxiliary_loss.*TRL"):
         learn()
@@ -106,4 +106,4 @@ def test_explain_and_the_card_say_what_an_indexer_chooses() -> None:
     assert "whose queries read keys that indexers choose" in card
     assert "| 0–1 | `causal()`, keys chosen by what tokens say (gathered) | 4.0 |" in card
     assert "An indexer of 2 heads of 8 dimensions chooses up to 4 keys for a query" in card
-    assert "learns which 4 keys are worth reading" in model_card(hea.training.index_stage(model, "warmup")).text
+    assert "learns which 4 keys are worth reading" in model_card(hea.index_stage(model, "warmup")).text

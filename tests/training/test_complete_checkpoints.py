@@ -20,9 +20,9 @@ STEPS = 3
 
 def train(folder: Path, **changes: Any) -> None:
     optimizer = torch.optim.Adagrad(hea.optimizer_groups(model := build_model(), 0.0), lr=0.07)
-    segments = hea.training.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
+    segments = hea.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": STEPS, **changes}
-    build_trainer(folder, model, segments, optimizer, [hea.training.SpanCallback()], **saving).train()
+    build_trainer(folder, model, segments, optimizer, [hea.SpanCallback()], **saving).train()
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +50,34 @@ NEEDED = (
 @pytest.mark.parametrize("name", NEEDED)
 def test_every_file_counts_and_counts_whole(run: Path, name: str) -> None:
     newest = run / f"checkpoint-{STEPS}"
-    assert hea.training.last_complete_checkpoint(run) == str(newest)
+    assert hea.last_complete_checkpoint(run) == str(newest)
     file, before = newest / name, str(run / f"checkpoint-{STEPS - 1}")
     content = file.read_bytes()
     for length in (0, 1, 9, len(content) // 2, len(content) - 2):
         file.write_bytes(content[:length])
-        assert hea.training.last_complete_checkpoint(run) == before, length
+        assert hea.last_complete_checkpoint(run) == before, length
         assert why_incomplete(newest).startswith(name)
     file.unlink()
-    assert hea.training.last_complete_checkpoint(run) == before
+    assert hea.last_complete_checkpoint(run) == before
     assert why_incomplete(newest) == f"{name} is missing{' or cut off' if name == NEEDED[-1] else ''}."
 
 
 def test_without_any(tmp_path: Path) -> None:
-    assert hea.training.last_complete_checkpoint(tmp_path / "none") is None
+    assert hea.last_complete_checkpoint(tmp_path / "none") is None
     (tmp_path / "checkpoint-7").mkdir()
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "checkpoint-9").write_text("a file")
-    assert hea.training.last_complete_checkpoint(tmp_path) is None
+    assert hea.last_complete_checkpoint(tmp_path) is None
 
 
 def test_numbers_are_compared_as_numbers(run: Path) -> None:
     shutil.copytree(run / "checkpoint-3", run / "checkpoint-10")
-    assert hea.training.last_complete_checkpoint(str(run)) == str(run / "checkpoint-10")
+    assert hea.last_complete_checkpoint(str(run)) == str(run / "checkpoint-10")
 
 
 def test_save_only_model(tmp_path: Path) -> None:
     train(tmp_path, save_only_model=True)
-    assert hea.training.last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{STEPS}")
+    assert hea.last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{STEPS}")
 
 
 def test_shards(run: Path) -> None:
@@ -226,8 +226,8 @@ def test_a_memory_that_cannot_be_read_names_the_checkpoint_before(run: Path, con
     else:
         file.write_bytes(content)
     optimizer = torch.optim.Adagrad(hea.optimizer_groups(model := build_model(), 0.0), lr=0.07)
-    segments = hea.training.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
-    trainer = build_trainer(run, model, segments, optimizer, [hea.training.SpanCallback()], max_steps=STEPS + 2)
+    segments = hea.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
+    trainer = build_trainer(run, model, segments, optimizer, [hea.SpanCallback()], max_steps=STEPS + 2)
     with pytest.raises(hea.CheckpointError, match=r"segment_memory_0\.pt .*checkpoint before it, beside it: ") as error:
         trainer.train(resume_from_checkpoint=str(file.parent))
     assert before.name in str(error.value)

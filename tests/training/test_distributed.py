@@ -97,7 +97,7 @@ def test_a_checkpoint_needs_the_random_states_of_all_processes(
     copy = Path(shutil.copytree(runs[processes] / "sas" / "checkpoint-3", tmp_path / "checkpoint-3"))
     names = [f"rng_state_{process}.pth" for process in range(processes)] if processes > 1 else ["rng_state.pth"]
     for name in names:
-        assert hea.training.last_complete_checkpoint(tmp_path) == str(copy)
+        assert hea.last_complete_checkpoint(tmp_path) == str(copy)
         (copy / name).rename(tmp_path / name)
         assert why_incomplete(copy) == f"{name} is missing."
         (tmp_path / name).rename(copy / name)

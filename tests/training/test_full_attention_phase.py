@@ -37,7 +37,7 @@ def test_last_steps_read_everything(tmp_path: Path) -> None:
     trainer = trained(
         model,
         tmp_path,
-        hea.training.FullAttentionPhase(0.5),
+        hea.FullAttentionPhase(0.5),
         eval_strategy="steps",
         eval_steps=1,
         save_strategy="steps",
@@ -55,7 +55,7 @@ def test_last_steps_read_everything(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must be a share"):
-        hea.training.FullAttentionPhase(10)
+        hea.FullAttentionPhase(10)
     model = tr.LlamaForCausalLM(tr.LlamaConfig(**DECODER))
     with pytest.raises(InputError, match="has no attention_pattern"):
-        trained(model, tmp_path, hea.training.FullAttentionPhase()).train()
+        trained(model, tmp_path, hea.FullAttentionPhase()).train()

@@ -16,12 +16,7 @@ def test_trainer_in_bfloat16_follows_float32(tmp_path: Path) -> None:
         model = transformers.AutoModelForCausalLM.from_config(hea.AdaptiveSpanConfig.modern(**SIZES))
         options = {"bf16": bf16, "eval_strategy": "steps", "eval_steps": 2}
         trainer = build_trainer(
-            tmp_path / str(bf16),
-            model,
-            hea.training.TextSegments(text(40), 2, 8),
-            None,
-            [hea.training.SpanCallback()],
-            **options,
+            tmp_path / str(bf16), model, hea.TextSegments(text(40), 2, 8), None, [hea.SpanCallback()], **options
         )
         trainer.train()
         history = trainer.state.log_history

@@ -50,7 +50,7 @@ def texts(num: int, sentences: int = 5) -> list[dict[str, Any]]:
 
 def collate(items: list[dict[str, Any]], **options: Any) -> Any:
     torch.manual_seed(0)
-    return hea.training.SentenceMaskingCollator(subword_tokenizer(), **options)(items)
+    return hea.SentenceMaskingCollator(subword_tokenizer(), **options)(items)
 
 
 def test_sentences_are_masked_whole_and_words_are() -> None:
@@ -127,14 +127,14 @@ def test_what_is_refused(options: dict[str, Any], items: list[Any], message: str
 def test_texts_without_words_are_refused() -> None:
     """Where a tokenizer writes tokens around them."""
     with pytest.raises(hea.InputError, match="The 2 texts of a batch have no word that could be masked"):
-        hea.training.SentenceMaskingCollator(tiny_tokenizer())([{"text": ""}, {"text": " "}])
+        hea.SentenceMaskingCollator(tiny_tokenizer())([{"text": ""}, {"text": " "}])
 
 
 def test_tokenizers_need_a_mask() -> None:
     tokenizer = word_tokenizer(20)
     tokenizer.mask_token = None
     with pytest.raises(hea.InputError, match="has no mask token. Add one"):
-        hea.training.SentenceMaskingCollator(tokenizer)
+        hea.SentenceMaskingCollator(tokenizer)
 
 
 def test_trainer_learns_both_from_the_pages_of_this_repository(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_trainer_learns_both_from_the_pages_of_this_repository(tmp_path: Path) -
         train_dataset=[
             {"text": page[start : start + 400]} for page in lines for start in range(0, 8000, 400) if page[start:]
         ],
-        data_collator=hea.training.SentenceMaskingCollator(tokenizer, max_length=96),
-        callbacks=[hea.training.AuxiliaryLossCallback()],
+        data_collator=hea.SentenceMaskingCollator(tokenizer, max_length=96),
+        callbacks=[hea.AuxiliaryLossCallback()],
     )
     running.train()
     entries = [entry for entry in running.state.log_history if "auxiliary_loss" in entry][:3]
@@ -175,7 +175,7 @@ def test_masked_sentences_are_told_apart_by_the_theme_of_their_text() -> None:
     """Of eight texts with words of their own; those of one text are too much alike."""
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25, local_radius=8).train()
     items = [{"text": " ".join(f"w{2 * row + word % 2} w{2 * row}." for word in range(5))} for row in range(8)]
-    collator = hea.training.SentenceMaskingCollator(word_tokenizer(61), cpc_share=0.25)
+    collator = hea.SentenceMaskingCollator(word_tokenizer(61), cpc_share=0.25)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(0)
     seen = []

@@ -46,7 +46,7 @@ def sparse(is_causal: bool, pattern: Any, **fields: Any) -> Any:
 
 def chooses(model: Any) -> Any:
     """Return a model whose indexers choose what its layers read."""
-    return hea.training.index_stage(hea.index(model, top_k=5, num_heads=2), "sparse")
+    return hea.index_stage(hea.index(model, top_k=5, num_heads=2), "sparse")
 
 
 # (model, pattern to sparsify it with), a line a case

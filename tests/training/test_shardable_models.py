@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "convolution": (with_convolution, "model.layers.1.mlp.gate_proj reads neighbours outside of attention"),
 }
-# whole families, with what each says
+# whole families, with the cells of the table of model_cards/engine.md
 FAMILIES_REFUSED = {family.name: family for family in FAMILIES if "halo" in family.refuses}
 REFUSED |= {name: (family.column("halo")[0].model, family.refuses["halo"]) for name, family in FAMILIES_REFUSED.items()}
 

@@ -36,7 +36,7 @@ def train(folder: Path, callbacks: list[Any], rate: float = 5.0, **fields: Any) 
     """Train at a rate that throws every share out of its bounds."""
     model = build_model(**fields)
     optimizer = torch.optim.SGD(hea.optimizer_groups(model, 0.0, span_lr=rate), lr=0.01)
-    trainer = build_trainer(folder, model, hea.training.TextSegments(text(90), 2, SEGMENT), optimizer, callbacks)
+    trainer = build_trainer(folder, model, hea.TextSegments(text(90), 2, SEGMENT), optimizer, callbacks)
     trainer.train()
     return trainer
 
@@ -44,7 +44,7 @@ def train(folder: Path, callbacks: list[Any], rate: float = 5.0, **fields: Any) 
 @pytest.mark.parametrize(("penalty", "end"), [(1.0, 0.0), (0.0, None)])
 def test_shares_are_clamped_after_every_step(tmp_path: Path, penalty: float, end: float | None) -> None:
     seen = Ratios()
-    train(tmp_path, [hea.training.SpanCallback(), seen], span_init=0.5, span_penalty=penalty)
+    train(tmp_path, [hea.SpanCallback(), seen], span_init=0.5, span_penalty=penalty)
     after = torch.stack(seen.after_steps)
     assert after.shape == (4, 2, 2)
     assert ((after >= 0) & (after <= 1)).all()
@@ -63,7 +63,7 @@ def test_without_the_callback_a_step_leaves_the_bounds(tmp_path: Path) -> None:
 def test_log_tells_spans_and_cost(tmp_path: Path) -> None:
     """Entries have the figures of the weights of their step, for what stands behind the callback as in the history."""
     seen = Ratios()
-    trainer = train(tmp_path, [hea.training.SpanCallback(), seen], rate=0.5, span_init=0.4, span_penalty=1e-3)
+    trainer = train(tmp_path, [hea.SpanCallback(), seen], rate=0.5, span_init=0.4, span_penalty=1e-3)
     assert len(seen.logs) == 5
     history = trainer.state.log_history
     for entry, log, ratios in zip(history, seen.logs, seen.after_steps, strict=False):
@@ -76,7 +76,7 @@ def test_log_tells_spans_and_cost(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_logged_too(tmp_path: Path) -> None:
-    trainer = train(tmp_path, [hea.training.SpanCallback()], rate=0.5)
+    trainer = train(tmp_path, [hea.SpanCallback()], rate=0.5)
     trainer.evaluate()
     assert {"eval_loss", "average_span", "max_span", "flops_per_token"} <= trainer.state.log_history[-1].keys()
 
@@ -102,7 +102,7 @@ def test_wrapped_models() -> None:
     )
     for module in span_modules(model):
         module.ratio.data.fill_(3.0)
-    hea.training.SpanCallback().on_optimizer_step(None, None, None, model=Wrapper(model))
+    hea.SpanCallback().on_optimizer_step(None, None, None, model=Wrapper(model))
     assert all((module.ratio == 1).all() for module in span_modules(model))
 
 
@@ -111,7 +111,7 @@ def test_fixed_and_dynamic_spans_are_logged(tmp_path: Path) -> None:
         model = build_model(span=span)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         trainer = build_trainer(
-            tmp_path, model, hea.training.TextSegments(text(90), 2, SEGMENT), optimizer, [hea.training.SpanCallback()]
+            tmp_path, model, hea.TextSegments(text(90), 2, SEGMENT), optimizer, [hea.SpanCallback()]
         )
         trainer.train()
         spans = [entry["average_span"] for entry in trainer.state.log_history]
@@ -127,9 +127,9 @@ def test_a_model_without_spans_is_refused(tmp_path: Path) -> None:
     trainer = build_trainer(
         tmp_path,
         model,
-        hea.training.TextSegments(text(90), 2, SEGMENT),
+        hea.TextSegments(text(90), 2, SEGMENT),
         torch.optim.SGD(model.parameters(), lr=0.01),
-        [hea.training.SpanCallback()],
+        [hea.SpanCallback()],
     )
     with pytest.raises(hea.InputError, match="SimplifiedTransformerForCausalLM has no attention spans"):
         trainer.train()
@@ -142,9 +142,9 @@ def test_training_resumes_in_the_middle_of_a_text(tmp_path: Path, span: str) -> 
     for seed, resume in ((0, None), (1, str(tmp_path / "checkpoint-3"))):
         model = build_model(seed, span=span)
         optimizer = torch.optim.Adagrad(hea.optimizer_groups(model, 0.0), lr=0.07)
-        segments = hea.training.TextSegments(text(2 * (6 * SEGMENT + 1)), 2, SEGMENT)
+        segments = hea.TextSegments(text(2 * (6 * SEGMENT + 1)), 2, SEGMENT)
         saving = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
-        trainer = build_trainer(tmp_path, model, segments, optimizer, [hea.training.SpanCallback()], **saving)
+        trainer = build_trainer(tmp_path, model, segments, optimizer, [hea.SpanCallback()], **saving)
         trainer.train(resume_from_checkpoint=resume)
         ended.append(model.state_dict())
     assert all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
@@ -157,9 +157,7 @@ def test_training_resumes_in_the_middle_of_a_text(tmp_path: Path, span: str) -> 
 def test_label_smoothing_would_drop_the_penalty(tmp_path: Path) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer = build_trainer(
-        tmp_path, model, hea.training.TextSegments(text(90), 2, SEGMENT), optimizer, [hea.training.SpanCallback()]
-    )
+    trainer = build_trainer(tmp_path, model, hea.TextSegments(text(90), 2, SEGMENT), optimizer, [hea.SpanCallback()])
     trainer.args.label_smoothing_factor = 0.1
     with pytest.raises(hea.InputError, match=r"label_smoothing_factor=0.1: .* without the penalty of the spans"):
         trainer.train()
@@ -180,8 +178,8 @@ def test_batches_that_do_not_go_on_are_refused_before_training(
 ) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    segments = hea.training.TextSegments(text(90), 4, SEGMENT)
-    trainer = build_trainer(tmp_path, model, segments, optimizer, [hea.training.SpanCallback()], **changes)
+    segments = hea.TextSegments(text(90), 4, SEGMENT)
+    trainer = build_trainer(tmp_path, model, segments, optimizer, [hea.SpanCallback()], **changes)
     with pytest.raises(hea.InputError, match=message):
         trainer.train()
     assert trainer.state.global_step == 0

@@ -43,7 +43,7 @@ def train(
         for layer in model.model.layers:
             torch.nn.init.zeros_(layer.self_attn.v_proj.weight)
     seen = Gradients()
-    segments = hea.training.TextSegments(text(ROWS * (SEGMENT + 1)), ROWS, SEGMENT)
+    segments = hea.TextSegments(text(ROWS * (SEGMENT + 1)), ROWS, SEGMENT)
     # single segments, so that a batch of fewer rows needs no memory of its own rows
     items = [{name: item[name] for name in ("input_ids", "labels")} for item in segments]
     optimizer = torch.optim.SGD(hea.optimizer_groups(model, 0.0), lr=0.1)
@@ -52,7 +52,7 @@ def train(
         model,
         segments,
         optimizer,
-        [seen, hea.training.SpanCallback()],
+        [seen, hea.SpanCallback()],
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=accumulation,
         max_steps=2,
@@ -93,7 +93,7 @@ def test_losses(tmp_path: Path) -> None:
     assert first - without.state.log_history[0]["loss"] == pytest.approx(PENALTY * LIMIT * SHARE * LAYERS, rel=1e-5)
 
     evaluated = trainer.evaluate()["eval_loss"]
-    model, batch = trainer.model.eval(), hea.training.SegmentCollator()(trainer.eval_dataset)
+    model, batch = trainer.model.eval(), hea.SegmentCollator()(trainer.eval_dataset)
     with torch.no_grad():
         logits = model(batch["input_ids"]).logits
     nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["shift_labels"].flatten())
@@ -105,7 +105,7 @@ def test_dynamic_spans_are_penalised_by_their_mean(tmp_path: Path) -> None:
     model = build_model(span="dynamic", span_penalty=PENALTY)
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.v_proj.weight)
-    segments = hea.training.TextSegments(text(ROWS * (SEGMENT + 1)), ROWS, SEGMENT)
+    segments = hea.TextSegments(text(ROWS * (SEGMENT + 1)), ROWS, SEGMENT)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     build_trainer(tmp_path, model, segments, optimizer, max_steps=1).train()
     share = 1 / (1 + math.exp(4.0))

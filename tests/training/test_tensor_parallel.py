@@ -38,7 +38,7 @@ def llama(pattern: Any = PER_HEAD, num_key_value_heads: int = 4) -> PreTrainedMo
 def indexed(stage: str) -> PreTrainedModel:
     """Return a Llama whose indexers learn from what all eight heads read."""
     model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4, pad_token_id=0))
-    return hea.training.index_stage(hea.index(model, top_k=5, num_heads=2), stage)
+    return hea.index_stage(hea.index(model, top_k=5, num_heads=2), stage)
 
 
 def with_sinks() -> PreTrainedModel:

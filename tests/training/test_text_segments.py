@@ -17,13 +17,13 @@ TOKENS, SEGMENT = 103, 5
 
 def read(num_rows: int, processes: int = 1, split_batches: bool = False) -> list[list[dict[str, torch.Tensor]]]:
     """Return the batches of each process, dealt out as accelerate does."""
-    segments = hea.training.TextSegments(torch.arange(TOKENS), num_rows, SEGMENT)
+    segments = hea.TextSegments(torch.arange(TOKENS), num_rows, SEGMENT)
     batch_size = num_rows if split_batches else num_rows // processes
     dealt = []
     for process in range(processes):
         batches = BatchSampler(SequentialSampler(segments), batch_size, drop_last=False)
         shard = BatchSamplerShard(batches, processes, process, split_batches=split_batches)
-        dealt.append(list(DataLoader(segments, batch_sampler=shard, collate_fn=hea.training.SegmentCollator())))
+        dealt.append(list(DataLoader(segments, batch_sampler=shard, collate_fn=hea.SegmentCollator())))
     return dealt
 
 
@@ -55,7 +55,7 @@ def test_every_target_counts_once() -> None:
 
 
 def test_items_are_what_they_say() -> None:
-    segments = hea.training.TextSegments(list(range(TOKENS)), 4, SEGMENT)
+    segments = hea.TextSegments(list(range(TOKENS)), 4, SEGMENT)
     assert len(segments) == 16
     item = segments[4 * 2 + 3]
     assert item["segment_index"] == 2
@@ -68,7 +68,7 @@ def test_items_are_what_they_say() -> None:
 
 def test_bytes_are_kept_as_bytes() -> None:
     text = torch.frombuffer(bytearray(b"attention " * 20), dtype=torch.uint8)
-    segments = hea.training.TextSegments(text, 2, 16)
+    segments = hea.TextSegments(text, 2, 16)
     assert segments.rows.dtype == torch.uint8
     assert segments.rows.data_ptr() == text.data_ptr()
     assert segments[0]["input_ids"].dtype == torch.int64
@@ -96,7 +96,7 @@ def test_trainer_reads_on_and_counts_all_targets(tmp_path: Path, accumulation: i
     model = tiny_model()
     seen = watch(model)
     options = {"gradient_accumulation_steps": accumulation, "max_steps": 6 // accumulation}
-    build_trainer(tmp_path, model, hea.training.TextSegments(torch.arange(TOKENS), 4, SEGMENT), **options).train()
+    build_trainer(tmp_path, model, hea.TextSegments(torch.arange(TOKENS), 4, SEGMENT), **options).train()
     assert [forward["input_ids"][0, 0].item() for forward in seen] == [0, 5, 10, 15, 0, 5]
     for forward in seen:
         assert int(forward["num_items_in_batch"]) == 4 * SEGMENT * accumulation
@@ -105,9 +105,9 @@ def test_trainer_reads_on_and_counts_all_targets(tmp_path: Path, accumulation: i
 
 
 def test_shuffled_items_are_refused() -> None:
-    items = [hea.training.TextSegments(torch.arange(TOKENS), 2, SEGMENT)[index] for index in (0, 5)]
+    items = [hea.TextSegments(torch.arange(TOKENS), 2, SEGMENT)[index] for index in (0, 5)]
     with pytest.raises(hea.InputError, match=r"segments \[0, 2\].*sequential"):
-        hea.training.SegmentCollator()(items)
+        hea.SegmentCollator()(items)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_shuffled_items_are_refused() -> None:
 )
 def test_refusals(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(hea.InputError, match=message):
-        hea.training.TextSegments(*arguments)
+        hea.TextSegments(*arguments)
 
 
 def test_the_shortest_text_is_one_segment_a_row() -> None:
-    segments = hea.training.TextSegments(torch.arange(44), 4, 10)
+    segments = hea.TextSegments(torch.arange(44), 4, 10)
     assert len(segments) == 4
     assert segments[3]["labels"].tolist() == list(range(34, 44))

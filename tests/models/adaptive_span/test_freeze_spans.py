@@ -98,7 +98,7 @@ def test_models_without_numbers_to_keep() -> None:
     with pytest.raises(hea.InputError, match="span='fixed'"):
         hea.freeze_spans(tiny(span="fixed"))
     plain = hea.SparseTransformerForCausalLM(hea.SparseTransformerConfig.sliding(**TINY, is_causal=True))
-    for function in (hea.freeze_spans, lambda model: hea.training.set_span_limit(model, 8)):
+    for function in (hea.freeze_spans, lambda model: hea.set_span_limit(model, 8)):
         with pytest.raises(hea.InputError, match="SparseTransformerForCausalLM"):
             function(plain)
 
@@ -109,7 +109,7 @@ def test_another_limit_computes_the_same_where_spans_fit(preset: str, limit: int
     """Spans of at most 12 tokens, with their ramp of 4, fit into 17."""
     model, ids = tiny(preset=preset, spans=[[0.1, 3.5, 12.0, 11.9], SPANS[1]]), random_ids(2, 50)
     expected, before = logits(model, ids), [module.head_spans() for module in span_modules(model)]
-    assert hea.training.set_span_limit(model, limit) is model
+    assert hea.set_span_limit(model, limit) is model
     torch.testing.assert_close(logits(model, ids), expected, atol=2e-5, rtol=1e-5)
     for module, spans in zip(span_modules(model), before, strict=True):
         torch.testing.assert_close(module.head_spans(), spans)
@@ -122,7 +122,7 @@ def test_another_limit_computes_the_same_where_spans_fit(preset: str, limit: int
 
 
 def test_spans_beyond_a_new_limit_become_the_limit() -> None:
-    model = hea.training.set_span_limit(tiny(), 10)
+    model = hea.set_span_limit(tiny(), 10)
     assert [module.head_spans().tolist() for module in span_modules(model)] == [
         pytest.approx([0.0, 3.5, 10.0, 10.0]),
         pytest.approx([0.0, 0.0, 1.25, 7.0]),
@@ -133,17 +133,17 @@ def test_new_distances_start_as_the_table_does() -> None:
     model = tiny()
     old = model.model.distances.weight.clone()
     torch.manual_seed(0)
-    hea.training.set_span_limit(model, 2000)
+    hea.set_span_limit(model, 2000)
     table = model.model.distances.weight
     assert torch.equal(table[:40], old)
     assert table[40:].std().item() == pytest.approx(1.0, abs=0.05)
 
 
 def test_shares_of_fixed_and_dynamic_spans_stay() -> None:
-    assert span_modules(hea.training.set_span_limit(tiny(span="fixed"), 8))[0].head_spans().tolist() == [8.0] * 4
+    assert span_modules(hea.set_span_limit(tiny(span="fixed"), 8))[0].head_spans().tolist() == [8.0] * 4
     model = tiny(span="dynamic")
     before = span_modules(model)[0].head_spans()
-    torch.testing.assert_close(span_modules(hea.training.set_span_limit(model, 80))[0].head_spans(), 2 * before)
+    torch.testing.assert_close(span_modules(hea.set_span_limit(model, 80))[0].head_spans(), 2 * before)
 
 
 def test_limits_that_cannot_be() -> None:
@@ -154,6 +154,6 @@ def test_limits_that_cannot_be() -> None:
         (11, r"frozen_spans holds \[12\.0.*\]; spans are 0 to"),
     ):
         with pytest.raises(hea.ConfigurationError, match=message):
-            hea.training.set_span_limit(model, limit)
+            hea.set_span_limit(model, limit)
         assert model.config.span_limit == 40
         assert torch.equal(logits(model, ids), expected)

@@ -35,7 +35,7 @@ def test_models_can_be_pickled(span: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [hea.freeze_spans, lambda model: hea.training.set_span_limit(model, 48), average_span, max_span]
+    "change", [hea.freeze_spans, lambda model: hea.set_span_limit(model, 48), average_span, max_span]
 )
 def test_offloaded_spans_are_refused(change: Any) -> None:
     model = build()

@@ -25,7 +25,7 @@ def test_another_limit_at_load_says_what_it_would_do(tmp_path: Path, limit: int,
     with pytest.raises(hea.CheckpointError, match=message):
         hea.AdaptiveSpanForCausalLM.from_pretrained(tmp_path, **wanted)
     same = hea.AdaptiveSpanForCausalLM.from_pretrained(tmp_path, span_limit=40)
-    assert hea.training.set_span_limit(same, limit).config.span_limit == limit
+    assert hea.set_span_limit(same, limit).config.span_limit == limit
 
 
 @pytest.mark.parametrize("ratio", [1.001, -0.5, 300.0, float("nan"), float("inf")])

@@ -217,8 +217,8 @@ def test_positions_and_caches_exclude_segments() -> None:
 def test_text_segments_feed_the_model() -> None:
     """The dataset, the collator and the memory together give every target the context that one pass gives it."""
     model, text = tiny(), random_ids(1, 2 * 61)[0]
-    segments = hea.training.TextSegments(text, num_rows=2, segment_tokens=15)
-    loader = torch.utils.data.DataLoader(segments, batch_size=2, collate_fn=hea.training.SegmentCollator())
+    segments = hea.TextSegments(text, num_rows=2, segment_tokens=15)
+    loader = torch.utils.data.DataLoader(segments, batch_size=2, collate_fn=hea.SegmentCollator())
     with torch.no_grad():
         losses = [model(**batch).loss for batch in loader]
         logits = model(text.view(2, 61)[:, :60]).logits

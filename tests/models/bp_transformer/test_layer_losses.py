@@ -54,9 +54,9 @@ def test_a_callback_says_how_much_of_the_training_is_over(tmp_path: Path) -> Non
     options: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True}
     options |= {"disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
     args = TrainingArguments(str(tmp_path), **options)
-    callbacks = [hea.training.LayerLossCallback(), hea.training.AuxiliaryLossCallback()]
+    callbacks = [hea.LayerLossCallback(), hea.AuxiliaryLossCallback()]
     Trainer(model, args, train_dataset=rows, callbacks=callbacks).train()
     assert seen == [0.0, 0.25, 0.5, 0.75]
     other = build("AutoModelForCausalLM", is_causal=True)
     with pytest.raises(hea.InputError, match="has no losses of layers"):
-        Trainer(other, args, train_dataset=rows, callbacks=[hea.training.LayerLossCallback()]).train()
+        Trainer(other, args, train_dataset=rows, callbacks=[hea.LayerLossCallback()]).train()

@@ -134,9 +134,7 @@ def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
         tmp_path, per_device_train_batch_size=2, max_steps=3, report_to=[], save_strategy="no", use_cpu=True,
         disable_tqdm=True,
     )  # fmt: skip
-    trainer = transformers.Trainer(
-        model, arguments, train_dataset=rows, callbacks=[hea.training.RedrawFeaturesCallback()]
-    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[hea.RedrawFeaturesCallback()])
     seen = []
     model.register_forward_pre_hook(lambda *_: seen.append(features.vectors.clone()))
     trainer.train()

@@ -252,7 +252,7 @@ def test_masked_parts_are_read_alone_within_their_contexts() -> None:
 
 def test_the_collator_takes_contexts(tmp_path: Path) -> None:
     items = [{"text": "w1 w2 w3 w4", "parts": [(0, 5), (6, 11), [(3, 5), (6, 8)]], "contexts": [0, 1, 2]}] * 4
-    collate = hea.training.SentenceMaskingCollator(word_tokenizer(61), cpc_share=0.5)
+    collate = hea.SentenceMaskingCollator(word_tokenizer(61), cpc_share=0.5)
     inputs = collate(items)
     assert inputs["long_contexts"].tolist() == [[0, 0, 1, 1]] * 4
     assert inputs["global_contexts"].tolist() == [[0, 1, 2]] * 4

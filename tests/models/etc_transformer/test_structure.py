@@ -63,7 +63,7 @@ def test_no_word_of_a_masked_sentence_can_be_read(is_byte_level: bool, seed: int
     """In contrastive predictive coding."""
     tokenizer = spaced_tokenizer(is_byte_level)
     torch.manual_seed(seed)
-    batch = hea.training.SentenceMaskingCollator(tokenizer, mlm_share=1e-9, cpc_share=0.5)([{"text": SPACED}])
+    batch = hea.SentenceMaskingCollator(tokenizer, mlm_share=1e-9, cpc_share=0.5)([{"text": SPACED}])
     chosen = batch["cpc_mask"][0].nonzero().flatten().tolist()
     assert len(chosen) == 2
     hidden = [word for number in chosen for word in re.findall(r"w\d", SPACED[slice(*sentences(SPACED)[number])])]

@@ -232,7 +232,7 @@ def test_another_limit(tmp_path: Path) -> None:
     model.model.layers[0].self_attn.spanned.spans.ratio.data[3] = 0.5
     with torch.no_grad():
         expected = model(ids).logits
-        actual = hea.training.set_span_limit(model, 80)(ids).logits
+        actual = hea.set_span_limit(model, 80)(ids).logits
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
