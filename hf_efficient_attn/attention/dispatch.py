@@ -20,7 +20,6 @@ from hf_efficient_attn.attention.build_call import (
     with_choice,
     with_unit_keys,
 )
-from hf_efficient_attn.attention.jit_trace import refuse_tracing
 from hf_efficient_attn.attention.joined import with_lse_gradient
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends.machine_costs import Machine, machine_of
@@ -32,7 +31,7 @@ from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.layout.selected_keys import MEAN, ChosenKeys
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.layout.tracing import autocast_off, autocast_states, is_autocast
+from hf_efficient_attn.layout.tracing import autocast_off, autocast_states, is_autocast, refuse_tracing
 
 Key = tuple[Any, ...]
 # token mask, terms, sinks, chosen keys

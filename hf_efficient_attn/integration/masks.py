@@ -22,7 +22,6 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from hf_efficient_attn.attention.build_call import QueryOffset
-from hf_efficient_attn.attention.jit_trace import refuse_tracing
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.integration.forward_context import given_positions, whole_table
 from hf_efficient_attn.integration.layer_patterns import NAME
@@ -32,6 +31,7 @@ from hf_efficient_attn.integration.pattern_cache import Origin
 from hf_efficient_attn.integration.selected_keys import is_indexed
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.tracing import refuse_tracing
 from hf_efficient_attn.layout.transfer import as_lasting, bring, counted_from, derived, lasting, on_host
 
 # masks are shared as long as their table exists

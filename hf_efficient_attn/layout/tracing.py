@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_exporting as exports
 
 from hf_efficient_attn import messages
+from hf_efficient_attn.errors import UnsupportedBackendError
 
 
 # asked by traced code, torch 2.11 says yes whatever it compiles for
@@ -89,3 +90,16 @@ def _run_at(address: int, work: Callable[..., object], *arguments: Any) -> bool:
 def shown(value: Any) -> str:
     """Return a constant as messages show it; torch before 2.13 cannot trace `messages.shown`."""
     return messages.shown(value)
+
+
+# What `torch.jit.trace` would keep of one input.
+
+
+def refuse_tracing() -> None:
+    """Raise UnsupportedBackendError under `torch.jit.trace`, which keeps what masks and lengths say of one input."""
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+        raise UnsupportedBackendError(
+            "torch.jit.trace (which torch.onnx.export(dynamo=False) and TensorBoard's add_graph call) would keep the "
+            "masks, buckets and lengths of the inputs that it is given, and compute other inputs wrongly. Use "
+            "torch.export.export, or torch.onnx.export(dynamo=True), which take masks and lengths as inputs."
+        )

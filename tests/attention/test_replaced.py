@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention.replaced import REPLACED
+from hf_efficient_attn.integration.replaced import REPLACED
 
 SCRIPT = Path(__file__).with_name("replaced_script.py")
 ROOT = str(Path(hea.__file__).parents[1])

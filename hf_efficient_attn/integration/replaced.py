@@ -9,24 +9,24 @@ process that has not imported this package.
 REPLACED: dict[str, str] = {
     "PreTrainedModel.__init__": (
         "Every model that is built or loaded goes through it: those on attn_implementation='efficient' get the hooks "
-        "by which a model that cannot follow its pattern is refused (attention/guard.py)."
+        "by which a model that cannot follow its pattern is refused (integration/guard.py)."
     ),
-    "PreTrainedModel.set_attn_implementation": "Models that exist are put on 'efficient' by it (attention/guard.py).",
+    "PreTrainedModel.set_attn_implementation": "Models that exist are put on 'efficient' by it (integration/guard.py).",
     "PreTrainedModel.post_init": (
         "The last step before weights are loaded: models whose config has indexers get them "
-        "(models/indexed/loaded_indexers.py)."
+        "(models/indexed/index_model.py)."
     ),
     "PreTrainedModel.from_pretrained": (
         "It makes all weights learn, also those that do not in the stage of an indexer "
-        "(models/indexed/loaded_indexers.py)."
+        "(models/indexed/index_model.py)."
     ),
     "PreTrainedConfig.to_dict": (
         "All that saves a config calls it. transformers never writes attn_implementation, without which a saved model "
-        "would be loaded with its pattern ignored (attention/saved_implementation.py)."
+        "would be loaded with its pattern ignored (integration/saving.py)."
     ),
     "PreTrainedConfig._attn_implementation": (
         "The saved name, which transformers refuses where this package is not imported, is read as 'efficient' "
-        "(attention/saved_implementation.py)."
+        "(integration/saving.py)."
     ),
     "PreTrainedConfig._experts_implementation": "The same name is saved here and read as nothing said.",
     "PreTrainedConfig.to_json_file": (
@@ -39,6 +39,6 @@ REPLACED: dict[str, str] = {
     ),
     "_LazyModule.__getattr__": (
         "`transformers serve` and others find the classes of saved `architectures` as attributes of transformers "
-        "(attention/saved_architectures.py)."
+        "(integration/saving.py)."
     ),
 }

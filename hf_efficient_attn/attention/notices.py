@@ -1,1 +1,0 @@
-"""Warnings that users of the "efficient" attention get once."""
