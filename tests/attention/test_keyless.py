@@ -4,7 +4,7 @@ import pytest
 from attention_models import build
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.attention import notices
+from hf_efficient_attn.attention import build_call
 from hf_efficient_attn.integration.layer_patterns import causal_form
 from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, GlobalTokens, KeyTable, Pattern, PerHead, intervals
 
@@ -26,7 +26,7 @@ def test_the_first_is_found() -> None:
     for pattern in PATTERNS:
         for start in (0, 1, 5):
             keyless = [q for q in range(start, 12) if not any(pattern.allowed(q, k) for k in range(12))]
-            assert notices.first_keyless(pattern, start, 11, 12) == (keyless or [None])[0]
+            assert build_call.first_keyless(pattern, start, 11, 12) == (keyless or [None])[0]
 
 
 ALONE = KeyTable([[query] for query in range(20_000)])
@@ -42,12 +42,12 @@ def test_looked_for_in_short_time(pattern: Pattern, monkeypatch: pytest.MonkeyPa
         return looks[-1]
 
     monkeypatch.setattr(Dilated, "key_intervals", counted)
-    notices.warn_of_keyless.function(pattern, 1, 20_000, 0)
+    build_call.warn_of_keyless.function(pattern, 1, 20_000, 0)
     assert sum(map(len, looks)) < intervals.MAX_STEPS
 
 
 def test_heads_that_a_causal_layer_leaves_alone_are_named(recwarn: pytest.WarningsRecorder) -> None:
-    notices.warn_once.cache_clear()
+    build_call.warn_once.cache_clear()
     # they read themselves alone anyway, tokens before them, or nothing, of which others warn
     for pattern in (Band(0, 0), Band(1, 3), Band(0, 3) | GlobalTokens([0]), Band(-1, 3)):
         causal_form(pattern)
