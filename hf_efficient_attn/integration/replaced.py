@@ -17,8 +17,7 @@ REPLACED: dict[str, str] = {
         "(models/indexed/index_model.py)."
     ),
     "PreTrainedModel.from_pretrained": (
-        "It makes all weights learn, also those that do not in the stage of an indexer "
-        "(models/indexed/index_model.py)."
+        "It makes all weights learn, also those that do not in the stage of an indexer (models/indexed/index_model.py)."
     ),
     "PreTrainedConfig.to_dict": (
         "All that saves a config calls it. transformers never writes attn_implementation, without which a saved model "
