@@ -143,7 +143,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
     ) -> BackboneOutput:
         """Return the last hidden state, the cache with `use_cache`, and in training the centroids' `auxiliary_loss`.
 
-        In training this moves the centroids, see `clusters.py`.
+        In training this moves the centroids, see `centroids.py`.
 
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
