@@ -1,5 +1,7 @@
 # Sourced by examples/run.sh and tests/run.sh: makes a virtual environment (VENV, default .venv), installs torch and the
 # package with the extras named, and sets `python`.
+# threads that wait sleep: while another program takes a core, spinning ones make attention several times slower
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 VENV=${VENV:-.venv}
 # modules are compiled as they are imported, once: most never are. Where this is set, every process compiles anew all that
 # it imports: for torch and transformers ten seconds

@@ -24,7 +24,7 @@ from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
-from hf_efficient_attn.training import script_inputs
+from hf_efficient_attn.training import last_complete_checkpoint, script_inputs
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 6}
 FAMILIES = {
@@ -84,7 +84,7 @@ def main() -> None:
     options = {"processing_class": tokenizer, "optimizer_cls_and_kwargs": chosen}
     trainer = Trainer(model, training, default_data_collator, *blocks.values(), **options)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     texts = tokenizer.batch_decode(blocks["validation"][:]["input_ids"], skip_special_tokens=True)

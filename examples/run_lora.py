@@ -29,7 +29,7 @@ from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
-from hf_efficient_attn.training import script_inputs
+from hf_efficient_attn.training import last_complete_checkpoint, script_inputs
 
 
 @dataclass
@@ -82,7 +82,7 @@ def main() -> None:
     model = get_peft_model(model, lora) if training.do_train else PeftModel.from_pretrained(model, training.output_dir)
     trainer = Trainer(model, training, default_data_collator, *data.values(), processing_class=tokenizer)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:

@@ -22,7 +22,7 @@ from transformers.trainer import Trainer
 from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.training import script_inputs
+from hf_efficient_attn.training import last_complete_checkpoint, script_inputs
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6}
 SHAPE |= {"is_causal": False}
@@ -96,7 +96,7 @@ def main() -> None:
     chosen[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
     trainer = MaskedTrainer(model, training, collator, *blocks.values(), tokenizer, optimizer_cls_and_kwargs=chosen)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:

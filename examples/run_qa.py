@@ -26,7 +26,7 @@ from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
-from hf_efficient_attn.training import script_inputs
+from hf_efficient_attn.training import last_complete_checkpoint, script_inputs
 from hf_efficient_attn.training.question_answering import best_answers, squad_scores, windows_of
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     options = {"train_dataset": windows["train"], "eval_dataset": windows["validation"], "processing_class": tokenizer}
     trainer = InOrder(model, training, DataCollatorWithPadding(tokenizer), compute_metrics=compute_metrics, **options)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:

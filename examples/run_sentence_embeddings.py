@@ -26,7 +26,7 @@ from transformers import set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.training import script_inputs
+from hf_efficient_attn.training import last_complete_checkpoint, script_inputs
 
 
 @dataclass
@@ -87,7 +87,7 @@ def main() -> None:
     loss = CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=args.max_seq_length)
     trainer = SentenceTransformerTrainer(model, training, data["train"], loss=loss, evaluator=retrieval)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
         measure(f"after_training_{args.short_seq_length}_tokens", args.short_seq_length)

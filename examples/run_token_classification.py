@@ -22,7 +22,7 @@ from transformers.trainer import Trainer
 from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.training import script_inputs
+from hf_efficient_attn.training import last_complete_checkpoint, script_inputs
 
 
 @dataclass
@@ -81,7 +81,7 @@ def main() -> None:
     options = {"processing_class": tokenizer, "compute_metrics": compute_metrics}
     trainer = Trainer(model, training, DataCollatorForTokenClassification(tokenizer), *pieces.values(), **options)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:

@@ -43,7 +43,7 @@ class InputError(EfficientAttentionError):
 
 
 class WorkLimitError(InputError):
-    """A question about a pattern at these lengths that would take too many steps to answer; see `patterns/work.py`."""
+    """A question about a pattern at these lengths that takes too many steps, as `patterns/intervals.py` counts them."""
 
 
 class MaskLimitError(WorkLimitError):

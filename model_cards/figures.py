@@ -1,7 +1,6 @@
 """Write the tables and draw the pictures of the README and the cards from committed results.
 
-    python model_cards/figures.py                    write every table between its marks, and draw every picture
-    python model_cards/figures.py --check            write nothing; exit with 1 if a table differs from its results
+    python model_cards/figures.py                    write every table between its marks, and draw the pictures
     python model_cards/figures.py --keep FILE NAME   keep the JSON of a benchmark, an experiment or an example
 
 A table stands between `<!-- figures: NAME, TABLE -->` and `<!-- end of figures -->`: NAME is a file of `results/`,
@@ -10,22 +9,21 @@ The `all_results.json` of an example says neither its command nor its machine: g
 """
 
 import argparse
-import datetime
 import io
 import json
-import os
-import platform
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from random import Random
 from statistics import median
 from string import Formatter
 from typing import Any
+
+import torch
+
+from hf_efficient_attn.bench.report import describe_machine, json_text, machine_line
+from hf_efficient_attn.patterns import parse_pattern
 
 CARDS = Path(__file__).parent
 MARKS = re.compile(r"(<!-- figures: (\w+), ([^\n]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -34,44 +32,26 @@ RAW = {"samples", "seeds", "history", "reason", "loss_by_place", "shortest", "lo
 Record = dict[str, Any]
 
 
-def main() -> int:
-    """Do what the command line asks for and return the exit code."""
+def main() -> None:
+    """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table differs")
     parser.add_argument("--keep", nargs=2, metavar=("FILE", "NAME"), help="keep FILE as results/NAME.json")
     parser.add_argument("--command", help="what wrote the all_results.json that is kept")
     args = parser.parse_args()
     if args.keep:
-        keep(Path(args.keep[0]), args.keep[1], args.command)
-        return 0
-    stale = {page: text for page, text in pages().items() if page.read_text(encoding="utf-8") != text}
-    for page, text in stale.items():
-        print(f"{page} {'differs from its results' if args.check else 'written'}")
-        if not args.check:
-            page.write_text(text, encoding="utf-8")
-    if not args.check:
-        for name, draw in PICTURES.items():
-            save(draw(), CARDS / "pictures" / f"{name}.png")
-    return int(args.check and bool(stale))
-
-
-# what is kept
+        return keep(Path(args.keep[0]), args.keep[1], args.command)
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")
+    for name, draw in PICTURES.items():
+        save(draw(), CARDS / "pictures" / f"{name}.png")
 
 
 def keep(source: Path, name: str, command: str | None = None) -> None:
     """Write the medians and spreads of a file of results into `results/NAME.json`."""
     found = json.loads(source.read_text(encoding="utf-8"))
     if command:
-        libraries = {library: version(library) for library in ("torch", "transformers")}
-        threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
-        cores = {"cpu": platform.processor(), "cpu_cores": os.cpu_count(), "torch_threads": threads}
-        found = {
-            "command": command,
-            "machine": {**cores, **libraries, "date": f"{datetime.date.today()}"},
-            "metrics": found,
-        }
-    parts = [f"{json.dumps(key)}: {_lines(value)}" for key, value in reduced(found).items()]
-    (CARDS / "results" / f"{name}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+        found = {"command": command, "machine": describe_machine(torch.device("cpu")), "metrics": found}
+    (CARDS / "results" / f"{name}.json").write_text(json_text(reduced(found)) + "\n", encoding="utf-8")
 
 
 def reduced(value: Any) -> Any:
@@ -81,15 +61,6 @@ def reduced(value: Any) -> Any:
     if isinstance(value, list):
         return [reduced(entry) for entry in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _lines(value: Any) -> str:
-    dump = partial(json.dumps, ensure_ascii=False)
-    if isinstance(value, dict) and len(value) > 1 and all(isinstance(entry, dict) for entry in value.values()):
-        return "{\n" + ",\n".join(f" {dump(name)}: {dump(entry)}" for name, entry in value.items()) + "\n}"
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(f" {dump(entry)}" for entry in value) + "\n]"
-    return dump(value)
 
 
 def results(name: str) -> Any:
@@ -134,25 +105,23 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def pages() -> dict[Path, str]:
     """Return what every page should say."""
+
+    def between_marks(block: re.Match[str]) -> str:
+        begin, name, title, end = block.groups()
+        found = results(name)
+        return begin + f"{TABLES[title](found)}\n\n{origin(found)}".strip() + f"\n{end}"
+
     files = [CARDS.parent / "README.md", *sorted(CARDS.glob("*.md"))]
-    return {file: MARKS.sub(_between_marks, file.read_text(encoding="utf-8")) for file in files}
-
-
-def _between_marks(block: re.Match[str]) -> str:
-    begin, name, title, end = block.groups()
-    found = results(name)
-    return begin + f"{TABLES[title](found)}\n\n{origin(found)}".strip() + f"\n{end}"
+    return {file: MARKS.sub(between_marks, file.read_text(encoding="utf-8")) for file in files}
 
 
 def origin(found: Any) -> str:
     """Return how, where and with what something was measured."""
     if "machine" not in found:
         return ""
-    where = "{gpu}" if found["machine"].get("gpu") else "{cpu}, {torch_threads} of {cpu_cores} cores"
-    template = where + "; torch {torch}, transformers {transformers}; {date:.10}"
     said = [f"`{found['command']}`"] if "command" in found else []
     note = f" {found['note'].strip('.')}." if found.get("note") else ""
-    return f"*{'; '.join([*said, TEXT.cell(template, found['machine'])])}.{note}*"
+    return f"*{'; '.join([*said, machine_line({'gpu': None, **found['machine']})])}.{note}*"
 
 
 def records(found: Record, name: str = "results") -> Iterator[Record]:
@@ -198,20 +167,14 @@ class Pivot:
 
 def against_dense(found: Record) -> Iterator[Record]:
     """Yield records of some lengths, contestant by contestant."""
-    shown = {
-        "auto": ("hea.attention", 512, 2048, 8192, 32768, 131072),
-        "flex": ("flex", 2048, 8192, 131072),
-        "longformer_layer": ("transformers' layer", 2048),
-        "bigbird_layer": ("transformers' layer", 2048),
-    }
-    for contestant, (name, *lengths) in shown.items():
-        of = {
-            (record["pattern"], record["tokens"]): record
-            for record in found["results"]
-            if record["contestant"] == contestant
-        }
-        for tokens in lengths:
-            yield from ({**record, "by": name} for (_, length), record in of.items() if length == tokens)
+    for contestant, name, lengths in (
+        ("auto", "hea.attention", (512, 2048, 8192, 32768, 131072)),
+        ("flex", "flex", (2048, 8192, 131072)),
+        ("longformer_layer", "transformers' layer", (2048,)),
+        ("bigbird_layer", "transformers' layer", (2048,)),
+    ):
+        of = [record for record in found["results"] if record["contestant"] == contestant]
+        yield from ({**each, "by": name} for tokens in lengths for each in of if each["tokens"] == tokens)
 
 
 def compared(found: Record, key: str) -> Iterator[Record]:
@@ -219,11 +182,6 @@ def compared(found: Record, key: str) -> Iterator[Record]:
     for record in found["results"]:
         for peer, ratios in record.get(key, {}).items():
             yield {**record, "peer": peer, "over": ratios}
-
-
-def of_dtype(found: Record, dtype: str) -> Iterator[Record]:
-    """Yield the records of a dtype."""
-    return (record for record in found["results"] if record["dtype"] == dtype)
 
 
 def llama(found: Record) -> Iterator[Record]:
@@ -237,12 +195,6 @@ def llama(found: Record) -> Iterator[Record]:
     for way, of in found["perplexity"].items():
         for tokens, value in of.items():
             yield {"what": f"perplexity: {way}", "tokens": int(tokens), "text": f"{value:.1f}"}
-
-
-def from_1024(found: Record) -> Iterator[Record]:
-    """Yield what `llama` yields of 1,024 tokens and more, without the band alone."""
-    left_out = ("speed: band", "perplexity: band", "perplexity: the same, positions in the cache")
-    return (it for it in llama(found) if it["tokens"] >= 1024 and it["what"] not in left_out)
 
 
 def spam(found: Record) -> Iterator[Record]:
@@ -273,7 +225,9 @@ def scores(found: Record, names: dict[str, str], baseline: str, form: str) -> st
     return markdown(["", *names.values()], rows)
 
 
-BY, SPANS, OVER = "{pattern}, {contestant}", "{model} / {peer}, {positions}", partial(compared, key="time_over")
+BY, SPANS = "{pattern}, {contestant}", "{model} / {peer}, {positions}"
+MODELS, OVER = partial(compared, key="speed_against"), partial(compared, key="time_over")
+AGAINST_DENSE = "{forward_backward[speed_against_dense][median]:x} / {forward[speed_against_dense][median]:x}"
 MILLISECONDS = "[milliseconds][median]:,.0f}"
 BLOCKS = (
     "times as fast as pre_ln = {model} | training = {speed_against_reference[training]:ratio} | layers alone = "
@@ -282,12 +236,7 @@ BLOCKS = (
 )
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 TABLES: dict[str, Callable[[Record], str]] = {
-    "against dense": Pivot(
-        "{pattern}",
-        "{forward_backward[speed_against_dense][median]:x} / {forward[speed_against_dense][median]:x}",
-        "{by}: {tokens:,}",
-        against_dense,
-    ),
+    "against dense": Pivot("{pattern}", AGAINST_DENSE, "{by}: {tokens:,}", against_dense),
     "efficiency, forward": Pivot(BY, "{forward[efficiency][median]:.0%}"),
     "efficiency, forward + backward": Pivot(BY, "{forward_backward[efficiency][median]:.0%}"),
     "milliseconds, forward": Pivot(BY, "{forward" + MILLISECONDS),
@@ -299,22 +248,18 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "mechanisms, training step": Pivot("{mechanism}", "{training" + MILLISECONDS),
     "mechanisms, one more token": Pivot("{mechanism}", "{decoding[milliseconds][median]:.1f}"),
     "models, training step": Pivot(
-        "{model} / {peer}",
-        "{over[training]:ratio}",
-        "{tokens:,} ({layers} layers)",
-        partial(compared, key="speed_against"),
+        "{model} / {peer}", "{over[training]:ratio}", "{tokens:,} ({layers} layers)", MODELS
     ),
     "models, peak MiB": Pivot("{model}, {by}", "{peak_memory_bytes:MiB}"),
     "spans, training step": Pivot(SPANS, "{over[training]:ratio}", "{limit:,}", OVER),
     "spans, decoding of one text": Pivot(SPANS, "{over[decode_1]:ratio}", "{limit:,}", OVER),
-    "blocks, float32": Listing(BLOCKS, partial(of_dtype, dtype="float32")),
-    "blocks, bfloat16": Listing(BLOCKS, partial(of_dtype, dtype="bfloat16")),
+    "blocks, float32": Listing(BLOCKS, lambda found: (it for it in records(found) if it["dtype"] == "float32")),
+    "blocks, bfloat16": Listing(BLOCKS, lambda found: (it for it in records(found) if it["dtype"] == "bfloat16")),
     "sequence": Listing(
         "processes, way = {processes}, {way} | MiB sent, forward = {forward_bytes:MiB} | seconds, forward + backward = "
         "{seconds[median]:.2f} | times as fast as all-gather = {seconds_against_all_gather[median]:.2f}"
     ),
     "llama": Pivot("{what}", "{text}", rows=llama),
-    "llama, long": Pivot("{what}", "{text}", rows=from_1024),
     "learned": Listing(
         "bits per byte = `{name}` | parameters = {parameters:,} | rate 0.001 = {tried[0][bits_per_byte]:.3f} | "
         "rate 0.003 = {tried[1][bits_per_byte]:.3f}",
@@ -353,10 +298,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 # pictures
 
-PALETTE = ["#FFFFFF", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#BBBBBB", "#F2C9A8"]
-PALETTE += ["#4295C6", "#7FB7D9", "#B5D5E9", "#DCEBF5"]
-TOKENS = 32
-Matrix = Sequence[Sequence[int]]
+BLUE, ORANGE = "#0072B2", "#D55E00"
 PATTERNS = {
     "Band": "band(6, 6)",
     "Dilated": "dilated(24, 24, 6)",
@@ -397,35 +339,20 @@ def panels(width: float, height: float, num_rows: int, num_columns: int, **optio
     return figure, figure.subplots(num_rows, num_columns, squeeze=False, **options).flatten()
 
 
-def show(axis: Any, title: str, rows: Matrix, **options: Any) -> None:
-    """Draw queries (rows) and keys (columns) in colours of `PALETTE`."""
+def patterns(expressions: dict[str, str], num_tokens: int, is_icon: bool = False) -> Any:
+    """Return the picture of patterns by title: queries are rows, keys are columns."""
     from matplotlib.colors import ListedColormap
 
-    axis.imshow(rows, cmap=ListedColormap(PALETTE), vmin=0, vmax=len(PALETTE) - 1, interpolation="none", **options)
-    axis.set_title(title, fontsize=11)
-    axis.set(xticks=[], yticks=[])
-
-
-def drawn(expression: str, num_tokens: int = TOKENS, color: int = 1) -> Matrix:
-    """Return which keys each query attends to under a pattern."""
-    from hf_efficient_attn.patterns import parse_pattern
-
-    return [[color * (sign == "■") for sign in row] for row in parse_pattern(expression).draw(num_tokens).splitlines()]
-
-
-def matrix(color: Callable[[int, int], int], num_tokens: int = TOKENS) -> Matrix:
-    """Return the colour of every query and key."""
-    return [[int(color(query, key)) for key in range(num_tokens)] for query in range(num_tokens)]
-
-
-def patterns(expressions: dict[str, str], num_tokens: int) -> Any:
-    """Return the picture of patterns by title."""
-    figure, axes = panels(11.2, 6.4, 2, 4)
+    colors = ListedColormap(["#FFFFFF", BLUE])
+    figure, axes = panels(3.2, 2.0, 1, len(expressions)) if is_icon else panels(11.2, 6.4, 2, 4)
     for axis, (title, expression) in zip(axes, expressions.items(), strict=True):
-        rows = drawn(expression, num_tokens)
-        show(axis, title, rows)
-        pairs = sum(map(sum, rows))
-        axis.set(xlabel=f"key\n{pairs:,} of {num_tokens**2:,} pairs, {pairs / num_tokens**2:.1%}", ylabel="query")
+        rows = [[sign == "■" for sign in row] for row in parse_pattern(expression).draw(num_tokens).splitlines()]
+        axis.imshow(rows, cmap=colors, vmin=0, vmax=1, interpolation="none", aspect="auto" if is_icon else "equal")
+        axis.set_title(title, fontsize=11)
+        axis.set(xticks=[], yticks=[])
+        if not is_icon:
+            pairs = sum(map(sum, rows))
+            axis.set(xlabel=f"key\n{pairs:,} of {num_tokens**2:,} pairs, {pairs / num_tokens**2:.1%}", ylabel="query")
     return figure
 
 
@@ -433,19 +360,13 @@ def attention() -> Any:
     """Return the time of attention by pattern and length."""
     found = results("attention")
     figure, axes = panels(11, 5.6, 2, 4, sharex=True)
-    names = {
-        "dense": ("dense SDPA", "black"),
-        "auto": ("hea.attention", PALETTE[1]),
-        "flex": ("flex, compiled", PALETTE[2]),
-    }
+    names = {"dense": ("dense SDPA", "black"), "auto": ("hea.attention", BLUE), "flex": ("flex, compiled", ORANGE)}
     for row, measure in enumerate(("forward", "forward_backward")):
         for axis, pattern in zip(axes[4 * row :], found["settings"]["patterns"], strict=False):
             for contestant, (name, color) in names.items():
                 shown = (it for it in records(found) if it["pattern"] in ("full", pattern))
-                times = {
-                    it["tokens"]: it[measure].get("milliseconds") for it in shown if it["contestant"] == contestant
-                }
-                points = {tokens: time["median"] for tokens, time in times.items() if time}
+                of = (it for it in shown if it["contestant"] == contestant and it[measure].get("milliseconds"))
+                points = {it["tokens"]: it[measure]["milliseconds"]["median"] for it in of}
                 axis.plot(list(points), list(points.values()), "o-", color=color, markersize=4, label=name)
             axis.set(xscale="log", yscale="log", title="" if row else pattern)
             axis.grid(alpha=0.3)
@@ -455,62 +376,23 @@ def attention() -> Any:
     return figure
 
 
-def family(maps: dict[str, Matrix]) -> Any:
-    """Return a small picture of who attends to whom."""
-    figure, axes = panels(3.2, 2.0, 1, len(maps))
-    for axis, (title, rows) in zip(axes, maps.items(), strict=True):
-        show(axis, title, rows, aspect="auto")
-    return figure
-
-
 def adaptive_span() -> Any:
     """Return the bands of the four heads of the layer that reaches farthest, as they were learned."""
     keys = max((layer["keys"] for layer in results("spans_adaptive")["layers"]), key=max)
-    named = {f"{near} keys{' ' * head}": near for head, near in enumerate(sorted(keys))}
-    return family({name: matrix(lambda q, k, near=near: 0 <= 5 * (q - k) < near, 46) for name, near in named.items()})
+    named = {f"{near} keys{' ' * head}": f"band({(near - 1) // 5}, 0)" for head, near in enumerate(sorted(keys))}
+    return patterns(named, 46, is_icon=True)
 
 
-def grouped(kind: str) -> Any:
-    """Return heads whose tokens attend to those of their hash bucket, or of their cluster."""
-    draw = Random(1)
-    groups = [draw.randrange(4) for _ in range(TOKENS)]
-    order = sorted(range(TOKENS), key=lambda token: (groups[token], token))
-    if kind == "routing":
-        own = matrix(lambda q, k: (k <= q and groups[k] == groups[q]) * (1 + groups[k]))
-        return family({"local head": drawn("band(6, 0)"), "routing head": own})
-    near = matrix(lambda q, k: (0 <= order.index(q) // 6 - order.index(k) // 6 <= 1) * (1 + groups[k]))
-    return family({"text": near, "sorted by hash": [[near[q][k] for k in order] for q in order]})
-
-
-def etc(query: int, key: int) -> int:
-    """Return the colour of a pair: a band of long tokens, global tokens, and lighter those of other parts."""
-    owners = [-1] * 6 + [0] * 3 + [1] * 6 + [2] * 4 + [3] * 7 + [4] * 2 + [5] * 4
-    if min(query, key) >= 6:
-        return abs(query - key) <= 3
-    return 2 if max(query, key) < 6 or owners[max(query, key)] == min(query, key) else 6
-
-
-def tree(query: int, key: int) -> int:
-    """Return the colour of a pair by the size of the span in which the query attends to the key."""
-    size = next(size for size in range(6) if abs((query >> size) - (key >> size)) <= 1)
-    return 6 + size if size else 1
-
-
-SPARSIFIED = "(band(6, 0) | global(0, 1)) & causal()"
+SPARSIFIED = {"yours": "causal()", "sparsified": "(band(6, 0) | global(0, 1)) & causal()"}
+SPARSE = {"Longformer": "band(3, 3) | global(0)", "BigBird": "bigbird(2, 1)"}
 PICTURES: dict[str, Callable[[], Any]] = {
     "patterns": partial(patterns, PATTERNS, 63),
     "sparse_presets": partial(patterns, PRESETS, 48),
     "bench_attention": attention,
     "families/adaptive_span": adaptive_span,
-    "families/any_model": lambda: family({"yours": drawn("causal()", color=5), "sparsified": drawn(SPARSIFIED)}),
-    "families/bp_transformer": lambda: family({"near tokens, and far spans": matrix(tree)}),
-    "families/efficient_reformer": partial(grouped, "reformer"),
-    "families/etc_transformer": lambda: family({"global tokens, and a band": matrix(etc)}),
-    "families/routing_transformer": partial(grouped, "routing"),
-    "families/sparse_transformer": lambda: family(
-        {"Longformer": drawn("band(3, 3) | global(0)"), "BigBird": drawn("bigbird(2, 1)")}
-    ),
+    "families/any_model": partial(patterns, SPARSIFIED, 32, is_icon=True),
+    "families/sparse_transformer": partial(patterns, SPARSE, 32, is_icon=True),
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -127,7 +127,7 @@ def problem(error: Exception) -> str | None:
     # a file that says too little, or is none, is refused before a class of ours is asked; and every config is written
     # through a function of ours
     frames = [frame.filename for frame in frames_of(error)]
-    ours = [name for name in frames if "hf_efficient_attn/" in name and not name.endswith("saved_implementation.py")]
+    ours = [name for name in frames if "hf_efficient_attn/" in name and not name.endswith("integration/saving.py")]
     # what transformers refuses in its own fields is raised below our configs
     is_ours = bool(ours) and not ("models/config/" in ours[-1] and ours[-1] != frames[-1])
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None

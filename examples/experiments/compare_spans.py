@@ -131,7 +131,9 @@ def main(args: Arguments) -> None:
     least_bytes = args.batch_size * (args.segment_bytes + 1)
     limits = (args.max_train_bytes, args.max_eval_bytes, args.max_test_bytes)
     texts = load_bytes(args.train_file, *limits, least_bytes)
-    segments = {name: hea.TextSegments(text, args.batch_size, args.segment_bytes) for name, text in texts.items()}
+    segments = {
+        name: hea.training.TextSegments(text, args.batch_size, args.segment_bytes) for name, text in texts.items()
+    }
     folder = open_run(args)
     source = Path(args.train_file).name if args.train_file else "the source of the standard library of Python"
     print(f"Text: {source}. {len(texts['train']):,} bytes to train on.", flush=True)
@@ -140,7 +142,7 @@ def main(args: Arguments) -> None:
     report(args, folder, {"data": data, "kinds": kinds})
 
 
-def train(args: Arguments, kind: str, segments: dict[str, hea.TextSegments], folder: Path) -> dict[str, Any]:
+def train(args: Arguments, kind: str, segments: dict[str, hea.training.TextSegments], folder: Path) -> dict[str, Any]:
     """Train and test one kind, save it, and return the result."""
     print(f"\n{kind} span", flush=True)
     trainer = build_trainer(args, kind, segments, folder)
@@ -167,7 +169,7 @@ def train(args: Arguments, kind: str, segments: dict[str, hea.TextSegments], fol
 
 
 def build_trainer(
-    args: Arguments, kind: str, segments: dict[str, hea.TextSegments], folder: Path
+    args: Arguments, kind: str, segments: dict[str, hea.training.TextSegments], folder: Path
 ) -> BitsPerByteTrainer:
     """Return the trainer of a new model; all kinds start from the same weights and read the same text."""
     training = training_arguments(
@@ -192,14 +194,14 @@ def build_trainer(
         args=training,
         train_dataset=segments["train"],
         eval_dataset=segments["validation"],
-        data_collator=hea.SegmentCollator(),
+        data_collator=hea.training.SegmentCollator(),
         optimizers=(torch.optim.AdamW(groups, lr=args.learning_rate), None),
-        callbacks=[hea.SpanCallback()],
+        callbacks=[hea.training.SpanCallback()],
         bits_per_byte_of_one_nat=BITS_OF_ONE_NAT,
     )
 
 
-def test(trainer: BitsPerByteTrainer, segments: hea.TextSegments) -> dict[str, Any]:
+def test(trainer: BitsPerByteTrainer, segments: hea.training.TextSegments) -> dict[str, Any]:
     """Return bits per byte of the test text, read in order with all that is remembered, and the spans on it."""
     spans = SpansOfEvaluation()
     trainer.add_callback(spans)

@@ -1,4 +1,4 @@
-"""Attention with a pattern, as a function of tensors."""
+"""Attention as a function of tensors: with a pattern, and within the own segment of a pair of sequences."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast

@@ -1,4 +1,4 @@
-"""The attention of one layer, given the pattern that it follows and the masks of its model."""
+"""The attention of one layer, given its pattern and masks; by a matrix over all pairs; the weights of a few queries."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""One layer of a cache that holds only what its pattern can still read, and the padding that all layers share."""
+"""The layers of a `PatternCache`: those of a band and of block top-k, and the padding that all of them share."""
 
 from typing import Any, NoReturn
 

@@ -1,4 +1,4 @@
-"""How a call of attention would be computed, without computing it: the backend and why, the pairs, the cost."""
+"""`explain`: how a call, a layer or a model would be computed, without computing it: backend and why, pairs, cost."""
 
 import copy
 import sys

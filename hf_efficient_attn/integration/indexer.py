@@ -1,4 +1,4 @@
-"""What a layer with an indexer reads, and what its indexer learns from that."""
+"""The lightning indexer: what it is, which keys a layer reads by it, and what it learns from that."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -64,11 +64,11 @@ def efficient_attention_forward(
     Args:
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
-        attention_mask: a token table (`token_table`), a matrix [batch or 1, heads or 1, queries, keys] that a user
+        attention_mask: a token table (`masks.py`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
         kwargs: `is_causal`, `sliding_window`, `position_bias`, `position_terms` (of our families), `s_aux` (sinks),
             `softcap`, `output_attentions`, chosen keys (`given_choice`), and the arguments about packed documents and
-            global tokens (`call_documents`) are used; others are ignored.
+            global tokens (`packing.py`) are used; others are ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from

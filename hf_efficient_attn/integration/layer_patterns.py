@@ -1,4 +1,4 @@
-"""Which pattern an attention layer of a transformers model follows: the config's, or the layer's own attention."""
+"""Which pattern an attention layer of a model follows, the config's or its own, and in which direction it reads."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -8,7 +8,7 @@ row 1 - 1 where the key belongs to one of the current queries, or to a later one
     last keys, or with row 2);
 row 2 - the number of the document it belongs to (only where sequences are packed).
 
-A table without rows says that every key is a token. Its form tells the kind of the mask (`table_form`).
+A table without rows says that every key is a token. Its form tells the kind of the mask (`names.py`).
 """
 
 import functools

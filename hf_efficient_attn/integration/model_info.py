@@ -1,4 +1,4 @@
-"""Which heads of its model a process computes: some of them under tensor and sequence parallelism.
+"""What is known of a model before it runs: whether it can follow a pattern, and which of its heads a process computes.
 
 A pattern that differs from head to head is meant for all heads of the model, so that a process computes in its heads
 exactly what a single process would.

@@ -1,4 +1,6 @@
-"""The form of token tables (`token_table`): what is known about them when their values cannot be read.
+"""The forms of token tables, and the config field of indexers.
+
+The form of a token table (`masks.py`) is what is known about it when its values cannot be read.
 
 Compiled and exported models know shapes, not values. The second size of a table therefore distinguishes causal masks
 from bidirectional ones; its rows are expanded to it without a copy. It is no usual number of heads, so that modules

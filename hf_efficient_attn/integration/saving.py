@@ -1,4 +1,4 @@
-"""Saved configs of sparsified models name an architecture that serving engines do not know.
+"""Saved configs of sparsified models: the architecture and the attention implementation that they name.
 
 vLLM, SGLang and others choose code of their own by `architectures`, which knows no patterns: of a LlamaForCausalLM they
 would compute full attention without a word. What is written is HfEfficientAttnLlamaForCausalLM, which they refuse, and
@@ -162,8 +162,8 @@ def is_of_package(found: Any) -> bool:
 # Whoever passes `attn_implementation`, be it None as the command lines of TRL do, overrides what is saved. So the name
 # is written as `experts_implementation`, too, which transformers checks of every model, with experts or without, and
 # which nobody passes but with experts: where this package is not imported, the model is refused by the same words.
-# Configs read it as nothing said. Serving engines with code of their own, which ignore both, are told by
-# `saved_architectures`.
+# Configs read it as nothing said. Serving engines with code of their own, which ignore both, are told by the name of
+# the architecture.
 #
 # Three methods of transformers are replaced, since no other code sees every config that is saved or read.
 

@@ -1,4 +1,4 @@
-"""The keys that a model of transformers has chosen by content itself, as it gives them to its attention function.
+"""The keys that a model of transformers has chosen itself, as it gives them to attention, and blocks of a cache.
 
 DeepSeek-V3.2, GLM-MoE-DSA and their kin give `indices` of tokens (DSA), MiniMax-M3 gives `block_indices`. For "eager"
 and "sdpa" they make a mask over all pairs of them instead, which saves no work.

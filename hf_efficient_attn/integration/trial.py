@@ -181,7 +181,7 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
     """Raise if a model whose config has an `attention_pattern` would not follow it; return whether it could be run.
 
     A model that no trial can run (unknown inputs, steps that depend on values) is checked after its first forward pass
-    instead (`follow_check`).
+    instead (`guard.py`).
 
     Raises:
         ConfigurationError: a pattern that does not fit a layer.
@@ -399,7 +399,7 @@ _tried: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 @functools.wraps(masks.requested_table)
 def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """Return the token table of a mask that a model asks for (`token_table`), after a trial of that kind of model.
+    """Return the token table of a mask that a model asks for (`masks.py`), after a trial of that kind of model.
 
     Raises:
         UnsupportedBackendError: the model uses masks itself.

@@ -1,4 +1,4 @@
-"""What transformers may ask of models and attention modules, but the engine cannot compute."""
+"""What transformers, inputs and processes may ask, but the engine cannot compute: refused, with the reason."""
 
 import hashlib
 import json

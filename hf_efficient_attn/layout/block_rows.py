@@ -1,4 +1,4 @@
-"""Rows of blocks: what a block of queries reads, and which rows can be computed together."""
+"""Rows of blocks: what a block of queries reads, the shares of a pattern that are computed apart, and their masks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

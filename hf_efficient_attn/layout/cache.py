@@ -1,4 +1,4 @@
-"""Caches of results between calls: bounded in bytes, safe under threads, never "the last call"."""
+"""Caches of results between calls: bounded in bytes, safe under threads, never "the last call"; the size of a value."""
 
 import weakref
 from collections import OrderedDict, deque
@@ -306,7 +306,7 @@ class Refusal:
 class Cached(Generic[P, T]):
     """A function of hashable values that remembers its results in a `BoundedCache`; `cache_clear` forgets them.
 
-    Each result is one question of `patterns/work.py`, and a refusal to answer it is remembered, too.
+    Each result is one question of `patterns/intervals.py`, and a refusal to answer it is remembered, too.
     """
 
     def __init__(self, function: Callable[P, T], max_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""AttentionCall: one call of attention as one value, with everything about it except the contents of q, k and v."""
+"""AttentionCall: one call of attention as one value, with everything about it but q, k and v; sinks and soft caps."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field

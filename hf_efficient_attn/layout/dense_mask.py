@@ -1,4 +1,7 @@
-"""Which query may read which key, for every pair. It takes memory for all pairs."""
+"""All pairs of queries and keys: which are allowed, and what masks and terms add to their scores.
+
+It takes memory for all pairs.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Keys that are read in groups: lists of queries and of the keys that each of them reads."""
+"""Keys that are read in groups, or in chunks of an order, and the tiles in which they are computed."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Layout: a pattern laid over the positions of a sequence, with everything about a call that is not a tensor."""
+"""Layout: a pattern laid over the positions of a sequence, and where the queries of a call stand among its keys."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Keys that are listed for each query: tokens, or blocks of tokens."""
+"""Keys that are listed for each query, tokens or blocks of tokens, and the tiles in which they are computed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

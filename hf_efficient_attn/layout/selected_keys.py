@@ -1,4 +1,4 @@
-"""What all choices of keys have in common: tensors that travel in a call, their shapes, and which heads share them."""
+"""What all choices of keys have in common: their tensors and shapes, groups, and the tiles that hold chosen pairs."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,6 +1,7 @@
-"""Block top-k: which blocks of keys every query reads, by its score with the means of the blocks.
+"""Top-k selection: which blocks of keys every query reads, by the means of the blocks, and which keys, by an indexer.
 
-Lu et al., "MoBA: Mixture of Block Attention" (arXiv:2502.13189), equations 3 to 6.
+Blocks: Lu et al., "MoBA: Mixture of Block Attention" (arXiv:2502.13189), equations 3 to 6. Keys: DeepSeek-V3.2
+(arXiv:2512.02556), equations 1 and 2.
 """
 
 from collections.abc import Sequence

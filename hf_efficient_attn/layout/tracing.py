@@ -1,4 +1,4 @@
-"""Whether a model is being exported, in any version of torch."""
+"""Exporting, autocast and compiling: how a call finds out about them, and what it does then."""
 
 import ctypes
 from collections.abc import Callable

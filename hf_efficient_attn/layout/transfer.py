@@ -1,4 +1,4 @@
-"""The contents of tensors on a device, copied to the host once, since the host waits for the device whenever it reads.
+"""Copies between host and device: each is made once, and many together, since the host waits for every copy.
 
 A copy belongs to its tensor until this is changed in place; writes through `.data` on a device go unnoticed. On CPUs
 nothing is copied. Code that is being compiled must not use this module, except `derived` and `bring`, which then make

@@ -1,1 +1,4 @@
-"""Model families, one folder each; `register` makes them known to the Auto classes."""
+"""Model families, one folder each, which holds its config and its classes; `register` tells the Auto classes of them.
+
+`hf_efficient_attn` has all of them by name, too.
+"""

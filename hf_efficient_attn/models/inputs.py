@@ -1,4 +1,4 @@
-"""What a batch's masks say about packed documents and padding, in the form in which attention reads it."""
+"""The inputs of models, checked: masks of padding and packed documents as attention reads them, axes, whole numbers."""
 
 import operator
 from collections.abc import Mapping, Set, Sized

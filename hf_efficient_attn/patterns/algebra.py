@@ -1,4 +1,4 @@
-"""The algebra `|`, `&`, `~` of patterns: interval arithmetic on the bounds of their parts."""
+"""Patterns made of others: `|`, `&` and `~`, by interval arithmetic on the bounds of their parts, and `PerHead`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

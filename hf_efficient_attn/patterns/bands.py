@@ -1,4 +1,4 @@
-"""Patterns by distance: full, causal, band, dilated and strided attention.
+"""Patterns by distance: full, causal, band, dilated and strided attention, keys that stand for blocks, block top-k.
 
 Lin et al., A Survey of Transformers (2022), section 4.1.1; Beltagy et al., Longformer (2020), section 3.1.
 """

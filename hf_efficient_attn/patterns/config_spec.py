@@ -1,4 +1,4 @@
-"""Which layer follows which pattern, in any form that a config's `attention_pattern` may have."""
+"""Patterns as short expressions, and which layer follows which, in any form that `attention_pattern` may have."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""Sets of key positions as half-open intervals, in which patterns give keys without listing them."""
+"""Sets of key positions as half-open intervals: their algebra, counts of pairs, and how much work these may take."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,4 +1,4 @@
-"""Patterns in JSON types, as they are saved in `config.json`: {"kind": "band", "left": 256, "right": 256}.
+"""Patterns in JSON types, as they are saved in `config.json`: {"kind": "band", "left": 256, "right": 256}; checks.
 
 Fields of a pattern are integers, booleans, strings, None, patterns, and tuples of these. A field that takes no part in
 comparisons is derived from the others and is not written.

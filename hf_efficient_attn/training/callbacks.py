@@ -24,7 +24,7 @@ class AuxiliaryLossCallback(TrainerCallback):
     order among callbacks see `SpanCallback`.
 
     >>> import hf_efficient_attn as hea
-    >>> callbacks = [hea.AuxiliaryLossCallback()]  # Trainer(model, args, train_dataset=data, callbacks=callbacks)
+    >>> callbacks = [hea.training.AuxiliaryLossCallback()]  # Trainer(model, args, ..., callbacks=callbacks)
 
     Raises:
         InputError: label smoothing, with which Trainer computes a loss of its own, without this one; after the first
@@ -104,7 +104,7 @@ class LayerLossCallback(TrainerCallback):
     Training that resumes goes on where it was.
 
     >>> import hf_efficient_attn as hea
-    >>> callbacks = [hea.LayerLossCallback()]  # Trainer(model, args, train_dataset=data, callbacks=callbacks)
+    >>> callbacks = [hea.training.LayerLossCallback()]  # Trainer(model, args, train_dataset=data, callbacks=callbacks)
 
     Raises:
         InputError: at the start of training, a model without `layer_losses`, or label smoothing, with which Trainer

@@ -129,7 +129,7 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
     padding before them; padding is of sentence −1. Of items without numbers the batch has none, of sources without
     labels it has `sentence_ids`. With Trainer:
 
-        collator = hea.AlignedSentencesCollator(tokenizer, model=model)
+        collator = hea.training.AlignedSentencesCollator(tokenizer, model=model)
         args = Seq2SeqTrainingArguments(..., predict_with_generate=True)
         Seq2SeqTrainer(model, args, train_dataset=items, eval_dataset=items, data_collator=collator).train()
 
@@ -208,8 +208,9 @@ class SentenceMaskingCollator:
     With Trainer, which otherwise drops the texts:
 
         args = TrainingArguments(..., remove_unused_columns=False)
-        collator = hea.SentenceMaskingCollator(tokenizer, max_length=4096)
-        Trainer(model, args, train_dataset=texts, data_collator=collator, callbacks=[hea.AuxiliaryLossCallback()])
+        collator = hea.training.SentenceMaskingCollator(tokenizer, max_length=4096)
+        callbacks = [hea.training.AuxiliaryLossCallback()]
+        Trainer(model, args, train_dataset=texts, data_collator=collator, callbacks=callbacks)
 
     Args:
         tokenizer: a fast one with a mask token.

@@ -51,7 +51,7 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     transformers' `get_last_checkpoint`, and hence `resume_from_checkpoint=True`, take the highest N alone, also of a
     folder whose saving was cut off. Instead:
 
-        trainer.train(resume_from_checkpoint=hea.last_complete_checkpoint(args.output_dir))
+        trainer.train(resume_from_checkpoint=hea.training.last_complete_checkpoint(args.output_dir))
 
     which starts anew where there is no complete checkpoint. Complete means: `trainer_state.json` is whole; so are the
     weights (in one file or all shards of an index; adapters of PEFT; folders of FSDP and DeepSpeed), optimizer,

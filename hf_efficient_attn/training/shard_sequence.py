@@ -110,7 +110,7 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
     Trainer deals out batches to its processes; `SharedTextsMixin` lets all of a mesh have the same one, in training and
     in evaluation:
 
-        class SequenceTrainer(hea.SharedTextsMixin, Trainer):
+        class SequenceTrainer(hea.training.SharedTextsMixin, Trainer):
             pass
 
     Outputs (logits, hidden states) are those of the process's tokens. With labels, every

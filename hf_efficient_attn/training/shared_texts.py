@@ -20,7 +20,7 @@ OWN_LOSS = (
 class SharedTextsMixin:
     """Mixin before `Trainer`, for a model of `shard_sequence`: the processes of its mesh get the same batches.
 
-        class SequenceTrainer(hea.SharedTextsMixin, Trainer):
+        class SequenceTrainer(hea.training.SharedTextsMixin, Trainer):
             pass
 
     Batches are Trainer's own in all else: as many examples as the arguments say for a device, now for each mesh, in an

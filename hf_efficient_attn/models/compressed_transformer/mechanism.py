@@ -1,4 +1,4 @@
-"""What the attention of every mechanism of this family has: maps of queries, keys, values and output."""
+"""What the mechanisms of this family share: maps of queries, keys, values, output; linear attention; the prior."""
 
 from collections.abc import Sequence
 from dataclasses import replace

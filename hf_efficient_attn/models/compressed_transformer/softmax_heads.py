@@ -1,4 +1,6 @@
-"""Talking heads: heads mix their scores before the softmax, and their weights behind it.
+"""Softmax attention changed: talking heads, collaborative heads, residual scores, reused weights.
+
+Talking heads mix their scores before the softmax, and their weights behind it.
 
     L = P_l J,  W = softmax(L),  U = P_w W,  head h = U_h V_h,  where J are the scores Q Kᵀ / √D of all heads
 

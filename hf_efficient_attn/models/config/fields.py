@@ -111,12 +111,12 @@ def own_fields(cls: Any) -> set[str]:
     return {name for parent in classes for name in inspect.get_annotations(parent)}
 
 
-# Fields of the configs with blocks of `sparse/block.py`; each family's config explains them.
+# Fields of the configs with blocks of `sparse/attention.py`; each family's config explains them.
 
 
 @dataclass(init=False, repr=False, eq=False)
 class BlockFields(NormFields):
-    """Mixin: the block of `sparse/block.py`, and the embeddings before the first one."""
+    """Mixin: the block of `sparse/attention.py`, and the embeddings before the first one."""
 
     hidden_act: str = "gelu"
     mlp_bias: bool = True

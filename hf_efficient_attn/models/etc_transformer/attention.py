@@ -44,7 +44,7 @@ from .global_input import LINKED, NOT_LINKED, Structure, labels_by_distance
 
 # Tiles of queries over all pairs as custom operators, opaque to `torch.compile`: a compiler joins no tiles of them.
 #
-# Shapes are those of `dense_piece.py`.
+# Shapes: B rows, H heads, Q queries, K keys, D head size.
 
 
 # a CUDA graph would replay the dropout of its first run

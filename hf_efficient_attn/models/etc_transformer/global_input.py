@@ -1,4 +1,4 @@
-"""What a call says about its global tokens, checked, or the chunks of its text; and the mask of its long tokens."""
+"""The global input of an ETC: its tokens and what belongs to each, relative labels, and the contrastive loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

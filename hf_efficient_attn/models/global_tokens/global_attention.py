@@ -1,4 +1,4 @@
-"""Longformer's second set of projections, with which global tokens read.
+"""Longformer's second set of projections, with which global tokens read, on one process and on several.
 
 Source: Beltagy et al. (arXiv:2004.05150), section 3.1 (Q_g, K_g, V_g, which start as copies of Q_s, K_s, V_s) and the
 authors' code: only global tokens read with them; other tokens read a global one with the local projections.

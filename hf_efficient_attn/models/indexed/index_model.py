@@ -52,7 +52,7 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
         raise UnsupportedBackendError(
             f"{type(module).__name__} has an indexer, but its attn_implementation is "
             f"{shown(module.config._attn_implementation)}, which would read all keys. Call "
-            f'model.set_attn_implementation("{NAME}"), or hea.index_stage(model, "dense").'
+            f'model.set_attn_implementation("{NAME}"), or hea.training.index_stage(model, "dense").'
         )
     hidden_states = options["hidden_states"] if "hidden_states" in options else inputs[0]
     with keeping(field["stage"]):
@@ -61,7 +61,7 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
         raise UnsupportedBackendError(
             f"{type(module).__name__} has an indexer (hea.index), whose loss would be lost: its model computes without "
             "the forward that adds it, or its layers do not pass keyword arguments on. Call the model itself, leave "
-            'out what replaces its forward or its layers, or call hea.index_stage(model, "dense").'
+            'out what replaces its forward or its layers, or call hea.training.index_stage(model, "dense").'
         )
     cache = cache_in(options)
     if cache is not None:
@@ -123,7 +123,7 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
     >>> model = hea.index(LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes)), top_k=8, num_heads=2)
     >>> sum(p.numel() for p in model.parameters() if p.requires_grad)
     1632
-    >>> hea.index_stage(model, "sparse").config.attention_indexer["stage"]
+    >>> hea.training.index_stage(model, "sparse").config.attention_indexer["stage"]
     'sparse'
 
     Args:
@@ -199,7 +199,7 @@ def checked_rotation(model: Any) -> int:
     if not isinstance(model, PreTrainedModel):
         raise ConfigurationError(f"index takes a model of transformers, not {type(model).__name__}.")
     if has_indexer(model.config):
-        raise ConfigurationError("This model has indexers already. Call hea.index_stage(model, stage).")
+        raise ConfigurationError("This model has indexers already. Call hea.training.index_stage(model, stage).")
     if not reads_all_before(model.config):
         raise ConfigurationError("This model has an attention_pattern; take it away with sparsify(model, None).")
     name, base = type(model).__name__, model.base_model

@@ -127,7 +127,7 @@ def of_all_layers(model: Any, numbers: LayerNumbers, what: str) -> Tensor:
         raise UnsupportedBackendError(
             f"Of the {num_layers} layers of this {type(model).__name__}, {num_added} have told the {what} of their "
             "indexers: something between the model and its attention does not pass keyword arguments on. Leave out "
-            'what replaces its layers or their forward, or call hea.index_stage(model, "dense").'
+            'what replaces its layers or their forward, or call hea.training.index_stage(model, "dense").'
         )
     return taken
 

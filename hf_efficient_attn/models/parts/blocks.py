@@ -1,4 +1,4 @@
-"""The parts of a Transformer that none of these papers changes: norms, MLPs and plain softmax attention.
+"""The parts of a Transformer that none of these papers changes: norms, MLPs, plain softmax attention, cached states.
 
 Shapes: B batch, T tokens, D head size, H heads, Q query tokens, K key tokens.
 """

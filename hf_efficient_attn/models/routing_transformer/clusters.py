@@ -1,4 +1,4 @@
-"""The centroids of routing heads: spherical k-means whose means are moving averages over training.
+"""The clusters of routing heads: centroids by spherical k-means, as moving averages over training, and memberships.
 
 A centroid is the mean of the queries and keys that it was nearest to, weighted by λ^age: the moving average of their
 sum divided by that of their number. Both start at 0, so that the mean of few steps is a mean of what they saw (Adam's
@@ -190,7 +190,7 @@ def update_all(modules: Sequence[Centroids], shown: Sequence[Seen]) -> None:
 # to its centroid. In causal membership a token chooses its cluster, the one of the most similar centroid, and reads
 # the last w tokens of that cluster, itself among them; this depends on nothing after it. Padding is in no cluster, and
 # clusters do not cross documents. Of tokens that are equally similar but for rounding, as equal ones are in the first
-# layer, those with the lower index are taken (`layout/chosen/ranking.py`). A token has one most similar centroid,
+# layer, those with the lower index are taken (`layout/top_k.py`). A token has one most similar centroid,
 # since no two are equal.
 #
 # A list of members is in the order of the text, with empty places (-1). The distance of two members counts places of

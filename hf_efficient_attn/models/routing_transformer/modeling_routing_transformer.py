@@ -15,7 +15,7 @@ whole text.
 Source: Roy, Saffar, Vaswani, Grangier (arXiv:2003.05997), sections 3 and 4, and the authors' code, where the paper is
 silent: scores of normed vectors are not scaled, a token in several clusters gets the sum of their outputs divided by
 their number plus 0.01, and layers are post-norm. We differ in these points: padding competes for no place in a cluster,
-and packed documents have members of their own; start and moving averages of the centroids (`centroids.py`); queries and
+and packed documents have members of their own; start and moving averages of the centroids (`clusters.py`); queries and
 keys update them together, in one step; relative positions have vectors for keys alone; and the keys' projection of
 routing heads that share queries and keys, unused in their code, does not exist.
 """

@@ -1,8 +1,9 @@
-"""What a model remembers from one segment of a text to the next: the inputs of its layers, without gradients.
+"""What a model with spans keeps of a text: from one training segment to the next, and in `generate`.
 
-Keys and values are computed from them again, with the current weights. Source: Dai et al., "Transformer-XL"
-(arXiv:1901.02860), section 3.2; Sukhbaatar et al. (arXiv:1905.07799), whose code does the same. Their code starts
-with zeros, which queries read; here, what does not exist is not read.
+From segment to segment it remembers the inputs of its layers, without gradients. Keys and values are computed from
+them again, with the current weights. Source: Dai et al., "Transformer-XL" (arXiv:1901.02860), section 3.2; Sukhbaatar
+et al. (arXiv:1905.07799), whose code does the same. Their code starts with zeros, which queries read; here, what does
+not exist is not read.
 """
 
 from collections.abc import Sequence

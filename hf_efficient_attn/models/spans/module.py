@@ -220,7 +220,7 @@ def head_spans(model: nn.Module) -> Tensor:
     >>> config = hea.AdaptiveSpanConfig(
     ...     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, span_limit=64, span_init=0.25
     ... )
-    >>> hea.head_spans(hea.AdaptiveSpanModel(config)).tolist()
+    >>> hea.training.head_spans(hea.AdaptiveSpanModel(config)).tolist()
     [[16.0, 16.0], [16.0, 16.0]]
     """
     return torch.stack([spans.head_spans().float().cpu() for spans in known_spans(model)])

@@ -1,6 +1,7 @@
-"""The penalty that keeps spans short: λ times the mean span of the heads, summed over layers, added to the loss.
+"""Learned spans in training: their penalty, constant spans and other limits, costs, and checkpoints.
 
-Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2; the mean is over the heads of a layer, the sum over layers.
+The penalty that keeps spans short is λ times the mean span of the heads of a layer, summed over layers and added to the
+loss. Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2.
 """
 
 from math import ceil

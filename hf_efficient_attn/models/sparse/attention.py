@@ -1,4 +1,4 @@
-"""Multi-head attention that follows a pattern, for the layers of the sparse Transformer and of sparse encoders.
+"""The layer of the sparse Transformer and of sparse encoders: multi-head attention that follows a pattern, and MLP.
 
 Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062).
 """
