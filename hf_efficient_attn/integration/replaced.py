@@ -1,8 +1,8 @@
 """The methods of transformers that importing this package extends, and why: nothing else is called where they are.
 
 What a subclass, a registration (Auto classes, attention interfaces) or a callback can do is done so. Models and configs
-without a pattern come out of these methods as before; `tests/integration/test_replaced.py` compares them with those of a
-process that has not imported this package.
+without a pattern come out of these methods as before; `tests/integration/test_replaced.py` compares them with those of
+a process that has not imported this package.
 """
 
 # class and method, or function of the package → what happens there
