@@ -33,7 +33,7 @@ FLOORS = {
     "__main__": 9,
 }
 # what backends share; no backend itself
-SHARED_BY_BACKENDS = ("alignment", "dense_kernel", "fused_cpu", "kernels", "machine_costs", "operator")
+SHARED_BY_BACKENDS = ("kernels", "machine_costs", "operator")
 OPTIONAL = ("accelerate", "datasets", "evaluate", "matplotlib", "onnx", "peft", "triton")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

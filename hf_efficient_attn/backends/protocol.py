@@ -10,7 +10,10 @@ from hf_efficient_attn.layout.call import AttentionCall
 class Backend(Protocol):
     """One way to compute attention.
 
-    What is said of a call before it is computed depends on its `traits` alone, by which "auto" remembers its choice.
+    `attend` computes all that a call holds: masks, documents, terms, sinks, selected keys, soft cap, dropout, and the
+    gradients of q, k, v, terms and sinks where `call.inputs.needs_grad`. What a backend cannot compute of these,
+    `why_not` refuses. All other answers depend on the call's `traits` alone: the choice of "auto" is kept by them
+    (`attention/dispatch.py`). A backend imports no other; `kernels`, `machine_costs` and `operator` are shared.
     """
 
     NAME: str

@@ -1,12 +1,14 @@
-"""The attention function "efficient" of transformers: any model that uses the attention interface follows a pattern.
+"""The functions "efficient" of transformers, for attention and masks: any model that uses the interface follows a pattern.
 
 A model whose config has an `attention_pattern` follows it; any other computes its own attention, causal or full,
 including sliding windows, padding and packing. `layer_patterns` decides what a layer follows.
 """
 
+import functools
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -18,14 +20,14 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.integration.guard import guard_models
 from hf_efficient_attn.integration.indexer import indexed_choice, with_earlier_keys
 from hf_efficient_attn.integration.layer_patterns import NAME, layer_pattern
-from hf_efficient_attn.integration.masks import read_table
+from hf_efficient_attn.integration.masks import read_table, requested_table
 from hf_efficient_attn.integration.model_info import head_range
 from hf_efficient_attn.integration.names import is_table
 from hf_efficient_attn.integration.packing import with_marked_tokens, with_said_documents
 from hf_efficient_attn.integration.saving import name_architectures, write_implementations
 from hf_efficient_attn.integration.selected_keys import cached_choice, given_choice
 from hf_efficient_attn.integration.streaming_cache import in_cache_positions
-from hf_efficient_attn.integration.trial import TRIALS, efficient_mask
+from hf_efficient_attn.integration.trial import TRIALS, refuse_mask_user
 from hf_efficient_attn.integration.unsupported import compare_processes, refuse_unsupported
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 
@@ -45,6 +47,22 @@ def register_attention() -> None:
     write_implementations()
     name_architectures()
     guard_models()
+
+
+@functools.wraps(requested_table)
+def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
+    """Return the token table of a mask that a model asks for (`masks.py`), after a trial of that kind of model.
+
+    transformers calls it once per forward pass and kind of mask, with the arguments of its `sdpa_mask`.
+
+    Raises:
+        UnsupportedBackendError: the model uses masks itself.
+    """
+    config = kwargs.get("config")
+    # a trial must not become part of a traced graph
+    if config is not None and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+        refuse_mask_user(config)
+    return requested_table(*args, **kwargs)
 
 
 def efficient_attention_forward(

@@ -297,7 +297,7 @@ def _are_all(is_token: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(on_host(is_token).all())
 
 
-# The mask function of the "efficient" attention, which transformers calls when one of its models needs a mask.
+# The token table of a mask that a model of transformers needs; `efficient_mask` (`interface.py`) is registered there.
 
 
 def requested_table(
@@ -318,8 +318,6 @@ def requested_table(
 
     Layers that choose tokens by an indexer (DSA) read a mask over all pairs: they get it, bool [batch, 1, queries,
     keys].
-
-    transformers calls it once per forward pass and kind of mask, with the arguments of its `sdpa_mask`.
 
     Raises:
         InputError: a padding mask that is too short, or no tokens at all.

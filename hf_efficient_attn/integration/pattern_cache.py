@@ -24,7 +24,7 @@ OTHER_PATTERN = (
 
 
 class PatternCache(Cache):
-    """A cache for `generate` whose layers do not grow with the text, where they follow a band and first tokens.
+    """A key-value cache for `generate` whose layers do not grow where they follow a band and first tokens.
 
     `model.generate(..., cache=PatternCache(model))` generates the same tokens as the default cache. A
     layer keeps the keys of the pattern's first tokens, counted from each example's first token that is not padding, and
@@ -61,6 +61,15 @@ class PatternCache(Cache):
             and in evaluation mode: it computes one token, which shows whether its `rotary_emb` is all that rotates its
             keys.
         positions: "text" or "cache", where positions are counted.
+
+    Attributes:
+        layers: one for each layer of the model. `PatternLayer`: keys and values of the first `num_first` tokens and of
+            the last `left`, and how many tokens it has seen. `StreamingLayer` (`positions="cache"`): the same, and how
+            keys are rotated. `BlockLayer` (`BlockTopK`): all keys and values, and the sum of the keys of each block.
+            A layer of transformers where the model's layer keeps its own attention.
+        padding: how many tokens of padding each example begins with, for all layers.
+        checked_spec: the `attention_pattern` for which this cache was made.
+        rope: of `positions="cache"`, the model's rotary parameters.
 
     Raises:
         ConfigurationError: no pattern, or one that can read other tokens; with `positions="cache"` also a model without

@@ -23,7 +23,6 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.errors import EfficientAttentionError, UnsupportedBackendError
-from hf_efficient_attn.integration import masks
 from hf_efficient_attn.integration.layer_patterns import (
     DECODER,
     ENCODER,
@@ -395,20 +394,6 @@ def passes_on(model_class: Any, config: PreTrainedConfig, name: str) -> bool:
 
 # configs whose models were tried; configs have no hash
 _tried: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
-@functools.wraps(masks.requested_table)
-def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """Return the token table of a mask that a model asks for (`masks.py`), after a trial of that kind of model.
-
-    Raises:
-        UnsupportedBackendError: the model uses masks itself.
-    """
-    config = kwargs.get("config")
-    # a trial must not become part of a traced graph
-    if config is not None and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
-        refuse_mask_user(config)
-    return masks.requested_table(*args, **kwargs)
 
 
 def refuse_mask_user(config: Any) -> None:

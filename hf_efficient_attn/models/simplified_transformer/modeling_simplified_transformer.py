@@ -3,7 +3,7 @@
 With U = Norm(X), head h of shaped attention returns (α_h·I + β_h·A_h − γ_h·C)·V_h, where A is the softmax matrix, C its
 value at zero logits and V_h head h's slice of U·W^V. SAS drops W^V (except in the first layer), W^P and the attention
 skip; SAS-P also computes the MLP in parallel to attention and drops the last skip. The matrix is never formed: α·V +
-β·A·V − γ·C·V is an attention function of transformers plus a running mean (`attention.py`).
+β·A·V − γ·C·V is an attention function of transformers plus a running mean (`centering.py`).
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
 silent, this follows the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before
@@ -55,7 +55,7 @@ from hf_efficient_attn.models.spans.training import SpanCheckpoints, span_penalt
 
 from .centering import Centering, MaskGeneration, append_and_sum, block_masks, mean_of_read, merge_heads, reads_selected
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
-from .engine_attention import SpannedAttention
+from .spanned_attention import SpannedAttention
 
 # Gains, and the value and projection matrices W^V and W^P: plain, reparameterised, or not there at all.
 #
