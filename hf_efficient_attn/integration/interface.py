@@ -1,4 +1,4 @@
-"""The functions "efficient" of transformers, for attention and masks: any model that uses the interface follows a pattern.
+"""The functions "efficient" of transformers, for attention and masks, by which any model follows a pattern.
 
 A model whose config has an `attention_pattern` follows it; any other computes its own attention, causal or full,
 including sliding windows, padding and packing. `layer_patterns` decides what a layer follows.
