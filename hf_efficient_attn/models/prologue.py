@@ -1,6 +1,6 @@
 """What every backbone does before its first layer, once: cache, lengths, masks, positions, packed documents."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.build_call import refuse_misspelt
 from hf_efficient_attn.attention.sharded.shards import SequenceShards
@@ -18,6 +20,11 @@ from hf_efficient_attn.integration.unsupported import MARKED, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.inputs import check_mask, check_positions, key_masks, noted_documents, step_table
+
+
+def backbone_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `forward` of a backbone with the config's defaults, recorded layers, and `past_key_values`."""
+    return takes_cache(merge_with_config_defaults(capture_outputs(forward)))
 
 
 @dataclass(frozen=True)

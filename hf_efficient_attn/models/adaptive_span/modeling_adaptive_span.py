@@ -23,14 +23,10 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.build_call import QueryOffset
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.sharded.shards import shards_of
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -44,13 +40,12 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.parts.blocks import MLP, append_to_cache, build_norm, drop_rate, finite
 from hf_efficient_attn.models.parts.embeddings import Positions, TokenEmbedding, rotate_both, rotate_last
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, backbone_forward
 from hf_efficient_attn.models.spans.attention import attend_spans, span_request, within_reach
 from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.memory import Segment, SegmentMemory, SpanGeneration, check_segment
 from hf_efficient_attn.models.spans.module import DYNAMIC, SpanBounds, Spans, all_bounds, layer_bounds
 from hf_efficient_attn.models.spans.training import SpanCheckpoints, fit_rows, mean_span, span_penalty
-from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
 
@@ -209,9 +204,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -226,25 +219,20 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         """Return the last hidden state, the cache with `use_cache`, and in training the spans' `auxiliary_loss`.
 
         Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
+            attention_mask, position_ids: see `prepare`.
             segment_index: int [B], the number of this segment in the text of its row. The layers then read what they
                 have kept of the previous segment, which must have been the last call; training and evaluation are
                 kept separately. None: the input is a text of its own.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        compare_processes(self)
         modules = (layer.self_attn.spans for layer in self.layers)
         bounds = all_bounds(self, modules, attention_mask, position_ids, segment_index)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = use_cache and segment_index is None
+        call = self.prepare(input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         segment = None
         if segment_index is not None:
             given = {**kwargs, "position_ids": position_ids, "cache": cache}
-            check_segment(segment_index, embedded.shape[0], attention_mask, given)
-            segment, use_cache = self.memory.open(segment_index, self.training, len(self.layers)), False
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
+            check_segment(segment_index, call.batch_size, attention_mask, given)
+            segment = self.memory.open(segment_index, self.training, len(self.layers))
         hidden_states, where = self._place(call, segment)
         masks = call.masks(self.config)
         where |= {"real_tokens": call.own_real_tokens(masks["token_mask"], shards_of(self)), "bounds": bounds}

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes, refuse_paged
-from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.unsupported import refuse_paged
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -34,15 +32,13 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs import bring_inputs
 from hf_efficient_attn.models.mechanisms.linear import RedrawsFeatures
 from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
 from hf_efficient_attn.models.mechanisms.texts import find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, backbone_forward
 from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer
-from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_compressed_transformer import CompressedTransformerConfig
 from .linformer import LengthMaps, LinformerAttention
@@ -113,9 +109,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -129,23 +123,13 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
     ) -> BackboneOutput:
         """Return the last hidden state and, with `use_cache` in a causal model, the cache.
 
-        Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed, if it only leaves out padding and, in a causal model, later tokens.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached
-                yet), a packed document begins; documents do not read each other.
-
-        Raises:
-            InputError: inputs that contradict each other, or a mask with other pairs.
-            UnsupportedBackendError: a cache of another kind, or an attention implementation that is not ours.
+        For the arguments see `prepare`; an attention matrix only leaves out padding and, in a causal model, later
+        tokens.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        backend_of(self.config)
-        cache = self.cache_of(cache, use_cache)
-        bring_inputs(attention_mask, position_ids, token_type_ids)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs)
+        self.check_call(cache)
+        cache, read = self.cache_of(cache, use_cache), (attention_mask, position_ids, token_type_ids)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
+        call = self.prepare(*given, read_on_host=read)
         hidden_states, where = self.embeddings(call, token_type_ids)
         arguments = self.arguments(call)
         if self.config.projection_padding == "ignore":

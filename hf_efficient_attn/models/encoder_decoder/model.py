@@ -178,10 +178,6 @@ class EncoderDecoder:
         if named:
             cls.forward = name_inputs(cls.forward, named)
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """Return token embeddings [B, T, hidden_size]; both stacks look them up here."""
-        return self.embed_tokens(input_ids)
-
     def asked_tokens(self, input_ids: Tensor | None) -> Tensor | None:
         """Return the source's tokens if the encoder decides by their values what it computes, otherwise None."""
         return None

@@ -11,14 +11,13 @@ from transformers.utils.output_capturing import OutputRecorder
 from hf_efficient_attn.attention.functional import attend_own_segments
 from hf_efficient_attn.attention.layer import dense_attention, warn_of_weights
 from hf_efficient_attn.integration.masks import tokens_of_keys
-from hf_efficient_attn.integration.unsupported import check_mask_values, compare_processes
+from hf_efficient_attn.integration.unsupported import check_mask_values
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import lasting
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.encoder_decoder.model import check_positions, check_source_mask
 from hf_efficient_attn.models.parts.blocks import append_to_cache, drop_rate
-from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import PreparedCall
 
 # Attention of a decoder to its source: tokens that an encoder has read. Vaswani et al. (arXiv:1706.03762).
 
@@ -165,12 +164,10 @@ class Stack:
 
         options: the call's other arguments.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        compare_processes(self)
         check_positions(options)
-        embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        check_source_mask(attention_mask, embedded.shape[1])
-        return prepare_call(self.config, embedded, attention_mask, None, None, options)
+        call: PreparedCall = self.prepare(input_ids, attention_mask, None, inputs_embeds, options)
+        check_source_mask(attention_mask, call.tokens)
+        return call
 
     def target_call(
         self,
@@ -185,11 +182,9 @@ class Stack:
 
         use_cache: None: as the config says.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         check_mask_values(attention_mask)
         cache = with_cross_attention(cache)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None and not (self.gradient_checkpointing and self.training):
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        return prepare_call(self.config, embedded, attention_mask, None, cache, options)
+        return self.prepare(input_ids, attention_mask, None, inputs_embeds, options, cache)

@@ -27,13 +27,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder
 
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -47,11 +44,10 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
     pool,
 )
-from hf_efficient_attn.models.inputs import bring_inputs, padding_mask
+from hf_efficient_attn.models.inputs import bring_inputs
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 from hf_efficient_attn.models.parts.embeddings import check_types
-from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import PreparedCall, backbone_forward
 
 from .attention import EtcAttention
 from .configuration_etc_transformer import EtcTransformerConfig
@@ -307,6 +303,7 @@ class EtcTransformerPreTrainedModel(EfficientPreTrainedModel):
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "etc", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids", *INPUTS)
+    closed_pairs, uncached = CLOSED, "ETC"
     _no_split_modules = ["EtcLayer"]
     _can_record_outputs = {
         "hidden_states": EtcLayer,
@@ -329,9 +326,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -354,11 +349,8 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         """Return the states of long and of global tokens.
 
         Args:
-            attention_mask: 1 = real token, [B, T], padded on either side; or [B, 1, T, T] with True or 0.0 = allowed,
-                if it only leaves out padding.
-            position_ids: [B, T]; where they restart, a packed document begins, with global tokens of its own. Nothing
+            attention_mask, position_ids: see `prepare`; each packed document has global tokens of its own, and nothing
                 else depends on positions.
-            inputs_embeds: [B, T, hidden_size].
             global_input_ids: [B, G]; `structured_inputs` makes this and the following. None: every chunk of
                 `chunk_tokens` real tokens has a global token.
             global_mask: 1 = a global token, [B, G]. A masked one reads and is read by nothing, but keeps its place:
@@ -374,18 +366,13 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
                 with `cpc_loss_weight` its state is told apart from those of others by what it is when it reads them
                 alone.
             cpc_input_ids: the long tokens before they were masked, [B, T].
-
-        Raises:
-            InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
-            UnsupportedBackendError: a cache, or an attention implementation that is not ours.
         """
-        self.check_call(input_ids, inputs_embeds, cache, cpc_mask, kwargs)
+        if cpc_mask is not None:
+            refuse_recording(self.config, kwargs)
         types = (token_type_ids, global_token_type_ids)
-        bring_inputs(attention_mask, position_ids, global_mask, global_reads_all, long_to_global, long_contexts, *types)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
+        read = (attention_mask, position_ids, global_mask, global_reads_all, long_to_global, long_contexts, *types)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
+        call = self.prepare(*given, read_on_host=read)
         mask = call.masks(self.config)["token_mask"]
         given = (global_mask, long_to_global, global_contexts, global_reads_all, types[1])
         ids, globals_ = find_globals(self.config, call, mask.key_mask, global_input_ids, *given)
@@ -403,24 +390,6 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
             global_documents=globals_.documents,
             auxiliary_loss=expect_use(loss, long, self.config.cpc_loss_weight),
         )
-
-    def check_call(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        cache: Cache | None,
-        cpc_mask: Tensor | None,
-        options: dict[str, Any],
-    ) -> None:
-        """Raise InputError or UnsupportedBackendError for a call that no ETC can compute; see `forward`."""
-        check_inputs(self.config, input_ids, inputs_embeds)
-        if cpc_mask is not None:
-            refuse_recording(self.config, options)
-        if cache is not None:
-            raise UnsupportedBackendError(
-                "ETC reads its own tokens alone, and has no cache. Prefix tuning cannot give it keys; use prompt "
-                "tuning or LoRA instead."
-            )
 
     def encode(
         self,

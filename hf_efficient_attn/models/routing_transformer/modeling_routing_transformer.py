@@ -29,12 +29,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.layer import readable_keys
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -49,8 +45,7 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
 from hf_efficient_attn.models.parts.embeddings import Positions, TokenEmbedding
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, backbone_forward
 
 from .attention import RoutingAttention
 from .clusters import Centroids, Seen, update_all
@@ -128,9 +123,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -143,18 +136,9 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
     ) -> BackboneOutput:
         """Return the last hidden state, the cache with `use_cache`, and in training the centroids' `auxiliary_loss`.
 
-        In training this moves the centroids, see `centroids.py`.
-
-        Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
+        In training this moves the centroids, see `clusters.py`. For `attention_mask` and `position_ids` see `prepare`.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
+        call = self.prepare(input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         hidden_states, where = self.positions(call.embedded, call)
         hidden_states, masks = self.dropout(hidden_states), call.masks(self.config)
         places = token_places(call, masks)

@@ -22,17 +22,14 @@ from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.sharded.shards import shards_of
 from hf_efficient_attn.attention.sharded.ulysses import deal_heads
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import append_paged, is_paged, takes_cache
+from hf_efficient_attn.integration.forward_context import append_paged, is_paged
 from hf_efficient_attn.integration.layer_patterns import NAME
 from hf_efficient_attn.integration.model_info import refuse_overridden
 from hf_efficient_attn.integration.trial import MATRIX_TRIAL, TRIAL
-from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import BACKEND_OF_IMPLEMENTATION, FamilyPreTrainedModel, saved_config
 from hf_efficient_attn.models.config.fields import own_fields
@@ -45,10 +42,9 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs import check_axes
 from hf_efficient_attn.models.parts.blocks import MLP, InitializedLinear, build_norm, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.parts.embeddings import Positions, rotate_both
-from hf_efficient_attn.models.prologue import prepare_call
+from hf_efficient_attn.models.prologue import backbone_forward
 from hf_efficient_attn.models.spans.memory import SpanGeneration
 from hf_efficient_attn.models.spans.module import all_bounds
 from hf_efficient_attn.models.spans.training import SpanCheckpoints, span_penalty
@@ -424,12 +420,19 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, FamilyP
     _no_split_modules = ["SimplifiedTransformerLayer"]
     _supports_flash_attn = True
     _supports_attention_backend = True
+    takes_paged_cache = True
     _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
 
     def __init__(self, config: SimplifiedTransformerConfig) -> None:
         super().__init__(config)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
+
+    def check_call(self, cache: Cache | None) -> None:
+        """As every family's; attention is one of transformers' functions."""
+        implementation = self.config._attn_implementation
+        check_implementation(self.config, implementation, paged=is_paged(cache))
+        refuse_overridden(implementation, f"block='{self.config.block}'")
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
@@ -445,9 +448,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -460,22 +461,12 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
     ) -> BackboneOutput:
         """Return the last hidden state, the cache with `use_cache`, and in training the spans' `auxiliary_loss`.
 
-        Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
+        For the arguments see `prepare`.
         """
-        check_axes(input_ids, inputs_embeds)
-        check_implementation(self.config, self.config._attn_implementation, paged=is_paged(cache))
-        refuse_overridden(self.config._attn_implementation, f"block='{self.config.block}'")
-        compare_processes(self)
         modules = [] if self.config.span is None else [layer.self_attn.spanned.spans for layer in self.layers]
         bounds = all_bounds(self, modules, attention_mask, position_ids)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        kept, options = (None if is_paged(cache) else cache), {**kwargs, "cache": cache}
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, kept, options, use_cache)
-        hidden_states, where = self.positions(embedded, call)
+        call = self.prepare(input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
+        hidden_states, where = self.positions(call.embedded, call)
         where |= block_masks(self.config, call, shards_of(self) is not None)
         if self.config.span is not None:
             where |= {"real_tokens": call.own_real_tokens(where["token_mask"], shards_of(self)), "bounds": bounds}

@@ -1,4 +1,4 @@
-"""The inputs of a sparse model are checked, and its global tokens found, once for all layers."""
+"""The global tokens of a sparse model, found once for all layers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,6 @@ from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.sharded.shards import SequenceShards
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.integration.model_info import refuse_overridden
 from hf_efficient_attn.layout.transfer import derived
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.global_attention import (
@@ -27,18 +26,7 @@ from hf_efficient_attn.models.global_tokens.rules import (
     choose_by_rule,
     needs_input_ids,
 )
-from hf_efficient_attn.models.inputs import check_axes
 from hf_efficient_attn.models.prologue import PreparedCall
-
-
-def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
-    """Refuse inputs that are missing, doubled or of another shape.
-
-    Raises:
-        InputError: see `check_axes`.
-    """
-    check_axes(input_ids, inputs_embeds)
-    refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
 
 
 def resolved_rule(config: Any, task: str | None) -> Rule:
