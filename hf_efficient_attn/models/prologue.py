@@ -19,7 +19,14 @@ from hf_efficient_attn.integration.packing import said_positions
 from hf_efficient_attn.integration.unsupported import MARKED, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
-from hf_efficient_attn.models.inputs import check_mask, check_positions, key_masks, noted_documents, step_table
+from hf_efficient_attn.models.inputs import (
+    LayerInputs,
+    check_mask,
+    check_positions,
+    key_masks,
+    noted_documents,
+    step_table,
+)
 
 
 def backbone_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,8 +78,8 @@ class PreparedCall:
             return self.real_tokens
         return tokens.key_mask[:, shards.own(tokens.shape[1])]
 
-    def masks(self, config: Any, is_causal: bool | None = None) -> dict[str, Any]:
-        """Return what the layers need to know about the keys, as keyword arguments, see `key_masks`.
+    def masks(self, config: Any, is_causal: bool | None = None) -> LayerInputs:
+        """Return what the layers need to know about the keys, see `key_masks`.
 
         is_causal: whether the layers are; None: as the config says.
         """

@@ -310,7 +310,7 @@ def counted_by_tokens(config: BPSeq2SeqConfig, call: PreparedCall) -> PreparedCa
     mask = call.attention_mask
     if mask is None or mask.ndim != 4:
         return call
-    token_mask = call.masks(config, is_causal=True)["token_mask"]
+    token_mask = call.masks(config, is_causal=True).token_mask
     return replace(call, attention_mask=real_target_tokens(mask, token_mask))
 
 

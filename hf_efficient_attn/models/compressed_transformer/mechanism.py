@@ -24,9 +24,7 @@ class MechanismAttention(TextReading):
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        width = config.hidden_size
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=config.attention_bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        self.make_maps()
 
     def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""

@@ -37,8 +37,9 @@ from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_s
 from hf_efficient_attn.models.mechanisms.texts import find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, backbone_forward
+from hf_efficient_attn.models.prologue import TableGeneration, backbone_forward
 from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer
+from hf_efficient_attn.models.sparse.inputs import without_globals
 
 from .configuration_compressed_transformer import CompressedTransformerConfig
 from .linformer import LengthMaps, LinformerAttention
@@ -131,15 +132,17 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
         call = self.prepare(*given, read_on_host=read)
         hidden_states, where = self.embeddings(call, token_type_ids)
-        arguments = self.arguments(call)
+        masks, passed = call.masks(self.config), PassedStates()
+        texts = find_texts(call, masks, self.config.is_causal)
         if self.config.projection_padding == "ignore":
-            tokens = arguments["token_mask"]
-            is_packed = call.documents is not None or tokens.segment_ids is not None
+            is_packed = call.documents is not None or masks.token_mask.segment_ids is not None
             hidden_states = without_padding(hidden_states, call.real_tokens, is_packed)
-        kwargs = {**kwargs, **where, **arguments}
+        # of which every mechanism takes its own
+        kwargs |= {**where, "inputs": without_globals(masks), "texts": texts, "passed_states": passed}
+        kwargs["shared_maps"] = None if self.shared_maps is None else self.shared_maps()
         for layer in islice(self.layers, self.config.num_hidden_layers):
-            hidden_states = layer(hidden_states, **kwargs)
-        kwargs["passed_states"].check_gradients()
+            hidden_states = layer(hidden_states, cache=cache, **kwargs)
+        passed.check_gradients()
         return BackboneOutput(self.transform(self.norm(hidden_states)), **{CACHE_ARGUMENT: cache})
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -158,19 +161,6 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             stateful |= dict.fromkeys(self.config.layers_with("linear"), StateLayer)
             attach_states(cache, self.config.num_hidden_layers, stateful)
         return cache
-
-    def arguments(self, call: PreparedCall) -> dict[str, Any]:
-        """Return the masks and texts of a call, and what layers share, as keyword arguments of all layers."""
-        masks = call.masks(self.config)
-        texts = find_texts(call, masks, self.config.is_causal)
-        shared = None if self.shared_maps is None else self.shared_maps()
-        return {
-            **masks,
-            "texts": texts,
-            "shared_maps": shared,
-            "cache": call.cache,
-            "passed_states": PassedStates(),
-        }
 
 
 class CompressedTransformerForCausalLM(

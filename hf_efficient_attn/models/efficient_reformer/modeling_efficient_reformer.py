@@ -165,7 +165,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         embedded = self.embedding_dropout(embedded)
         if self.training and self.config.hash_seed is None and LSH in self.config.layer_kinds:
             where["hash_step"] = self._hash_step(embedded.device)
-        kwargs = {**kwargs, **where, **call.masks(self.config), "cache": call.cache}
+        kwargs |= {**where, "inputs": call.masks(self.config), "cache": call.cache}
         stack = self._reversible_stack(call.cache)
         # narrower streams would be computed again too inexactly
         first = second = embedded.to(torch.promote_types(embedded.dtype, torch.float32))

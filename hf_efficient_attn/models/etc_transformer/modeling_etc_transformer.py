@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder
@@ -45,7 +44,7 @@ from hf_efficient_attn.models.heads.task_heads import (
     pool,
 )
 from hf_efficient_attn.models.inputs import bring_inputs
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.blocks import MLP, Block, build_norm
 from hf_efficient_attn.models.parts.embeddings import check_types
 from hf_efficient_attn.models.prologue import PreparedCall, backbone_forward
 
@@ -95,46 +94,21 @@ class EtcEmbeddings(nn.Module):
         return self.dropout(norm(embedded))
 
 
-class EtcLayer(GradientCheckpointingLayer):
-    """One layer. Shapes: long [B, T, hidden_size] and global [B, G, hidden_size] → the same.
-
-    Post-norm: x ← N(x + f(x)), as BERT. Pre-norm: x ← x + f(N(x)).
-    """
+class EtcLayer(Block):
+    """One layer. Shapes: long [B, T, hidden_size] and global [B, G, hidden_size] → the same."""
 
     def __init__(self, config: EtcTransformerConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
-        self.self_attn = EtcAttention(config, layer_idx)
-        self.attention_norm, self.global_attention_norm = build_norm(config), build_norm(config)
-        self.mlp, self.mlp_norm = MLP(config, config.gated_mlp), build_norm(config)
-        is_shared = config.share_feed_forward
+        super().__init__(config, EtcAttention(config, layer_idx), config.gated_mlp)
+        self.global_attention_norm, is_shared = build_norm(config), config.share_feed_forward
         self.global_mlp = None if is_shared else MLP(config, config.gated_mlp)
         self.global_mlp_norm = None if is_shared else build_norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, long: Tensor, globals_: Tensor, structure: Structure, **kwargs: Any) -> tuple[Tensor, Tensor]:
         norms = (self.attention_norm, self.global_attention_norm)
-        states = (long, globals_)
-        if self.is_pre_norm:
-            read = [norm(each) for norm, each in zip(norms, states, strict=True)]
-            out, _, global_out, _ = self.self_attn(*read, structure, **kwargs)
-        else:
-            out, _, global_out, _ = self.self_attn(*states, structure, **kwargs)
-        mlps = (self.mlp, self.mlp_norm)
-        long = self.followed_by(long, out, norms[0], *mlps)
-        mlps = mlps if self.global_mlp is None else (self.global_mlp, self.global_mlp_norm)
-        return long, self.followed_by(globals_, global_out, norms[1], *mlps)
-
-    def followed_by(self, states: Tensor, read: Tensor, norm: nn.Module, mlp: nn.Module, mlp_norm: nn.Module) -> Tensor:
-        """Return the states of one input, given what they have read, after the MLP."""
-        states = states + self.dropout(read)
-        return self.fed(states if self.is_pre_norm else norm(states), mlp, mlp_norm)
-
-    def fed(self, states: Tensor, mlp: nn.Module, norm: nn.Module) -> Tensor:
-        """Return the states of one input after its MLP."""
-        if self.is_pre_norm:
-            return finite(states + self.dropout(mlp(norm(states))))
-        return finite(norm(states + self.dropout(mlp(states))))
+        read = [self.before(*each) for each in zip((long, globals_), norms, strict=True)]
+        out, _, global_out, _ = self.self_attn(*read, structure, **kwargs)
+        long, globals_ = self.after(long, out, norms[0]), self.after(globals_, global_out, norms[1])
+        return self.feed(long), self.feed(globals_, self.global_mlp, self.global_mlp_norm)
 
 
 def with_all_gradients(long: Tensor, globals_: Tensor) -> tuple[Tensor, Tensor]:
@@ -373,7 +347,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         read = (attention_mask, position_ids, global_mask, global_reads_all, long_to_global, long_contexts, *types)
         given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
         call = self.prepare(*given, read_on_host=read)
-        mask = call.masks(self.config)["token_mask"]
+        mask = call.masks(self.config).token_mask
         given = (global_mask, long_to_global, global_contexts, global_reads_all, types[1])
         ids, globals_ = find_globals(self.config, call, mask.key_mask, global_input_ids, *given)
         mask = cut_at_contexts(mask, long_contexts, call)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from hf_efficient_attn.layout.tracing import autocast_states
@@ -109,6 +110,50 @@ class MLP(nn.Module):
         if self.gate_proj is not None:
             return self.down_proj(self.dropout(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
         return self.down_proj(self.dropout(self.act_fn(self.up_proj(x))))
+
+
+class Block(GradientCheckpointingLayer):
+    """Base of blocks of attention and an MLP, each with a skip, and a norm after it (post-norm) or before it (pre).
+
+    Post-norm: x ← N(x + f(x)), as Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
+
+    Reads from the config: `norm_position`, `hidden_dropout`, and what norms and MLP read.
+
+    Args:
+        cross_attention: attention to another sequence, between the two; None: there is none.
+        has_first_norm: whether there is a norm for the attention.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        attention: nn.Module,
+        is_gated: bool = False,
+        cross_attention: nn.Module | None = None,
+        has_first_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn = attention
+        self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
+        if cross_attention is not None:
+            self.cross_attn, self.cross_norm = cross_attention, build_norm(config)
+        self.mlp, self.mlp_norm = MLP(config, is_gated), build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def before(self, states: Tensor, norm: nn.Module) -> Tensor:
+        """Return what a part of the block reads, [B, T, hidden_size] → the same."""
+        return norm(states) if self.is_pre_norm else states
+
+    def after(self, states: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
+        """Return the states with what a part of the block adds to them."""
+        states = states + self.dropout(added)
+        return states if self.is_pre_norm else norm(states)
+
+    def feed(self, states: Tensor, mlp: nn.Module | None = None, norm: nn.Module | None = None) -> Tensor:
+        """Return the states after the MLP, of the block or another."""
+        mlp, norm = self.mlp if mlp is None else mlp, self.mlp_norm if norm is None else norm
+        return finite(self.after(states, mlp(self.before(states, norm)), norm))
 
 
 def eager_attention_forward(

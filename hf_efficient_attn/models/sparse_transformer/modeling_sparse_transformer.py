@@ -32,7 +32,7 @@ from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import TableGeneration, backbone_forward
 from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer, check_packing
-from hf_efficient_attn.models.sparse.inputs import extend_global_mask, global_arguments, looked_at
+from hf_efficient_attn.models.sparse.inputs import extend_global_mask, global_inputs, looked_at
 
 from .configuration_sparse_transformer import SparseTransformerConfig
 
@@ -84,18 +84,16 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
             global_attention_mask: 1 = reads and is read by everything, [B, K] over cached and new tokens; instead of
                 the config's `global_tokens`.
         """
-        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         asked = looked_at(self.config, self.task, input_ids)
         read = (asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         call = self.prepare(*given, read_on_host=read)
         check_packing(self.config.full_attention_up_to, call.documents, call.tokens)
-        masks = call.masks(self.config)
-        shards = shards_of(self)
-        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask, shards)
+        given = (call, call.masks(self.config), input_ids, global_attention_mask, shards_of(self))
+        inputs = global_inputs(self.config, self.task, *given)
         hidden_states, where = self.embeddings(call, token_type_ids)
-        kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         for layer in islice(self.layers, self.config.num_hidden_layers):
-            hidden_states = layer(hidden_states, **kwargs)
+            hidden_states = layer(hidden_states, inputs=inputs, cache=call.cache, **where, **kwargs)
         return BackboneOutput(self.transform(self.norm(hidden_states)), **{CACHE_ARGUMENT: call.cache})
 
 
