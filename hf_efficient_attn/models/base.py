@@ -68,24 +68,20 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     if path is None:
         return {}
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+    again = "Copy or download the checkpoint again."
+    no_table = f"The config.json of {path} is damaged: it is not a table of fields. {again}"
     try:
         found = PreTrainedConfig.get_config_dict(path, **hub)[0]
     except OSError as error:
         # transformers raises it both for a missing file and for one that is not JSON
         if isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError):
-            raise CheckpointError(
-                f"The config.json of {path} is damaged: it is not JSON. Copy or download the checkpoint again."
-            ) from error
+            raise CheckpointError(f"The config.json of {path} is damaged: it is not JSON. {again}") from error
         return {}
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         # JSON, but not an object, or nested too deeply
-        raise CheckpointError(
-            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
-        ) from error
+        raise CheckpointError(no_table) from error
     if not isinstance(found, dict):
-        raise CheckpointError(
-            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
-        )
+        raise CheckpointError(no_table)
     return found
 
 

@@ -227,7 +227,12 @@ def check_mask(
             f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens], or a mask "
             "matrix [batch, 1, queries, keys]."
         )
-    check_mask_length(attention_mask, tokens, past_tokens)
+    if isinstance(past_tokens, int) and attention_mask.shape[1] < past_tokens + tokens:
+        raise InputError(
+            f"attention_mask covers {attention_mask.shape[1]} tokens, but {past_tokens} are cached and {tokens} are "
+            f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first; for another text, pass an "
+            "empty cache."
+        )
     is_first = isinstance(past_tokens, int) and past_tokens == 0
     if attention_mask.shape[0] != batch_size or (
         is_first and attention_mask.shape[1] > (tokens if room is None else room)
@@ -292,18 +297,6 @@ def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool 
     queries = real[:, None, num_keys - num_queries :, None]
     if bool(((allowed != expected) & queries).any()):
         raise InputError(advice)
-
-
-def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch.Tensor) -> None:
-    """Raise InputError if a padding mask does not reach from the first cached to the last new token."""
-    if isinstance(attention_mask, dict) or attention_mask is None or attention_mask.ndim != 2:
-        return
-    if isinstance(past_tokens, int) and attention_mask.shape[1] < past_tokens + tokens:
-        raise InputError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, but {past_tokens} are cached and {tokens} are "
-            f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first; for another text, pass an "
-            "empty cache."
-        )
 
 
 # The axes of a model's input, be it token ids or embeddings.

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache
 
 from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
@@ -102,22 +101,6 @@ class PassingAttention(SparseAttention):
         if self.passes_on:
             kwargs["passed_states"].keep(self.layer_idx, query, key)
         return query, key
-
-
-def check_cached_width(cache: Cache, layer_idx: int, keys: tuple[int, int], values: tuple[int, int]) -> None:
-    """Raise UnsupportedBackendError if a cache was filled by code that does not know what a layer keeps.
-
-    keys, values: their heads, and numbers of a head.
-    """
-    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
-    for name, wanted in (("keys", keys), ("values", values)):
-        held = getattr(layer, name, None)
-        if held is not None and held.ndim == 4 and held.shape[2] and (held.shape[1], held.shape[3]) != wanted:
-            raise UnsupportedBackendError(
-                f"The cache holds {name} of {held.shape[1]} heads and {held.shape[3]} numbers, but layer {layer_idx} "
-                f"keeps {wanted[0]} and {wanted[1]}. Prefix tuning cannot give it keys; use prompt tuning or LoRA "
-                "instead."
-            )
 
 
 # Texts cut into strides of so many tokens, and convolutions that make one slot of each stride.

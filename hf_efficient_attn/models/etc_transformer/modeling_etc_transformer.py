@@ -33,7 +33,12 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
-from hf_efficient_attn.models.heads.outputs import BackboneOutput, QuestionAnsweringHeadOutput, expect_use
+from hf_efficient_attn.models.heads.outputs import (
+    BackboneOutput,
+    QuestionAnsweringHeadOutput,
+    expect_use,
+    with_gradient_of,
+)
 from hf_efficient_attn.models.heads.task_heads import (
     ClassificationHead,
     MaskedLMHead,
@@ -109,16 +114,6 @@ class EtcLayer(Block):
         out, _, global_out, _ = self.self_attn(*read, structure, **kwargs)
         long, globals_ = self.after(long, out, norms[0]), self.after(globals_, global_out, norms[1])
         return self.feed(long), self.feed(globals_, self.global_mlp, self.global_mlp_norm)
-
-
-def with_all_gradients(long: Tensor, globals_: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both states as they are; what one of them was computed from has a gradient of 0 from the other.
-
-    Heads leave one of them aside, and DDP waits for the gradient of every parameter.
-    """
-    if not torch.is_grad_enabled():
-        return long, globals_
-    return long + 0 * globals_[:, :1], globals_ + 0 * long[:, :1]
 
 
 # Heads of ETC that read global tokens: classes of texts, and long answers to questions.
@@ -355,7 +350,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         loss = None
         if cpc_mask is not None:
             loss = contrastive_loss(self, states, ids, globals_, types, cpc_mask, cpc_input_ids, mask.segment_ids)
-        long, states = with_all_gradients(long, states)
+        long, states = with_gradient_of(long, states), with_gradient_of(states, long)
         return EtcOutput(
             last_hidden_state=long,
             global_hidden_state=states,

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import repeat_kv
 
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import autocast_states
 
 # the same functions, in one pass over memory instead of eight
@@ -207,6 +208,28 @@ def held_dtype(cache: Cache, layer_idx: int) -> torch.dtype | None:
         return None
     keys = cache.layers[layer_idx].keys
     return None if keys is None else keys.dtype
+
+
+def check_cached(
+    cache: Cache, layer_idx: int, why: str, keys: tuple[int | None, int | None], values: Any = (None, None)
+) -> None:
+    """Raise UnsupportedBackendError if a cache was filled by code that does not know what a layer keeps.
+
+    Args:
+        why: what the layer keeps, in words.
+        keys, values: their heads, and the numbers of a head; None: any.
+    """
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    for name, wanted in (("keys", keys), ("values", values)):
+        held = getattr(layer, name, None)
+        if held is None or held.ndim != 4 or not held.shape[2]:
+            continue
+        found = (held.shape[1], held.shape[3])
+        if any(each is not None and each != own for each, own in zip(wanted, found, strict=True)):
+            raise UnsupportedBackendError(
+                f"The cache holds {name} of {found[0]} heads and {found[1]} numbers, but layer {layer_idx} keeps "
+                f"{why}. Prefix tuning cannot give that; use prompt tuning or LoRA instead."
+            )
 
 
 # Parameters that DeepSpeed's ZeRO keeps: in shards (stage 3), or beside numbers of its own, which it trains.

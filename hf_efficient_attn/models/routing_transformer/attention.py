@@ -23,7 +23,6 @@ from hf_efficient_attn.attention.layer import (
     tokens_of_layer,
 )
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.grouped_keys import KeyGroups
 from hf_efficient_attn.layout.grouped_reference import in_groups
@@ -33,7 +32,7 @@ from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.inputs import LayerInputs
 from hf_efficient_attn.models.parts.attention import MultiHeadAttention
-from hf_efficient_attn.models.parts.blocks import append_to_cache
+from hf_efficient_attn.models.parts.blocks import append_to_cache, check_cached
 from hf_efficient_attn.models.parts.embeddings import rotate_both
 from hf_efficient_attn.models.parts.memberships import Membership, tell_membership
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
@@ -300,7 +299,8 @@ class RoutingAttention(MultiHeadAttention):
             return *append_to_cache(cache, key, value, self.layer_idx), None
         told = pad(likeness[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
         key = torch.cat((key, told), -1)
-        check_cached_width(cache, self.layer_idx, key.shape[3])
+        why = f"{key.shape[3]} numbers: behind a key what decides on its clusters"
+        check_cached(cache, self.layer_idx, why, (None, key.shape[3]))
         keys, value = append_to_cache(cache, key, value, self.layer_idx)
         key, told = keys[..., : self.head_dim], keys[:, : self.num_routing, :, self.head_dim :]
         return key, value, (told, told)
@@ -368,13 +368,3 @@ class RoutingAttention(MultiHeadAttention):
         followed = layer_pattern(self, {"is_causal": self.is_causal})
         heads = {"first_head": self.num_routing, "num_model_heads": self.num_heads}
         return replace(followed, **heads)
-
-
-def check_cached_width(cache: Cache, layer_idx: int, width: int) -> None:
-    """Raise UnsupportedBackendError if a cache was filled by code that knows no clusters."""
-    held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
-    if held is not None and held.numel() and held.shape[3] != width:
-        raise UnsupportedBackendError(
-            f"The cache holds keys of {held.shape[3]} numbers, but layer {layer_idx} routes and keeps {width}: behind "
-            "a key what decides on its clusters. Prefix tuning cannot give that; use prompt tuning or LoRA instead."
-        )

@@ -19,7 +19,7 @@ from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.layer import attend_layer, chosen_rows
 from hf_efficient_attn.attention.sharded.shards import shards_of
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.integration.indexer import indexed_choice, with_earlier_keys
 from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
@@ -37,7 +37,7 @@ from hf_efficient_attn.models.global_tokens.global_attention import (
     read_together,
 )
 from hf_efficient_attn.models.parts.attention import MultiHeadAttention
-from hf_efficient_attn.models.parts.blocks import Block, append_to_cache
+from hf_efficient_attn.models.parts.blocks import Block, append_to_cache, check_cached
 from hf_efficient_attn.models.parts.embeddings import rotate, rotate_both
 from hf_efficient_attn.models.parts.relative_positions import RelativePositions, reach_groups, reach_of
 from hf_efficient_attn.models.sparse.inputs import NO_GLOBALS, SparseInputs, known_globals
@@ -276,7 +276,8 @@ class SparseAttention(MultiHeadAttention):
         own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
         if rotation is not None:
             global_key = rotate(global_key, *rotation)
-        check_cached_heads(cache, self.layer_idx, own + global_key.shape[1])
+        why = f"{own + global_key.shape[1]} heads: with global_projections=True, global tokens have keys of their own"
+        check_cached(cache, self.layer_idx, why, (own + global_key.shape[1], None))
         states = torch.cat((key, global_key), 1), torch.cat((value, global_value), 1)
         key, value = append_to_cache(cache, *states, self.layer_idx)
         return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
@@ -334,16 +335,6 @@ def check_chosen(global_mask: Tensor | None, num_keys: int) -> None:
         raise InputError(
             f"The global tokens are chosen among {global_mask.shape[1]} keys, but the cache holds {num_keys}. Generate "
             "with the default cache, which holds everything."
-        )
-
-
-def check_cached_heads(cache: Cache, layer_idx: int, num_heads: int) -> None:
-    """Raise UnsupportedBackendError if a cache was filled by code that does not know the keys of global tokens."""
-    held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
-    if held is not None and held.numel() and held.shape[1] != num_heads:
-        raise UnsupportedBackendError(
-            f"The cache holds {held.shape[1]} key heads, but global_projections=True needs {num_heads}: global tokens "
-            "have keys of their own. Prefix tuning cannot give them; use prompt tuning or LoRA instead."
         )
 
 

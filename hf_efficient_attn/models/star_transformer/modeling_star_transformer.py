@@ -32,7 +32,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
-from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.heads.outputs import BackboneOutput, with_gradient_of
 from hf_efficient_attn.models.heads.task_heads import (
     ClassificationHead,
     MaskedLMHead,
@@ -271,10 +271,8 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
             nodes, relays = self.layers[number % len(self.layers)](nodes, relays, embedded, ring, **options)
         if ring.real is not None:
             nodes = torch.where(ring.real.unsqueeze(-1), nodes, 0)
-        if torch.is_grad_enabled():
-            # heads of tokens leave the last relay aside; so its parameters have a gradient, of 0, which DDP waits for
-            nodes = nodes + 0 * relays[:, :1]
-        return nodes, relays
+        # heads of tokens leave the last relay aside
+        return with_gradient_of(nodes, relays), relays
 
 
 class StarTransformerForMaskedLM(MaskedLMHead, StarTransformerPreTrainedModel):

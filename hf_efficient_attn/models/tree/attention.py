@@ -19,7 +19,7 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.encoder_decoder.stacks import CrossAttention
 from hf_efficient_attn.models.parts.attention import MultiHeadAttention
-from hf_efficient_attn.models.parts.blocks import Block, append_to_cache, build_norm, drop_rate
+from hf_efficient_attn.models.parts.blocks import Block, append_to_cache, build_norm, check_cached, drop_rate
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, tree_of
 
 # numbers of gathered keys for which new tokens are computed together
@@ -170,7 +170,9 @@ class TreeAttention(MultiHeadAttention):
         self, cache: Cache, key: Tensor, value: Tensor, nodes: NextNodes, num_tokens: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Cache the new tokens and spans; return the keys and the values of all tokens and of all spans so far."""
-        check_cached(cache, self.layer_idx, 2 * key.shape[1])
+        check_layer(cache, self.layer_idx)
+        why = f"{2 * key.shape[1]} heads: a token and a span for each token"
+        check_cached(cache, self.layer_idx, why, (2 * key.shape[1], None))
         states = (each[:, :, :num_tokens] for each in (key, value))
         # the spans behind the new tokens do not end yet, and are written where they do
         append_to_cache(cache, *(torch.cat((each, torch.zeros_like(each)), 1) for each in states), self.layer_idx)
@@ -243,19 +245,13 @@ def write_spans(held: Tensor, new: Tensor, columns: Tensor, is_new: Tensor) -> N
         held.scatter_(2, index, kept)
 
 
-def check_cached(cache: Cache, layer_idx: int, num_heads: int) -> None:
-    """Raise UnsupportedBackendError if a cache has no room for spans, or was filled by code that knows none."""
+def check_layer(cache: Cache, layer_idx: int) -> None:
+    """Raise UnsupportedBackendError if a cache has no room for spans."""
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     if type(layer) not in (DynamicLayer, StaticLayer):
         raise UnsupportedBackendError(
             f"The cache has layers of type {type(layer).__name__}, but the spans of a BP-Transformer are written where "
             "they end. Generate with the default cache, or a static one."
-        )
-    held = layer.keys
-    if held is not None and held.numel() and held.shape[1] != num_heads:
-        raise UnsupportedBackendError(
-            f"The cache holds keys of {held.shape[1]} heads, but a BP-Transformer keeps {num_heads}: a token and a "
-            "span for each token. Prefix tuning cannot give it spans; use prompt tuning or LoRA instead."
         )
 
 

@@ -71,7 +71,7 @@ def test_weights_are_those_of_the_output() -> None:
     layer, states = attention(num_hashes=2), torch.randn(2, 11, 16, dtype=torch.float64)
     out, weights = layer(states, output_attentions=True)
     assert weights is not None
-    read = weights @ layer.heads(layer.v_proj, states)
+    read = weights @ layer.heads(layer.v_proj(states))
     torch.testing.assert_close(layer.o_proj(read.transpose(1, 2).flatten(2)), out)
     torch.testing.assert_close(layer(states)[0], out)
 
