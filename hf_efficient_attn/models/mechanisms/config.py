@@ -6,6 +6,7 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.checks import check_least
 
 FEATURE_MAPS = ("elu", "positive_random", "constant")
 
@@ -83,10 +84,7 @@ def check_features(config: Any) -> None:
             f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "
             "a head has numbers. Leave it out, or use feature_map='positive_random'."
         )
-    for name in ("num_features", "feature_redraw_steps"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name}={value} must be at least 1, or None.")
+    check_least(config, num_features=1, feature_redraw_steps=1)
     if config.feature_redraw_steps is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
             f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} draws "
