@@ -178,8 +178,8 @@ class FamilyPreTrainedModel(PreTrainedModel):
 
         Args:
             attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed, where `closed_pairs` is set only padding and, in a causal model, later
-                tokens left out.
+                with True or 0.0 = allowed. Where `closed_pairs` is set, it may leave out nothing but padding and, in a
+                causal model, later tokens.
             position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached yet),
                 a packed document begins; documents do not read each other.
             options: the call's other arguments.
