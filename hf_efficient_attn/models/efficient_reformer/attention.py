@@ -137,8 +137,9 @@ class LSHAttention(ReformerAttention):
         if "buckets" not in kept:
             kept["buckets"] = hash_vectors(read, self.rotations(hash_step, read.device), self.factors)
         tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], inputs))
-        options = {**self.engine_options(inputs, kwargs), "chosen": self.chosen(kept["buckets"], inputs, len(query))}
-        out, weights = attend_layer(query, read, value, self.followed(), scale=1.0, **options)
+        chosen = self.chosen(kept["buckets"], inputs, query.shape[0])
+        options = self.engine_options(inputs, kwargs)
+        out, weights = attend_layer(query, read, value, self.followed(), scale=1.0, chosen=chosen, **options)
         return self.o_proj(out.flatten(2)), weights
 
     def rotations(self, hash_step: Tensor | None, device: torch.device) -> Tensor:
