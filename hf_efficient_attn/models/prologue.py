@@ -86,10 +86,6 @@ class PreparedCall:
         is_causal = config.is_causal if is_causal is None else is_causal
         return key_masks(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
 
-    def where(self) -> tuple[int | Tensor, int]:
-        """Return (past_tokens, num_keys), by which embeddings count positions."""
-        return self.past_tokens, self.num_keys
-
 
 def prepare_call(
     config: Any,

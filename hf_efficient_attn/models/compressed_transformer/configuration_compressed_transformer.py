@@ -23,10 +23,8 @@ from hf_efficient_attn.models.mechanisms.config import (
     FEATURE_MAPS,
     PRIOR_FIELDS,
     FeatureFields,
-    LayerMechanisms,
     PriorFields,
     check_features,
-    check_number,
 )
 from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.config_spec import patterns_per_layer
@@ -98,7 +96,10 @@ def check_mechanisms(config: Any) -> None:
                 f"mechanism={shown(each)} has no causal form: {NOT_CAUSAL[each]}. Leave is_causal=True out, or take "
                 "another mechanism for language models."
             )
-    check_number(config)
+    if isinstance(config.mechanism, list) and len(config.mechanism) != config.num_hidden_layers:
+        raise ConfigurationError(
+            f"mechanism lists {len(config.mechanism)} mechanisms for {config.num_hidden_layers} layers; give one each."
+        )
     check_reused(config)
     check_followers(config)
 
@@ -260,7 +261,6 @@ LARGE: dict[str, Any] = {
 @strict_config
 class CompressedTransformerConfig(
     PatternAlone,
-    LayerMechanisms,
     FeatureFields,
     PriorFields,
     BertBlockFields,
@@ -478,6 +478,14 @@ class CompressedTransformerConfig(
             "hidden_dropout": 0.1,
         }
         return cls(**{**own, **fields})
+
+    def mechanism_of_layer(self, layer_idx: int) -> str:
+        """Return the mechanism of a layer."""
+        return self.mechanism[layer_idx] if isinstance(self.mechanism, list) else self.mechanism
+
+    def layers_with(self, mechanism: str) -> list[int]:
+        """Return the layers that have a mechanism, by their index."""
+        return [layer for layer in range(self.num_hidden_layers) if self.mechanism_of_layer(layer) == mechanism]
 
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
         """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""

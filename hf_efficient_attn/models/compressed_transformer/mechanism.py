@@ -1,37 +1,15 @@
-"""What the attention of every mechanism of this family has: maps of queries, keys, values and output."""
+"""What several mechanisms of this family have: states that layers pass on, and texts cut into strides."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from hf_efficient_attn.attention.build_call import LayerPattern
-from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import is_exporting
-from hf_efficient_attn.models.mechanisms.linear import LinearReading
-from hf_efficient_attn.models.mechanisms.prior import HasPrior
-from hf_efficient_attn.models.mechanisms.texts import TextReading, Texts
 from hf_efficient_attn.models.sparse.attention import SparseAttention
-
-
-class MechanismAttention(TextReading):
-    """Multi-head attention by a mechanism. [B, T, hidden_size] → the same, and the weights or None."""
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.make_maps()
-
-    def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""
-        out, weights = self.read_texts(hidden_states, texts, **kwargs)
-        return self.o_proj(out), weights
-
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
-        return self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
 
 
 def zeroed(states: Tensor, real: Tensor | None) -> Tensor:
@@ -165,37 +143,3 @@ def with_spare_stride(states: list[Tensor], real: Tensor | None, stride: int) ->
     if real is None:
         real = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
     return [pad(each, (0, 0, 0, stride)) for each in states], pad(real, (0, stride))
-
-
-# Linear attention of layers with maps of their own; what it computes, `LinearReading` says.
-
-
-class LinearAttention(MechanismAttention, LinearReading):
-    """Attention by sums over keys, bidirectional or causal. [B, T, hidden_size] → the same, and the weights or None."""
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        if config.feature_map == "constant":
-            self.q_proj = self.k_proj = nn.Identity()
-
-
-# Attention with a prior by distance (`models/mechanisms/prior.py`): softmax(Q Kᵀ / √D + G) V.
-#
-# Layers follow `attention_pattern`, and take memory in proportion to the text where that does.
-
-
-class PriorAttention(HasPrior, SparseAttention):
-    """Attention that follows a pattern, with a prior by distance."""
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.make_prior(config)
-
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        term = self.prior_term(key.shape[2], query.dtype, query.device)
-        return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
-
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), fixed_labels=(self.prior_reach(num_keys),))

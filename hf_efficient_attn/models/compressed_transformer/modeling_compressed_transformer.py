@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 
-from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.integration.unsupported import refuse_paged
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -32,9 +31,10 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.mechanisms.linear import RedrawsFeatures
+from hf_efficient_attn.models.mechanisms.linear import LinearAttention, PositiveRandomFeatures
+from hf_efficient_attn.models.mechanisms.prior import PriorAttention
 from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
-from hf_efficient_attn.models.mechanisms.texts import find_texts, without_padding
+from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import TableGeneration, backbone_forward
@@ -43,7 +43,7 @@ from hf_efficient_attn.models.sparse.inputs import without_globals
 
 from .configuration_compressed_transformer import CompressedTransformerConfig
 from .linformer import LengthMaps, LinformerAttention
-from .mechanism import LinearAttention, MechanismAttention, PassedStates, PassingAttention, PriorAttention
+from .mechanism import PassedStates, PassingAttention
 from .memory_compressed import MemoryCompressedAttention, SlotLayer
 from .nystrom import NystromAttention
 from .softmax_heads import (
@@ -75,7 +75,7 @@ class CompressedLayer(SparseLayer):
         super().__init__(config, layer_idx, config.gated_mlp, attention)
 
 
-class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedModel):
+class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = CompressedTransformerConfig
@@ -88,8 +88,15 @@ class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedM
 
     def __init__(self, config: CompressedTransformerConfig) -> None:
         super().__init__(config)
+        self.uncached = None if config.is_causal else "A bidirectional compressed Transformer"
         # transformers then refuses assistants, which take tokens back
         self._is_stateful = bool(config.layers_with("linear") or config.layers_with("memory_compressed"))
+
+    def redraw_features(self, number: int) -> None:
+        """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
+        for module in self.modules():
+            if isinstance(module, PositiveRandomFeatures):
+                module.redraw(number)
 
 
 class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
@@ -148,11 +155,6 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache of a call, in which the layers with a state have one."""
         refuse_paged(cache)
-        if cache is not None and not self.config.is_causal:
-            raise UnsupportedBackendError(
-                "A bidirectional compressed Transformer has no cache. Prefix tuning cannot give it keys; use prompt "
-                "tuning or LoRA instead."
-            )
         if cache is None and use_cache and self.config.is_causal:
             cache = DynamicCache(config=self.config)
         if cache is not None:

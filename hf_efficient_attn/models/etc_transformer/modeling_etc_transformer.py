@@ -50,7 +50,7 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.inputs import bring_inputs
 from hf_efficient_attn.models.parts.blocks import MLP, Block, build_norm
-from hf_efficient_attn.models.parts.embeddings import check_types
+from hf_efficient_attn.models.parts.embeddings import with_types
 from hf_efficient_attn.models.prologue import PreparedCall, backbone_forward
 
 from .attention import EtcAttention
@@ -81,22 +81,8 @@ class EtcEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def forward(self, embedded: Tensor, types: Tensor | None, default: int, norm: nn.Module, name: str) -> Tensor:
-        """Return the first states of one input.
-
-        Args:
-            types: of its tokens, [B, N]; None: all are of type `default`.
-            name: of the types, for messages.
-
-        Raises:
-            InputError: types of another shape, or that the model does not have.
-        """
-        if types is not None:
-            check_types(types, embedded, 0 if self.token_types is None else self.token_types.num_embeddings, name)
-        if self.token_types is not None:
-            if types is None:
-                types = torch.full(embedded.shape[:2], default, dtype=torch.long, device=embedded.device)
-            embedded = embedded + self.token_types(types)
-        return self.dropout(norm(embedded))
+        """Return the first states of one input, given the types of its tokens; see `with_types`."""
+        return self.dropout(norm(with_types(embedded, types, self.token_types, default, name)))
 
 
 class EtcLayer(Block):

@@ -1,4 +1,4 @@
-"""What configs share whose layers have a mechanism: which layer has which, fields of some, and checks of these."""
+"""Fields of linear attention and of priors, and checks of these."""
 
 import math
 from dataclasses import dataclass, fields
@@ -9,20 +9,6 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.checks import check_least
 
 FEATURE_MAPS = ("elu", "positive_random", "constant")
-
-
-class LayerMechanisms:
-    """Mixin: `mechanism`, a field of each family, is one for all layers, or a list with one for each."""
-
-    def mechanism_of_layer(self, layer_idx: int) -> Any:
-        """Return the mechanism of a layer."""
-        given: Any = self.mechanism  # type: ignore[attr-defined]
-        return given[layer_idx] if isinstance(given, list) else given
-
-    def layers_with(self, mechanism: str | None) -> list[int]:
-        """Return the layers that have a mechanism, by their index."""
-        layers = range(self.num_hidden_layers)  # type: ignore[attr-defined]
-        return [layer for layer in layers if self.mechanism_of_layer(layer) == mechanism]
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -61,14 +47,6 @@ class PriorFields:
 
 FEATURE_FIELDS = tuple(each.name for each in fields(FeatureFields))
 PRIOR_FIELDS = tuple(each.name for each in fields(PriorFields))
-
-
-def check_number(config: Any) -> None:
-    """Raise ConfigurationError for a list of mechanisms that has not one for each layer."""
-    if isinstance(config.mechanism, list) and len(config.mechanism) != config.num_hidden_layers:
-        raise ConfigurationError(
-            f"mechanism lists {len(config.mechanism)} mechanisms for {config.num_hidden_layers} layers; give one each."
-        )
 
 
 def check_features(config: Any) -> None:

@@ -203,14 +203,23 @@ def without_padding(embedded: Tensor, real: Tensor | None, is_packed: bool) -> T
 # What the attention of every mechanism does with texts: each is read by itself, whatever is around it.
 
 
-class TextReading(AsksNothing, MultiHeadAttention):
-    """Multi-head attention by a mechanism, between the maps of queries, keys and values and that of the output.
+class MechanismAttention(AsksNothing, MultiHeadAttention):
+    """Multi-head attention by a mechanism. [B, T, hidden_size] → the same, and the weights or None.
 
-    A mechanism defines `project`, `read`, which is given texts that all begin at their first place, and `costs`.
+    A mechanism defines `read`, which is given texts that all begin at their first place, and `costs`.
     """
 
     # whether its weights are those of the tokens of a text, and not of fewer keys
     reads_tokens: ClassVar[bool] = False
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.make_maps()
+
+    def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""
+        out, weights = self.read_texts(hidden_states, texts, **kwargs)
+        return self.o_proj(out), weights
 
     def read_texts(self, states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return what the tokens of a batch read, [B, T, H · D], and, with `output_attentions`, the weights.
@@ -241,7 +250,7 @@ class TextReading(AsksNothing, MultiHeadAttention):
 
     def project(self, states: Tensor) -> tuple[Tensor, ...]:
         """Return what `read` takes of tokens, [B, T, X] → [B, T, H · D] each."""
-        raise NotImplementedError
+        return self.q_proj(states), self.k_proj(states), self.v_proj(states)
 
     def read(
         self,
