@@ -155,8 +155,9 @@ def _global_tokens(model: nn.Module) -> Iterator[set[int]]:
     found: set[int] = set()
 
     def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        found.update(kwargs.get("global_positions", ()))
-        mask = getattr(kwargs.get("token_mask"), "global_mask", None)
+        inputs = kwargs.get("inputs")
+        found.update(getattr(inputs, "global_positions", ()))
+        mask = getattr(getattr(inputs, "token_mask", None), "global_mask", None)
         if mask is not None:
             found.update(mask[0].nonzero()[:, 0].tolist())
 

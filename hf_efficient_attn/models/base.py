@@ -2,22 +2,32 @@
 
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
 
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import CACHE_NAMES
-from hf_efficient_attn.integration.unsupported import refuse_stages, refuse_uneven_vocabulary
+from hf_efficient_attn.integration.forward_context import CACHE_NAMES, is_paged
+from hf_efficient_attn.integration.model_info import refuse_overridden
+from hf_efficient_attn.integration.unsupported import compare_processes, refuse_stages, refuse_uneven_vocabulary
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.library import PACKAGE, count_key_heads
 from hf_efficient_attn.models.global_tokens.global_attention import CopiedLinear, GlobalAttention
 from hf_efficient_attn.models.indexed.own_rotary import own_rotary
+from hf_efficient_attn.models.inputs import (
+    bring_inputs,
+    check_axes,
+    check_sentences,
+    padding_mask,
+    sentence_positions,
+)
 from hf_efficient_attn.models.parts.blocks import is_in_shards
+from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 
 # Which backend each attention implementation of transformers stands for.
 
@@ -58,24 +68,20 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     if path is None:
         return {}
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
+    again = "Copy or download the checkpoint again."
+    no_table = f"The config.json of {path} is damaged: it is not a table of fields. {again}"
     try:
         found = PreTrainedConfig.get_config_dict(path, **hub)[0]
     except OSError as error:
         # transformers raises it both for a missing file and for one that is not JSON
         if isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError):
-            raise CheckpointError(
-                f"The config.json of {path} is damaged: it is not JSON. Copy or download the checkpoint again."
-            ) from error
+            raise CheckpointError(f"The config.json of {path} is damaged: it is not JSON. {again}") from error
         return {}
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         # JSON, but not an object, or nested too deeply
-        raise CheckpointError(
-            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
-        ) from error
+        raise CheckpointError(no_table) from error
     if not isinstance(found, dict):
-        raise CheckpointError(
-            f"The config.json of {path} is damaged: it is not a table of fields. Copy or download the checkpoint again."
-        )
+        raise CheckpointError(no_table)
     return found
 
 
@@ -90,6 +96,12 @@ class FamilyPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # whether positions that are not given are counted over the tokens that are not padding
     counts_real_tokens = True
+    # what to say of an attention matrix that closes pairs of real tokens; None: layers leave out any pairs
+    closed_pairs: str | None = None
+    # whether attention itself reads and writes the cache of continuous batching
+    takes_paged_cache = False
+    # what a model without a cache is called in messages; None: it has one
+    uncached: str | None = None
     # what the model is used for; set by its head
     task: str | None = None
     # (model, folder, name on the Hub): fills in the model card of a folder that is pushed; set by `hub.card`
@@ -133,6 +145,65 @@ class FamilyPreTrainedModel(PreTrainedModel):
         """As transformers', with the config's own by default."""
         requested_attention = requested_attention or self.config.default_implementation
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return token embeddings, [B, T] → [B, T, hidden_size]."""
+        embedded: Tensor = self.embed_tokens(input_ids)
+        return embedded
+
+    def check_call(self, cache: Cache | None) -> None:
+        """Raise UnsupportedBackendError for an attention implementation or a cache that the model cannot have."""
+        config = self.config
+        refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
+        backend_of(config)
+        if cache is not None and self.uncached is not None:
+            raise UnsupportedBackendError(
+                f"{self.uncached} reads its own tokens alone, and has no cache. Prefix tuning cannot give it keys; use "
+                "prompt tuning or LoRA instead."
+            )
+
+    def prepare(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        options: Mapping[str, Any],
+        cache: Cache | None = None,
+        use_cache: bool | None = False,
+        token_type_ids: Tensor | None = None,
+        read_on_host: Iterable[Any] = (),
+    ) -> PreparedCall:
+        """Return the inputs of a forward pass, checked, embedded and completed: what every backbone does first.
+
+        Args:
+            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
+                with True or 0.0 = allowed. Where `closed_pairs` is set, it may leave out nothing but padding and, in a
+                causal model, later tokens.
+            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached yet),
+                a packed document begins; documents do not read each other.
+            options: the call's other arguments.
+            token_type_ids: which tokens are the first and the second sentence, for `separate_sentences`.
+            read_on_host: what the family will read there, to be copied together with masks.
+
+        Raises:
+            InputError: inputs that contradict each other, or that are not those of the model.
+            UnsupportedBackendError: an attention implementation or a cache that the model cannot have.
+        """
+        check_axes(input_ids, inputs_embeds)
+        self.check_call(cache)
+        if self.takes_paged_cache and is_paged(cache):
+            cache, options = None, {**options, "cache": cache}
+        bring_inputs(*read_on_host)
+        compare_processes(self)
+        embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.closed_pairs is not None:
+            batch_size, is_causal = embedded.shape[0], self.config.is_causal
+            attention_mask = padding_mask(attention_mask, batch_size, self.closed_pairs, is_causal)
+        if getattr(self.config, "separate_sentences", False):
+            check_sentences(token_type_ids, position_ids, embedded, options)
+            position_ids = sentence_positions(token_type_ids, attention_mask)
+        return prepare_call(self.config, embedded, attention_mask, position_ids, cache, options, use_cache)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

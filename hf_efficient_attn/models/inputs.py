@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Set, Sized
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -17,10 +18,49 @@ from hf_efficient_attn.integration.masks import read_table, tokens_of_keys, writ
 from hf_efficient_attn.integration.names import is_table
 from hf_efficient_attn.integration.packing import position_starts, said_starts, warn_of_unseen_documents
 from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_empty
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import bring, derived, lasting, on_host
 
+# types that are no masks
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
+
+
+class Movable:
+    """Mixin of dataclasses that layers are called with: accelerate moves them by `to`, others pass them on."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
+        """Return the same with all tensors on a device."""
+        this: Any = self
+        held = {each.name: getattr(self, each.name) for each in fields(this)}
+        return replace(this, **{name: moved(each, device, non_blocking) for name, each in held.items()})
+
+
+def moved(value: Any, device: torch.device | str, non_blocking: bool) -> Any:
+    """Return a value with the tensors that it is, or holds in tuples, on a device."""
+    if isinstance(value, tuple):
+        parts = [moved(each, device, non_blocking) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
+
+
+@dataclass(frozen=True)
+class LayerInputs(Movable):
+    """What all layers of a forward pass are told about its keys; a family may tell more.
+
+    A cache is another argument: transformers takes it from layers that the backward pass computes again.
+
+    Attributes:
+        token_mask: which keys are tokens, and of which packed document; global tokens.
+        query_offset: the position of the first query among the keys; None: the queries are the last of them.
+        matrix: a mask that the user gave, [B, 1, T, K]; None: there is none.
+    """
+
+    token_mask: TokenMask = NO_MASK
+    query_offset: QueryOffset = None
+    matrix: Tensor | None = None
+
+
+NO_INPUTS = LayerInputs()
 
 
 def key_masks(
@@ -30,12 +70,8 @@ def key_masks(
     cache: Cache | None,
     documents: Tensor | None,
     is_causal: bool,
-) -> dict[str, Any]:
-    """Return what attention layers need to know about the keys, as keyword arguments, the same for every layer.
-
-    They are `token_mask`, a `TokenMask`; `query_offset`, as for `attention`; and `attention_mask`, a matrix that the
-    user gave, or None. Arguments of layers need not be tensors: accelerate moves a token mask by `TokenMask.to`, and
-    checkpointing and FSDP pass it on.
+) -> LayerInputs:
+    """Return what attention layers need to know about the keys, the same for every layer.
 
     Args:
         config: the config of the model, for which a `PatternCache` must have been made.
@@ -47,11 +83,9 @@ def key_masks(
     padding, matrix = attention_mask, None
     if attention_mask is not None and attention_mask.ndim == 4:
         if is_table(attention_mask):
-            token_mask, query_offset = read_table(attention_mask, *embedded.shape[:2], attention_mask.shape[3])
-            return {"attention_mask": None, "token_mask": token_mask, "query_offset": query_offset}
+            return LayerInputs(*read_table(attention_mask, *embedded.shape[:2], attention_mask.shape[3]))
         padding, matrix = None, attention_mask
-    token_mask, query_offset = token_mask_of(config, embedded, padding, cache, documents, is_causal)
-    return {"attention_mask": matrix, "token_mask": token_mask, "query_offset": query_offset}
+    return LayerInputs(*token_mask_of(config, embedded, padding, cache, documents, is_causal), matrix)
 
 
 def token_mask_of(
@@ -193,7 +227,12 @@ def check_mask(
             f"attention_mask has shape {list(attention_mask.shape)}; it must be [batch, tokens], or a mask "
             "matrix [batch, 1, queries, keys]."
         )
-    check_mask_length(attention_mask, tokens, past_tokens)
+    if isinstance(past_tokens, int) and attention_mask.shape[1] < past_tokens + tokens:
+        raise InputError(
+            f"attention_mask covers {attention_mask.shape[1]} tokens, but {past_tokens} are cached and {tokens} are "
+            f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first; for another text, pass an "
+            "empty cache."
+        )
     is_first = isinstance(past_tokens, int) and past_tokens == 0
     if attention_mask.shape[0] != batch_size or (
         is_first and attention_mask.shape[1] > (tokens if room is None else room)
@@ -258,18 +297,6 @@ def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool 
     queries = real[:, None, num_keys - num_queries :, None]
     if bool(((allowed != expected) & queries).any()):
         raise InputError(advice)
-
-
-def check_mask_length(attention_mask: Any, tokens: int, past_tokens: int | torch.Tensor) -> None:
-    """Raise InputError if a padding mask does not reach from the first cached to the last new token."""
-    if isinstance(attention_mask, dict) or attention_mask is None or attention_mask.ndim != 2:
-        return
-    if isinstance(past_tokens, int) and attention_mask.shape[1] < past_tokens + tokens:
-        raise InputError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, but {past_tokens} are cached and {tokens} are "
-            f"new. Pass a mask of {past_tokens + tokens} columns, cached tokens first; for another text, pass an "
-            "empty cache."
-        )
 
 
 # The axes of a model's input, be it token ids or embeddings.

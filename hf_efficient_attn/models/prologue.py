@@ -1,6 +1,6 @@
 """What every backbone does before its first layer, once: cache, lengths, masks, positions, packed documents."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.build_call import refuse_misspelt
 from hf_efficient_attn.attention.sharded.shards import SequenceShards
@@ -17,7 +19,19 @@ from hf_efficient_attn.integration.packing import said_positions
 from hf_efficient_attn.integration.unsupported import MARKED, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
-from hf_efficient_attn.models.inputs import check_mask, check_positions, key_masks, noted_documents, step_table
+from hf_efficient_attn.models.inputs import (
+    LayerInputs,
+    check_mask,
+    check_positions,
+    key_masks,
+    noted_documents,
+    step_table,
+)
+
+
+def backbone_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `forward` of a backbone with the config's defaults, recorded layers, and `past_key_values`."""
+    return takes_cache(merge_with_config_defaults(capture_outputs(forward)))
 
 
 @dataclass(frozen=True)
@@ -64,17 +78,13 @@ class PreparedCall:
             return self.real_tokens
         return tokens.key_mask[:, shards.own(tokens.shape[1])]
 
-    def masks(self, config: Any, is_causal: bool | None = None) -> dict[str, Any]:
-        """Return what the layers need to know about the keys, as keyword arguments, see `key_masks`.
+    def masks(self, config: Any, is_causal: bool | None = None) -> LayerInputs:
+        """Return what the layers need to know about the keys, see `key_masks`.
 
         is_causal: whether the layers are; None: as the config says.
         """
         is_causal = config.is_causal if is_causal is None else is_causal
         return key_masks(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
-
-    def where(self) -> tuple[int | Tensor, int]:
-        """Return (past_tokens, num_keys), by which embeddings count positions."""
-        return self.past_tokens, self.num_keys
 
 
 def prepare_call(

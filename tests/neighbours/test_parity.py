@@ -17,6 +17,7 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.compressed_transformer.mechanism import PassedStates
 from hf_efficient_attn.models.efficient_reformer.hashing import LSHRule, chunk_order, hash_vectors
 from hf_efficient_attn.models.routing_transformer.clusters import balanced_groups
+from hf_efficient_attn.models.sparse.inputs import SparseInputs
 from hf_efficient_attn.patterns import Band, Causal, Full
 
 HEADS, DIM, WIDTH = 4, 8, 32
@@ -180,7 +181,7 @@ def test_talking_heads(is_causal: bool) -> None:
         of_scores.copy_((own.score_map - torch.eye(HEADS))[..., None, None])
         of_weights.copy_(own.weight_map[..., None, None])
     states = text()
-    found, expected = own(states, token_mask=TokenMask(REAL, None))[0], theirs(states, mask=REAL)
+    found, expected = own(states, SparseInputs(TokenMask(REAL)))[0], theirs(states, mask=REAL)
     given = [states, own.k_proj.weight, own.score_map, own.weight_map]
     check_equal(found[REAL], expected[REAL], given, [states, theirs.to_k.weight, of_scores, of_weights])
 
@@ -192,8 +193,8 @@ def test_residual_scores(is_causal: bool, groups: int) -> None:
     fields = {"attention_output_bias": False, "is_causal": is_causal, "num_key_value_heads": groups}
     layers = attentions("residual_scores", **fields)
     theirs = [of_x_transformers(each, groups) for each in layers]
-    states, passed, mask = [text(), text()], PassedStates(), TokenMask(REAL, None)
-    found = [each(own, token_mask=mask, passed_states=passed)[0] for each, own in zip(layers, states, strict=True)]
+    states, passed, mask = [text(), text()], PassedStates(), SparseInputs(TokenMask(REAL))
+    found = [each(own, mask, passed_states=passed)[0] for each, own in zip(layers, states, strict=True)]
     below, scores = theirs[0](states[0], mask=REAL, return_intermediates=True)
     above = theirs[1](states[1], mask=REAL, prev_attn=scores.pre_softmax_attn)
     given = [*states, layers[0].k_proj.weight, layers[1].v_proj.weight]

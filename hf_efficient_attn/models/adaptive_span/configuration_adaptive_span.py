@@ -33,7 +33,6 @@ TEXT8, ENWIK8 = {"vocab_size": 28}, {"vocab_size": 205}
 CHOICES = {
     "position_embedding_type": ("relative_keys", "rope", "none"),
     "matrix_init": ("normal", "uniform"),
-    "classifier_pooling": (None, "first", "last", "mean"),
 }
 
 

@@ -12,7 +12,6 @@ nothing is read before the start of a text, where theirs reads zeros, which take
 not say over what the penalty of dynamic spans is averaged: here, over the real tokens of the batch.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -22,17 +21,10 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.attention.build_call import QueryOffset
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.sharded.shards import shards_of
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -42,15 +34,22 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.parts.blocks import MLP, append_to_cache, build_norm, drop_rate, finite
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
+from hf_efficient_attn.models.parts.blocks import Block, append_to_cache, build_norm
 from hf_efficient_attn.models.parts.embeddings import Positions, TokenEmbedding, rotate_both, rotate_last
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
-from hf_efficient_attn.models.spans.attention import attend_spans, span_request, within_reach
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, backbone_forward
+from hf_efficient_attn.models.spans.attention import (
+    ALL_TOKENS,
+    SpanInputs,
+    attend_spans,
+    span_inputs,
+    span_request,
+    within_reach,
+)
 from hf_efficient_attn.models.spans.config import checked_window
 from hf_efficient_attn.models.spans.memory import Segment, SegmentMemory, SpanGeneration, check_segment
-from hf_efficient_attn.models.spans.module import DYNAMIC, SpanBounds, Spans, all_bounds, layer_bounds
+from hf_efficient_attn.models.spans.module import DYNAMIC, Spans, all_bounds, layer_bounds
 from hf_efficient_attn.models.spans.training import SpanCheckpoints, fit_rows, mean_span, span_penalty
-from hf_efficient_attn.models.sparse.inputs import check_inputs
 
 from .configuration_adaptive_span import AdaptiveSpanConfig
 
@@ -76,53 +75,40 @@ class DistanceTable(nn.Module):
         self.weight = nn.Parameter(fit_rows(self.weight.data, num_distances))
 
 
-class SpanAttention(nn.Module):
+class SpanAttention(MultiHeadAttention):
     """Multi-head attention with a span per head. [B, T, hidden_size] → the same, weights or None, and the mean span."""
 
     def __init__(self, config: AdaptiveSpanConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
-        self.scaling = self.head_dim**-0.5
-        width, bias = config.hidden_size, config.attention_bias
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        super().__init__(config, layer_idx)
+        self.make_maps()
         self.spans = Spans(config, layer_idx)
-        self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        token_mask: TokenMask = NO_MASK,
-        query_offset: QueryOffset = None,
+        inputs: SpanInputs = ALL_TOKENS,
         memory: Tensor | None = None,
         position_table: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
-        real_tokens: Tensor | None = None,
-        bounds: Sequence[SpanBounds | None] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and the mean span of the heads.
 
         Args:
-            attention_mask, token_mask, query_offset: see `key_masks`.
             memory: inputs of this layer before these, [B, C, hidden_size].
             position_table: [limit, D], a vector per distance.
             position_embeddings: cosines and sines of the positions of all keys; if there are more, the last are used.
-            real_tokens: bool [B, T]; dynamic spans are averaged over these.
-            bounds: the bounds of every layer's spans, if known.
         """
         spans, window = self.spans(hidden_states), checked_window(self.config, self.spans)
-        own_bounds = layer_bounds(self.spans, spans, bounds)
-        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        own_bounds = layer_bounds(self.spans, spans, inputs.bounds)
+        need_weights = self.needs_weights(kwargs)
         read = hidden_states
         if memory is not None:
             memory = memory if need_weights else within_reach(memory, own_bounds, self.spans.kind == DYNAMIC, window)
             read = torch.cat((memory.to(hidden_states), hidden_states), 1)
         query, key, value = (
-            projection(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection, states in ((self.q_proj, hidden_states), (self.k_proj, read), (self.v_proj, read))
+            self.heads(each) for each in (self.q_proj(hidden_states), self.k_proj(read), self.v_proj(read))
         )
         if position_embeddings is not None and memory is None:
             query, key = rotate_both(query, key, *position_embeddings)
@@ -130,43 +116,31 @@ class SpanAttention(nn.Module):
             query, key = (rotate_last(each, position_embeddings) for each in (query, key))
         if cache is not None:
             key, value = append_to_cache(cache, key, value, self.layer_idx)
-        options: dict[str, Any] = {"matrix": attention_mask, "query_offset": query_offset, "need_weights": need_weights}
-        options |= {"bounds": own_bounds, "layer_idx": self.layer_idx, "backend": backend_of(self.config)}
-        options["shards"] = shards_of(self)
-        dropout = drop_rate(self.dropout)
-        out, weights = attend_spans(
-            query, key, value, spans, window, token_mask, self.scaling, dropout, position_table, **options
-        )
-        self.spans.note(spans, real_tokens)
-        return self.o_proj(out.flatten(2)), weights, mean_span(spans, real_tokens, self.spans.shards)
+        options = {**self.engine_options(inputs, kwargs), "bounds": own_bounds, "layer_idx": self.layer_idx}
+        options |= {"position_table": position_table, "shards": shards_of(self)}
+        token_mask = options.pop("tokens")
+        out, weights = attend_spans(query, key, value, spans, window, token_mask, self.scaling, **options)
+        self.spans.note(spans, inputs.real_tokens)
+        return self.o_proj(out.flatten(2)), weights, mean_span(spans, inputs.real_tokens, self.spans.shards)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return what this layer asks the engine for at a length in tokens."""
-        return span_request(self.config, self.spans, num_keys, self.config.position_embedding_type == "relative_keys")
+        return span_request(self, self.spans, num_keys, self.config.position_embedding_type == "relative_keys")
 
 
-class AdaptiveSpanLayer(GradientCheckpointingLayer):
+class AdaptiveSpanLayer(Block):
     """One block, post-norm (the authors') or pre-norm. [B, T, hidden_size] → the same, and the mean span."""
 
     def __init__(self, config: AdaptiveSpanConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
-        self.self_attn = SpanAttention(config, layer_idx)
-        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
-        self.mlp = MLP(config, config.gated_mlp)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        super().__init__(config, SpanAttention(config, layer_idx), config.gated_mlp)
 
     def forward(
         self, hidden_states: Tensor, memory: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if self.is_pre_norm:
-            memory = None if memory is None else self.attention_norm(memory)
-            attended, _, span = self.self_attn(self.attention_norm(hidden_states), memory=memory, **kwargs)
-            hidden_states = hidden_states + self.dropout(attended)
-            return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))), span
-        attended, _, span = self.self_attn(hidden_states, memory=memory, **kwargs)
-        hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
-        return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))), span
+        memory = None if memory is None else self.before(memory, self.attention_norm)
+        read = self.before(hidden_states, self.attention_norm)
+        attended, _, span = self.self_attn(read, memory=memory, **kwargs)
+        return self.feed(self.after(hidden_states, attended, self.attention_norm)), span
 
 
 class AdaptiveSpanPreTrainedModel(SpanCheckpoints, EfficientPreTrainedModel):
@@ -209,9 +183,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -226,29 +198,22 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         """Return the last hidden state, the cache with `use_cache`, and in training the spans' `auxiliary_loss`.
 
         Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
+            attention_mask, position_ids: see `prepare`.
             segment_index: int [B], the number of this segment in the text of its row. The layers then read what they
                 have kept of the previous segment, which must have been the last call; training and evaluation are
                 kept separately. None: the input is a text of its own.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        compare_processes(self)
         modules = (layer.self_attn.spans for layer in self.layers)
         bounds = all_bounds(self, modules, attention_mask, position_ids, segment_index)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = use_cache and segment_index is None
+        call = self.prepare(input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         segment = None
         if segment_index is not None:
             given = {**kwargs, "position_ids": position_ids, "cache": cache}
-            check_segment(segment_index, embedded.shape[0], attention_mask, given)
-            segment, use_cache = self.memory.open(segment_index, self.training, len(self.layers)), False
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
+            check_segment(segment_index, call.batch_size, attention_mask, given)
+            segment = self.memory.open(segment_index, self.training, len(self.layers))
         hidden_states, where = self._place(call, segment)
-        masks = call.masks(self.config)
-        where |= {"real_tokens": call.own_real_tokens(masks["token_mask"], shards_of(self)), "bounds": bounds}
-        kwargs = {**kwargs, **where, **masks, "cache": call.cache}
+        kwargs |= {**where, "inputs": span_inputs(call, self, bounds), "cache": call.cache}
         spans = []
         for layer in islice(self.layers, self.config.num_hidden_layers):
             memory = None if segment is None else segment.read(hidden_states)

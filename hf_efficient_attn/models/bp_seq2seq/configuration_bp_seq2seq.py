@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_efficient_attn.errors import ConfigurationError
+from hf_efficient_attn.models.config.checks import check_token
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig
@@ -106,12 +106,7 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
         """Raise ConfigurationError if no model can be built from these fields."""
         super().check()
         self.check_label_smoothing()
-        end = self.sentence_end_token_id
-        if end is not None and not 0 <= end < self.vocab_size:
-            raise ConfigurationError(
-                f"sentence_end_token_id={end}; it must be a token of the vocabulary, 0 to {self.vocab_size - 1}, or "
-                "None."
-            )
+        check_token(self, "sentence_end_token_id")
 
 
 __all__ = ["BPSeq2SeqConfig"]

@@ -39,7 +39,7 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
-from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.encoder_decoder.heads import LeftPaddedPrompts, Seq2SeqLMHead
 from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoder, real_target_tokens
 from hf_efficient_attn.models.encoder_decoder.stacks import CrossAttention, Stack, readable_source, record_layers
@@ -242,7 +242,6 @@ class BPSeq2SeqEncoder(BPSeq2SeqStack):
         # `generate` passes on what only the decoder reads by
         kwargs.pop(INPUTS[0], None)
         call = self.source_call(input_ids, attention_mask, inputs_embeds, kwargs)
-        backend_of(self.config)
         nodes = nodes_of(self.config, call, is_causal=False)
         tokens = self.embeddings(call)
         spans = nodes.first_spans(tokens)
@@ -311,7 +310,7 @@ def counted_by_tokens(config: BPSeq2SeqConfig, call: PreparedCall) -> PreparedCa
     mask = call.attention_mask
     if mask is None or mask.ndim != 4:
         return call
-    token_mask = call.masks(config, is_causal=True)["token_mask"]
+    token_mask = call.masks(config, is_causal=True).token_mask
     return replace(call, attention_mask=real_target_tokens(mask, token_mask))
 
 

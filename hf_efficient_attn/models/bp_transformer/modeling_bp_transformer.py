@@ -32,16 +32,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
-from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import LAYERS_LEFT_OUT, BackboneOutput, expect_use
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -55,11 +51,9 @@ from hf_efficient_attn.models.heads.task_heads import (
     pool,
     real_tokens,
 )
-from hf_efficient_attn.models.inputs import bring_inputs, check_sentences, padding_mask, sentence_positions
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import Positions
-from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import TableGeneration, backbone_forward
 from hf_efficient_attn.models.tree.attention import BPCrossLayer, BPLayer, TreeAttention
 from hf_efficient_attn.models.tree.nodes import CLOSED, NextNodes, WholeTree, nodes_of, roots_of
 
@@ -232,6 +226,7 @@ class BPTransformerPreTrainedModel(EfficientPreTrainedModel):
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "bp-transformer", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids",)
+    closed_pairs = CLOSED
     _no_split_modules = ["BPLayer"]
     _can_record_outputs = {"hidden_states": BPLayer, "attentions": TreeAttention}
 
@@ -257,9 +252,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -274,24 +267,12 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         """Return the last states of tokens, spans and root, and the cache with `use_cache`.
 
         Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed, if it only leaves out padding and, in a causal model, later tokens.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached
-                yet), a packed document begins; documents do not read each other, and each has a tree.
+            attention_mask, position_ids: see `prepare`; each packed document has a tree.
             token_type_ids: [B, T], with `separate_sentences` the number of the sentence, 0 or 1; else zeros.
-
-        Raises:
-            InputError: inputs that contradict each other, or a mask with other pairs.
-            UnsupportedBackendError: a cache that cannot hold spans, or an attention implementation that is not ours.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        backend_of(self.config)
-        bring_inputs(attention_mask, position_ids, token_type_ids)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED, self.config.is_causal)
-        position_ids = self.pair_positions(token_type_ids, attention_mask, position_ids, embedded, kwargs)
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache, token_type_ids)
+        call = self.prepare(*given, read_on_host=(attention_mask, position_ids, token_type_ids))
+        self.check_types(token_type_ids, call.attention_mask)
         nodes = nodes_of(self.config, call, self.config.is_causal)
         tokens = self.embedding_norm(self.dropout(self.positions(call.embedded, call)[0]))
         spans, of_layers = nodes.first_spans(tokens), []
@@ -321,24 +302,15 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         first = expect_use(first.view_as(first), of_layers[-1], left_out=LAYERS_LEFT_OUT)
         return first, *others
 
-    def pair_positions(
-        self, types: Tensor | None, mask: Any, position_ids: Tensor | None, embedded: Tensor, options: dict[str, Any]
-    ) -> Tensor | None:
-        """Return the positions of a call: those given, or, of pairs, in each sentence.
-
-        Raises:
-            InputError: types that no model without pairs has, or that no pair has.
-        """
+    def check_types(self, types: Tensor | None, mask: Any) -> None:
+        """Raise InputError for types that no model without pairs has, or that no pair has."""
         if self.config.separate_sentences:
-            check_sentences(types, position_ids, embedded, options)
             check_pieces(types, mask)
-            return sentence_positions(types, mask)
-        if types is not None and not torch.compiler.is_compiling() and bool(on_host(types).any()):
+        elif types is not None and not torch.compiler.is_compiling() and bool(on_host(types).any()):
             raise InputError(
                 "token_type_ids has types other than 0, but this model reads no pairs. Leave them out, or build it "
                 "with separate_sentences=True."
             )
-        return position_ids
 
 
 class BPTransformerForCausalLM(TableGeneration, BPCausalHead, BPTransformerPreTrainedModel, GenerationMixin):

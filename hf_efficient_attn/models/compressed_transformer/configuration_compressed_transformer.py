@@ -7,14 +7,14 @@ from transformers import PreTrainedConfig
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.integration.layer_patterns import FIELD, is_single
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.checks import check_fields, meant, write_pattern
+from hf_efficient_attn.models.config.checks import check_fields, check_least, meant, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import (
-    BlockFields,
+    BERT_DROPOUT,
+    BertBlockFields,
     DropoutFields,
     GatedMLPFields,
     HeadSizes,
-    LMTransform,
     PatternAlone,
 )
 from hf_efficient_attn.models.config.library import LibraryConfig
@@ -23,10 +23,8 @@ from hf_efficient_attn.models.mechanisms.config import (
     FEATURE_MAPS,
     PRIOR_FIELDS,
     FeatureFields,
-    LayerMechanisms,
     PriorFields,
     check_features,
-    check_number,
 )
 from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.config_spec import patterns_per_layer
@@ -75,7 +73,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "projection_padding": ("zero", "ignore"),
     "feature_map": FEATURE_MAPS,
     "inverse_scale": ("head", "batch"),
-    "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense", "transform"),
     "question_answering_head": ("linear", "residual_mlp", "transform"),
 }
@@ -99,7 +96,10 @@ def check_mechanisms(config: Any) -> None:
                 f"mechanism={shown(each)} has no causal form: {NOT_CAUSAL[each]}. Leave is_causal=True out, or take "
                 "another mechanism for language models."
             )
-    check_number(config)
+    if isinstance(config.mechanism, list) and len(config.mechanism) != config.num_hidden_layers:
+        raise ConfigurationError(
+            f"mechanism lists {len(config.mechanism)} mechanisms for {config.num_hidden_layers} layers; give one each."
+        )
     check_reused(config)
     check_followers(config)
 
@@ -191,8 +191,6 @@ def check_projections(config: Any) -> None:
 
 def check_landmarks(config: Any) -> None:
     """Raise ConfigurationError for landmarks or a convolution that a Nyströmformer cannot have."""
-    if config.num_landmarks < 1:
-        raise ConfigurationError(f"num_landmarks={config.num_landmarks} must be at least 1.")
     if config.layers_with("nystrom") and config.num_landmarks > config.max_position_embeddings:
         raise ConfigurationError(
             f"num_landmarks={config.num_landmarks} are more than the max_position_embeddings="
@@ -235,12 +233,6 @@ def _layers(config: Any) -> range:
     return range(config.num_hidden_layers)
 
 
-def check_compression(config: Any) -> None:
-    """Raise ConfigurationError for slots that memory-compressed attention cannot have."""
-    if config.compression_tokens < 1:
-        raise ConfigurationError(f"compression_tokens={config.compression_tokens} must be at least 1.")
-
-
 # Published networks, as fields of `CompressedTransformerConfig`; keywords change or add fields.
 
 
@@ -256,10 +248,7 @@ ROBERTA: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 2,
     "sep_token_id": 2,
-    "embedding_dropout": 0.1,
-    "hidden_dropout": 0.1,
-    "attention_dropout": 0.1,
-    "classifier_dropout": 0.1,
+    **BERT_DROPOUT,
 }
 LARGE: dict[str, Any] = {
     "hidden_size": 1024,
@@ -272,14 +261,12 @@ LARGE: dict[str, Any] = {
 @strict_config
 class CompressedTransformerConfig(
     PatternAlone,
-    LayerMechanisms,
     FeatureFields,
     PriorFields,
-    BlockFields,
+    BertBlockFields,
     GatedMLPFields,
     DropoutFields,
     HeadSizes,
-    LMTransform,
     LibraryConfig,
     PreTrainedConfig,
 ):
@@ -383,13 +370,6 @@ class CompressedTransformerConfig(
         "shared_key_width"
     )
 
-    vocab_size: int = 30_522
-    hidden_size: int = 768
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    is_causal: bool = False
-
     mechanism: str | list[str] = "linformer"
     attention_pattern: Any = None
     projected_tokens: int | list[int] = 128
@@ -407,29 +387,8 @@ class CompressedTransformerConfig(
     compression_by_head: bool = True
     compression_null_key: bool = False
 
-    num_key_value_heads: int | None = None
     shared_key_width: int | None = None
-
-    norm_eps: float | int = 1e-12
     max_position_embeddings: int = 512
-    type_vocab_size: int = 0
-
-    lm_head_transform: bool = True
-    lm_head_bias: bool = True
-    lm_transform_bias: bool = True
-    lm_transform_activation: str | None = None
-    classifier_head: str = "linear"
-    classifier_activation: str = "tanh"
-    classifier_pooling: str | None = None
-    question_answering_head: str = "linear"
-    question_answering_excludes_question: bool = False
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int | None = 0
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    sep_token_id: int | None = None
 
     @classmethod
     def linformer(cls, **fields: Any) -> "CompressedTransformerConfig":
@@ -483,10 +442,7 @@ class CompressedTransformerConfig(
             "bos_token_id": 0,
             "eos_token_id": 2,
             "sep_token_id": 2,
-            "embedding_dropout": 0.1,
-            "hidden_dropout": 0.1,
-            "attention_dropout": 0.1,
-            "classifier_dropout": 0.1,
+            **BERT_DROPOUT,
         }
         return cls(**{**own, **fields})
 
@@ -522,6 +478,14 @@ class CompressedTransformerConfig(
             "hidden_dropout": 0.1,
         }
         return cls(**{**own, **fields})
+
+    def mechanism_of_layer(self, layer_idx: int) -> str:
+        """Return the mechanism of a layer."""
+        return self.mechanism[layer_idx] if isinstance(self.mechanism, list) else self.mechanism
+
+    def layers_with(self, mechanism: str) -> list[int]:
+        """Return the layers that have a mechanism, by their index."""
+        return [layer for layer in range(self.num_hidden_layers) if self.mechanism_of_layer(layer) == mechanism]
 
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
         """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""
@@ -570,13 +534,13 @@ class CompressedTransformerConfig(
     def check(self) -> None:
         """Raise ConfigurationError if no model can be built from these fields; write the pattern in JSON types."""
         check_fields(self, CHOICES)
+        check_least(self, num_landmarks=1, compression_tokens=1)
         self.check_head_sizes()
         check_mechanisms(self)
         check_unused(self)
         check_projections(self)
         check_features(self)
         check_landmarks(self)
-        check_compression(self)
         check_softmax_heads(self)
         check_shared_keys(self)
         write_pattern(self)

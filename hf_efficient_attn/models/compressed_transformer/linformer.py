@@ -24,10 +24,10 @@ from transformers import initialization as init
 
 from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.mechanisms.texts import Texts, whole_rows
+from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, Texts, whole_rows
 from hf_efficient_attn.models.parts.blocks import drop_rate
 
-from .mechanism import MechanismAttention, by_strides, convolved, filled_slots, whole_strides, with_spare_stride, zeroed
+from .mechanism import by_strides, convolved, filled_slots, whole_strides, with_spare_stride, zeroed
 
 
 class LengthMap(NamedTuple):

@@ -1,40 +1,15 @@
-"""What the mechanisms of this family share: maps of queries, keys, values, output; linear attention; the prior."""
+"""What several mechanisms of this family have: states that layers pass on, and texts cut into strides."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.build_call import LayerPattern
-from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import is_exporting
-from hf_efficient_attn.models.mechanisms.linear import LinearReading
-from hf_efficient_attn.models.mechanisms.prior import HasPrior
-from hf_efficient_attn.models.mechanisms.texts import TextReading, Texts
 from hf_efficient_attn.models.sparse.attention import SparseAttention
-
-
-class MechanismAttention(TextReading):
-    """Multi-head attention by a mechanism. [B, T, hidden_size] → the same, and the weights or None."""
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        width = config.hidden_size
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=config.attention_bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
-
-    def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""
-        out, weights = self.read_texts(hidden_states, texts, **kwargs)
-        return self.o_proj(out), weights
-
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
-        return self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
 
 
 def zeroed(states: Tensor, real: Tensor | None) -> Tensor:
@@ -106,22 +81,6 @@ class PassingAttention(SparseAttention):
         return query, key
 
 
-def check_cached_width(cache: Cache, layer_idx: int, keys: tuple[int, int], values: tuple[int, int]) -> None:
-    """Raise UnsupportedBackendError if a cache was filled by code that does not know what a layer keeps.
-
-    keys, values: their heads, and numbers of a head.
-    """
-    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
-    for name, wanted in (("keys", keys), ("values", values)):
-        held = getattr(layer, name, None)
-        if held is not None and held.ndim == 4 and held.shape[2] and (held.shape[1], held.shape[3]) != wanted:
-            raise UnsupportedBackendError(
-                f"The cache holds {name} of {held.shape[1]} heads and {held.shape[3]} numbers, but layer {layer_idx} "
-                f"keeps {wanted[0]} and {wanted[1]}. Prefix tuning cannot give it keys; use prompt tuning or LoRA "
-                "instead."
-            )
-
-
 # Texts cut into strides of so many tokens, and convolutions that make one slot of each stride.
 
 
@@ -184,37 +143,3 @@ def with_spare_stride(states: list[Tensor], real: Tensor | None, stride: int) ->
     if real is None:
         real = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
     return [pad(each, (0, 0, 0, stride)) for each in states], pad(real, (0, stride))
-
-
-# Linear attention of layers with maps of their own; what it computes, `LinearReading` says.
-
-
-class LinearAttention(MechanismAttention, LinearReading):
-    """Attention by sums over keys, bidirectional or causal. [B, T, hidden_size] → the same, and the weights or None."""
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        if config.feature_map == "constant":
-            self.q_proj = self.k_proj = nn.Identity()
-
-
-# Attention with a prior by distance (`models/mechanisms/prior.py`): softmax(Q Kᵀ / √D + G) V.
-#
-# Layers follow `attention_pattern`, and take memory in proportion to the text where that does.
-
-
-class PriorAttention(HasPrior, SparseAttention):
-    """Attention that follows a pattern, with a prior by distance."""
-
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.make_prior(config)
-
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        term = self.prior_term(key.shape[2], query.dtype, query.device)
-        return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
-
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), fixed_labels=(self.prior_reach(num_keys),))

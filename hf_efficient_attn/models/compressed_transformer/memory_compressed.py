@@ -31,11 +31,11 @@ from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.mechanisms.state_cache import SummaryLayer
-from hf_efficient_attn.models.mechanisms.texts import Texts, in_front
+from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, Texts, in_front
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.bands import CompressedKeys
 
-from .mechanism import MechanismAttention, StrideConvolution, filled_slots, whole_strides, with_spare_stride, zeroed
+from .mechanism import StrideConvolution, filled_slots, whole_strides, with_spare_stride, zeroed
 
 
 class MemoryCompressedAttention(MechanismAttention):

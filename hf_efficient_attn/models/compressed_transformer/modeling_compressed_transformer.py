@@ -18,13 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
-from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes, refuse_paged
-from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+from hf_efficient_attn.integration.unsupported import refuse_paged
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
     CausalLMHead,
@@ -34,19 +31,19 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs import bring_inputs
-from hf_efficient_attn.models.mechanisms.linear import RedrawsFeatures
+from hf_efficient_attn.models.mechanisms.linear import LinearAttention, PositiveRandomFeatures
+from hf_efficient_attn.models.mechanisms.prior import PriorAttention
 from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
-from hf_efficient_attn.models.mechanisms.texts import find_texts, without_padding
+from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
+from hf_efficient_attn.models.prologue import TableGeneration, backbone_forward
 from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.sparse.inputs import without_globals
 
 from .configuration_compressed_transformer import CompressedTransformerConfig
 from .linformer import LengthMaps, LinformerAttention
-from .mechanism import LinearAttention, MechanismAttention, PassedStates, PassingAttention, PriorAttention
+from .mechanism import PassedStates, PassingAttention
 from .memory_compressed import MemoryCompressedAttention, SlotLayer
 from .nystrom import NystromAttention
 from .softmax_heads import (
@@ -78,7 +75,7 @@ class CompressedLayer(SparseLayer):
         super().__init__(config, layer_idx, config.gated_mlp, attention)
 
 
-class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedModel):
+class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
     """Weight initialisation, loading checks and capabilities shared by the backbone and its heads."""
 
     config_class = CompressedTransformerConfig
@@ -91,8 +88,15 @@ class CompressedTransformerPreTrainedModel(RedrawsFeatures, EfficientPreTrainedM
 
     def __init__(self, config: CompressedTransformerConfig) -> None:
         super().__init__(config)
+        self.uncached = None if config.is_causal else "A bidirectional compressed Transformer"
         # transformers then refuses assistants, which take tokens back
         self._is_stateful = bool(config.layers_with("linear") or config.layers_with("memory_compressed"))
+
+    def redraw_features(self, number: int) -> None:
+        """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
+        for module in self.modules():
+            if isinstance(module, PositiveRandomFeatures):
+                module.redraw(number)
 
 
 class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
@@ -113,9 +117,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -129,43 +131,30 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
     ) -> BackboneOutput:
         """Return the last hidden state and, with `use_cache` in a causal model, the cache.
 
-        Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed, if it only leaves out padding and, in a causal model, later tokens.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached
-                yet), a packed document begins; documents do not read each other.
-
-        Raises:
-            InputError: inputs that contradict each other, or a mask with other pairs.
-            UnsupportedBackendError: a cache of another kind, or an attention implementation that is not ours.
+        For the arguments see `prepare`; an attention matrix only leaves out padding and, in a causal model, later
+        tokens.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        backend_of(self.config)
-        cache = self.cache_of(cache, use_cache)
-        bring_inputs(attention_mask, position_ids, token_type_ids)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs)
+        self.check_call(cache)
+        cache, read = self.cache_of(cache, use_cache), (attention_mask, position_ids, token_type_ids)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
+        call = self.prepare(*given, read_on_host=read)
         hidden_states, where = self.embeddings(call, token_type_ids)
-        arguments = self.arguments(call)
+        masks, passed = call.masks(self.config), PassedStates()
+        texts = find_texts(call, masks, self.config.is_causal)
         if self.config.projection_padding == "ignore":
-            tokens = arguments["token_mask"]
-            is_packed = call.documents is not None or tokens.segment_ids is not None
+            is_packed = call.documents is not None or masks.token_mask.segment_ids is not None
             hidden_states = without_padding(hidden_states, call.real_tokens, is_packed)
-        kwargs = {**kwargs, **where, **arguments}
+        # of which every mechanism takes its own
+        kwargs |= {**where, "inputs": without_globals(masks), "texts": texts, "passed_states": passed}
+        kwargs["shared_maps"] = None if self.shared_maps is None else self.shared_maps()
         for layer in islice(self.layers, self.config.num_hidden_layers):
-            hidden_states = layer(hidden_states, **kwargs)
-        kwargs["passed_states"].check_gradients()
+            hidden_states = layer(hidden_states, cache=cache, **kwargs)
+        passed.check_gradients()
         return BackboneOutput(self.transform(self.norm(hidden_states)), **{CACHE_ARGUMENT: cache})
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache of a call, in which the layers with a state have one."""
         refuse_paged(cache)
-        if cache is not None and not self.config.is_causal:
-            raise UnsupportedBackendError(
-                "A bidirectional compressed Transformer has no cache. Prefix tuning cannot give it keys; use prompt "
-                "tuning or LoRA instead."
-            )
         if cache is None and use_cache and self.config.is_causal:
             cache = DynamicCache(config=self.config)
         if cache is not None:
@@ -174,19 +163,6 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             stateful |= dict.fromkeys(self.config.layers_with("linear"), StateLayer)
             attach_states(cache, self.config.num_hidden_layers, stateful)
         return cache
-
-    def arguments(self, call: PreparedCall) -> dict[str, Any]:
-        """Return the masks and texts of a call, and what layers share, as keyword arguments of all layers."""
-        masks = call.masks(self.config)
-        texts = find_texts(call, masks, self.config.is_causal)
-        shared = None if self.shared_maps is None else self.shared_maps()
-        return {
-            **masks,
-            "texts": texts,
-            "shared_maps": shared,
-            "cache": call.cache,
-            "passed_states": PassedStates(),
-        }
 
 
 class CompressedTransformerForCausalLM(

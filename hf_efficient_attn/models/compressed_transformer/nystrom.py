@@ -26,8 +26,9 @@ from transformers.utils.import_utils import is_tracing
 from hf_efficient_attn.attention.layer import warn_of_weights
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.mechanisms.linear import wide
+from hf_efficient_attn.models.mechanisms.texts import MechanismAttention
 
-from .mechanism import MechanismAttention, zeroed
+from .mechanism import zeroed
 
 STEPS = 6
 

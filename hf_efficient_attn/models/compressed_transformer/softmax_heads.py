@@ -47,10 +47,10 @@ from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
 from hf_efficient_attn.models.base import backend_of
-from hf_efficient_attn.models.parts.blocks import append_to_cache
+from hf_efficient_attn.models.parts.blocks import append_to_cache, check_cached
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 
-from .mechanism import PassedStates, PassingAttention, check_cached_width
+from .mechanism import PassedStates, PassingAttention
 
 # up to this many keys, a layer with a pattern computes all scores
 FEW_KEYS = 512
@@ -211,16 +211,17 @@ class CollaborativeHeadsAttention(PassingAttention):
 
     def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shared, key = (project(hidden_states).unsqueeze(1) for project in (self.q_proj, self.k_proj))
-        value = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        value = self.heads(self.v_proj(hidden_states))
         return shared * self.mixing.to(shared.dtype).unsqueeze(1), key, value
 
     def _update(
         self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: Any
     ) -> tuple[Tensor, Tensor, None]:
-        check_cached_width(cache, self.layer_idx, (1, self.key_width), (1, self.num_heads * self.head_dim))
+        sizes = (1, self.key_width), (1, self.num_heads * self.head_dim)
+        check_cached(cache, self.layer_idx, "one key and one value for all heads", *sizes)
         # layers of static caches have as many heads of values as of keys
         key, value = append_to_cache(cache, key, one_head(value), self.layer_idx)
-        return key, value.squeeze(1).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2), None
+        return key, self.heads(value.squeeze(1)), None
 
     def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return super()._compared(query, key.expand(-1, self.num_heads, -1, -1), kwargs)
@@ -296,14 +297,15 @@ class ReusedWeightsAttention(SparseAttention):
         self.below = LayerBelow(config, self.compared_layers[-1])
 
     def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        value = self.v_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        value = self.heads(self.v_proj(hidden_states))
         # `_compared` has others
         return value, value, value
 
     def _update(
         self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: Any
     ) -> tuple[Tensor, Tensor, None]:
-        check_cached_width(cache, self.layer_idx, (value.shape[1], self.head_dim), (value.shape[1], 0))
+        sizes = (value.shape[1], self.head_dim), (value.shape[1], 0)
+        check_cached(cache, self.layer_idx, "values alone, in place of keys", *sizes)
         # a layer of a cache counts its tokens by its keys
         value, _ = append_to_cache(cache, value, value[..., :0], self.layer_idx)
         return value, value, None

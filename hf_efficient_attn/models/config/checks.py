@@ -12,6 +12,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.integration.layer_patterns import (
     DECODER,
     ENCODER,
+    FIELD,
     PARTS,
     checked_spec,
     config_patterns,
@@ -85,6 +86,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "norm_position": ("post", "pre"),
     "position_embedding_type": ("learned", "sinusoidal", "relative", "rope", "none"),
     "sinusoid_layout": ("interleaved", "halves"),
+    "classifier_pooling": (None, "first", "last", "mean"),
     "random_blocks_in_eval": ("fixed", "transformers"),
 }
 
@@ -99,11 +101,32 @@ def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
             raise ConfigurationError(
                 f"{name}={shown(value)}; it must be one of: {', '.join(names)}.{meant(value, names)}"
             )
-    if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
+    check_token(config, "pad_token_id")
+
+
+def check_token(config: Any, name: str) -> None:
+    """Raise ConfigurationError for a token that is not of the vocabulary; None is none."""
+    token = getattr(config, name)
+    if token is not None and not 0 <= token < config.vocab_size:
         raise ConfigurationError(
-            f"pad_token_id={config.pad_token_id}; it must be None or a token of the vocabulary, 0 to "
-            f"{config.vocab_size - 1} (vocab_size={config.vocab_size})."
+            f"{name}={token}; it must be None or a token of the vocabulary, 0 to {config.vocab_size - 1} "
+            f"(vocab_size={config.vocab_size})."
         )
+
+
+def check_least(config: Any, **least: int) -> None:
+    """Raise ConfigurationError for a field below its least value; None is not."""
+    for name, number in least.items():
+        value = getattr(config, name)
+        if value is not None and value < number:
+            raise ConfigurationError(f"{name}={value} must be at least {number}.")
+
+
+def refuse_pattern(config: Any, why: str) -> None:
+    """Raise ConfigurationError for an `attention_pattern` of layers that follow none; `why`: what they read."""
+    spec = getattr(config, FIELD, None)
+    if spec is not None:
+        raise ConfigurationError(f"{FIELD}={shown(spec)}: {why}, and follow no other pattern. Leave it out.")
 
 
 def meant(value: Any, names: Sequence[str]) -> str:

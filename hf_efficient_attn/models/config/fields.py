@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.models.config.checks import check_heads
+from hf_efficient_attn.models.config.checks import check_heads, check_least
 
 # kinds of positions that are pairs of a sine and a cosine
 SINUSOIDS = ("sinusoidal", "scaled_sinusoidal", "relative")
@@ -51,16 +51,59 @@ class HeadSizes(RopeCheck):
             raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, not {self.hidden_size}.")
 
 
-class LMTransform:
-    """What follows from `hidden_act` and `lm_transform_activation`."""
+class OwnHeadDim(RopeCheck):
+    """Heads whose width is a field, and that share no keys."""
 
-    hidden_act: str
-    lm_transform_activation: str | None
+    hidden_size: int
+    num_attention_heads: int
+    head_dim: Any
+
+    @property
+    def key_value_heads(self) -> int:
+        """Number of key heads: as many as query heads."""
+        return self.num_attention_heads
+
+    def check_head_sizes(self) -> None:
+        """Raise ConfigurationError for heads of no width; write `head_dim` if it is None."""
+        if self.head_dim is None:
+            check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        check_least(self, head_dim=1)
+
+
+# the dropouts of BERT and RoBERTa
+BERT_DROPOUT = dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout"), 0.1)
+
+
+@dataclass(init=False, repr=False, eq=False)
+class BertFields:
+    """Mixin: the sizes of BERT-base, its heads and special tokens; each family's config explains the fields."""
+
+    vocab_size: int = 30_522
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    is_causal: bool = False
+    norm_eps: float | int = 1e-12
+
+    lm_head_transform: bool = True
+    lm_head_bias: bool = True
+    lm_transform_activation: str | None = None
+    classifier_head: str = "linear"
+    classifier_activation: str = "tanh"
+
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    sep_token_id: int | None = None
 
     @property
     def transform_activation(self) -> str:
         """The activation of the dense map before the vocabulary."""
-        return self.hidden_act if self.lm_transform_activation is None else self.lm_transform_activation
+        own: str = self.hidden_act  # type: ignore[attr-defined]
+        return own if self.lm_transform_activation is None else self.lm_transform_activation
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -136,6 +179,19 @@ class BlockFields(NormFields):
     def sinusoid_amplitude(self) -> float:
         """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
         return 1.0 if self.scale_embedding else self.initializer_range
+
+
+@dataclass(init=False, repr=False, eq=False)
+class BertBlockFields(BertFields, BlockFields):
+    """Mixin: the same with blocks of `sparse/attention.py`, and heads that a family of encoders and decoders has."""
+
+    num_key_value_heads: int | None = None
+    type_vocab_size: int = 0
+    lm_transform_bias: bool = True
+    classifier_pooling: str | None = None
+    question_answering_head: str = "linear"
+    question_answering_excludes_question: bool = False
+    use_cache: bool = True
 
 
 @dataclass(init=False, repr=False, eq=False)

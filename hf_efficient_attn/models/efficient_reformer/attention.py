@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.layer import attend_layer, readable_keys
 from hf_efficient_attn.layout.grouped_keys import ChunkedOrder
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.models.base import backend_of
-from hf_efficient_attn.models.parts.blocks import append_to_cache, drop_rate
+from hf_efficient_attn.models.inputs import NO_INPUTS, LayerInputs
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
+from hf_efficient_attn.models.parts.blocks import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import rotate
 from hf_efficient_attn.models.parts.memberships import NONE, Membership, tell_membership
 from hf_efficient_attn.patterns.bands import Band, Full
@@ -26,33 +26,19 @@ from .configuration_efficient_reformer import LSH
 from .hashing import LSHRule, chunk_order, draw_rotations, hash_vectors
 
 
-class ReformerAttention(nn.Module):
+class ReformerAttention(MultiHeadAttention):
     """What both kinds have in common. [B, T, hidden_size] → the same, and the weights [B, H, T, K] or None."""
 
     def __init__(self, config: Any, layer_idx: int, dropout: float) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
-        self.is_causal = config.is_causal
-        width = config.num_attention_heads * config.head_dim
+        super().__init__(config, layer_idx, dropout=dropout)
+        width = self.num_heads * self.head_dim
         self.v_proj = nn.Linear(config.hidden_size, width, bias=config.attention_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_output_bias)
-        self.dropout = nn.Dropout(dropout)
 
-    def heads(self, projection: nn.Module, hidden_states: Tensor, rotation: Any = None) -> Tensor:
-        """Return the projected states of the heads, [B, H, T, D], rotated if positions are."""
-        states = projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    def projected(self, projection: nn.Module, hidden_states: Tensor, rotation: Any) -> Tensor:
+        """Return queries or keys of the heads, [B, H, T, D], rotated if positions are."""
+        states = self.heads(projection(hidden_states))
         return states if rotation is None else rotate(states, *rotation)
-
-    def options(self, token_mask: TokenMask, offset: QueryOffset, matrix: Tensor | None, kwargs: Any) -> dict[str, Any]:
-        """Return what both kinds tell the engine."""
-        return {
-            "tokens": token_mask,
-            "query_offset": offset,
-            "matrix": matrix,
-            "dropout": drop_rate(self.dropout),
-            "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
-            "backend": backend_of(self.config),
-        }
 
     def followed(self) -> LayerPattern:
         """Return which pairs of positions the layer may read."""
@@ -66,19 +52,7 @@ class ReformerAttention(nn.Module):
 
     def layer_request(self, num_keys: int, task: str | None, notes: tuple[str, ...] = ()) -> LayerRequest:
         """Return what this layer asks the engine for at a length in tokens."""
-        heads = self.config.num_attention_heads
-        return LayerRequest(
-            self.followed(),
-            heads,
-            heads,
-            self.head_dim,
-            self.head_dim,
-            self.config,
-            is_causal=self.is_causal,
-            layer=self.layer_idx,
-            backend=backend_of(self.config),
-            notes=notes,
-        )
+        return self.request(self.followed(), notes=notes)
 
 
 class LocalAttention(ReformerAttention):
@@ -92,20 +66,17 @@ class LocalAttention(ReformerAttention):
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        token_mask: TokenMask = NO_MASK,
-        query_offset: QueryOffset = None,
+        inputs: LayerInputs = NO_INPUTS,
         position_embeddings: Any = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        query = self.heads(self.q_proj, hidden_states, position_embeddings)
-        key = self.heads(self.k_proj, hidden_states, position_embeddings)
-        value = self.heads(self.v_proj, hidden_states)
+        query, key = (self.projected(each, hidden_states, position_embeddings) for each in (self.q_proj, self.k_proj))
+        value = self.heads(self.v_proj(hidden_states))
         if cache is not None:
             key, value = append_to_cache(cache, key, value, self.layer_idx)
-        options = self.options(token_mask, query_offset, attention_mask, kwargs)
-        out, weights = attend_layer(query, key, value, self.followed(), scale=self.head_dim**-0.5, **options)
+        options = self.engine_options(inputs, kwargs)
+        out, weights = attend_layer(query, key, value, self.followed(), scale=self.scaling, **options)
         return self.o_proj(out.flatten(2)), weights
 
     def pattern(self) -> Pattern:
@@ -145,9 +116,7 @@ class LSHAttention(ReformerAttention):
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        token_mask: TokenMask = NO_MASK,
-        query_offset: QueryOffset = None,
+        inputs: LayerInputs = NO_INPUTS,
         position_embeddings: Any = None,
         cache: Cache | None = None,
         hash_step: Tensor | None = None,
@@ -157,20 +126,19 @@ class LSHAttention(ReformerAttention):
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
 
         Args:
-            attention_mask, token_mask, query_offset: see `key_masks`.
             hash_step: the number from which rotations are made in training; None: they are fixed.
             kept: the buckets of this call, once they are known; recomputed vectors are not equal to the bit.
         """
-        query = read = self.heads(self.qk_proj, hidden_states, position_embeddings)
-        value = self.heads(self.v_proj, hidden_states)
+        query = read = self.projected(self.qk_proj, hidden_states, position_embeddings)
+        value = self.heads(self.v_proj(hidden_states))
         if cache is not None:
             read, value = append_to_cache(cache, query, value, self.layer_idx)
-        options = self.options(token_mask, query_offset, attention_mask, kwargs)
         kept = {} if kept is None else kept
         if "buckets" not in kept:
             kept["buckets"] = hash_vectors(read, self.rotations(hash_step, read.device), self.factors)
-        tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], token_mask, attention_mask))
-        chosen = self.chosen(kept["buckets"], token_mask, attention_mask, query.shape[0])
+        tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], inputs))
+        chosen = self.chosen(kept["buckets"], inputs, query.shape[0])
+        options = self.engine_options(inputs, kwargs)
         out, weights = attend_layer(query, read, value, self.followed(), scale=1.0, chosen=chosen, **options)
         return self.o_proj(out.flatten(2)), weights
 
@@ -189,7 +157,7 @@ class LSHAttention(ReformerAttention):
             self.fixed[device] = known = (drawn_from, draw_rotations(*drawn_from, first))
         return known[1]
 
-    def chosen(self, buckets: Tensor, token_mask: TokenMask, matrix: Tensor | None, batch_size: int) -> ChunkedOrder:
+    def chosen(self, buckets: Tensor, inputs: LayerInputs, batch_size: int) -> ChunkedOrder:
         """Return the order in which this call's tokens read each other."""
         config = self.config
         rule = LSHRule(
@@ -201,19 +169,19 @@ class LSHAttention(ReformerAttention):
             config.count_duplicates,
             config.chunk_by_bucket,
         )
-        real = self.real_tokens(token_mask, matrix, batch_size)
-        return replace(chunk_order(buckets, rule, real, token_mask.segment_ids), unit_keys=True)
+        real = self.real_tokens(inputs, batch_size)
+        return replace(chunk_order(buckets, rule, real, inputs.token_mask.segment_ids), unit_keys=True)
 
-    def real_tokens(self, token_mask: TokenMask, matrix: Tensor | None, batch_size: int) -> Tensor | None:
+    def real_tokens(self, inputs: LayerInputs, batch_size: int) -> Tensor | None:
         """Return which keys are tokens, bool [B, K]; None: all are."""
-        return token_mask.key_mask if matrix is None else readable_keys(matrix, batch_size)
+        return inputs.token_mask.key_mask if inputs.matrix is None else readable_keys(inputs.matrix, batch_size)
 
-    def membership(self, buckets: Tensor, token_mask: TokenMask, matrix: Tensor | None) -> Membership:
+    def membership(self, buckets: Tensor, inputs: LayerInputs) -> Membership:
         """Return the buckets [B, H, r, N] of the tokens, those of all rounds as different ones."""
         count = prod(self.factors)
         rounds = count * torch.arange(buckets.shape[2], device=buckets.device)
         numbers = (buckets + rounds[:, None]).transpose(2, 3)
-        real = self.real_tokens(token_mask, matrix, buckets.shape[0])
+        real = self.real_tokens(inputs, buckets.shape[0])
         numbers = numbers if real is None else torch.where(real[:, None, :, None], numbers, NONE)
         return Membership("bucket", count, numbers, numbers)
 
@@ -231,7 +199,7 @@ class LSHAttention(ReformerAttention):
         )
         # in each round a token meets itself, which it reads only if it may read nothing else
         most = max(1, config.num_hashes * (config.lsh_attn_chunk_length * chunks - 1))
-        chosen = self.chosen(buckets, NO_MASK, None, 1)
+        chosen = self.chosen(buckets, NO_INPUTS, 1)
         asked = super().layer_request(num_keys, task, (*notes, note))
         return replace(asked, chosen=chosen, most_keys=most)
 

@@ -8,27 +8,21 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.integration.layer_patterns import FIELD
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.checks import check_fields, check_heads
+from hf_efficient_attn.models.config.checks import check_fields, check_least, refuse_pattern
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, RopeCheck
+from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, OwnHeadDim
 from hf_efficient_attn.models.config.library import LibraryConfig
 
 # Which fields of an `EfficientReformerConfig` exclude each other, and what to do about it.
 
 
 LSH, LOCAL = "lsh", "local"
-COUNTS = (
-    ("lsh_attn_chunk_length", 1),
-    ("local_attn_chunk_length", 1),
-    ("num_hashes", 1),
-    ("lsh_num_chunks_before", 0),
-    ("lsh_num_chunks_after", 0),
-    ("local_num_chunks_before", 0),
-    ("local_num_chunks_after", 0),
-    ("chunk_size_lm_head", 0),
-)
+COUNTS = {
+    **dict.fromkeys(("lsh_attn_chunk_length", "local_attn_chunk_length", "num_hashes"), 1),
+    **dict.fromkeys(("lsh_num_chunks_before", "lsh_num_chunks_after"), 0),
+    **dict.fromkeys(("local_num_chunks_before", "local_num_chunks_after", "chunk_size_lm_head"), 0),
+}
 # more would number a bucket of a text beyond 32 bits
 MAX_BUCKETS = 2**24
 
@@ -41,9 +35,7 @@ def check_attention(config: Any) -> None:
             f"attn_layers={shown(list(kinds))}; it must hold {shown(LSH)} or {shown(LOCAL)} for each of "
             f"num_hidden_layers={layers} layers, or a part that is repeated, whose length divides their number."
         )
-    for name, least in COUNTS:
-        if getattr(config, name) < least:
-            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least {least}.")
+    check_least(config, **COUNTS)
     product = 1
     for factor in config.bucket_factors:
         product *= factor
@@ -52,16 +44,8 @@ def check_attention(config: Any) -> None:
                 f"num_buckets={shown(config.num_buckets)}; every factor must be even and at least 2, since a rotation "
                 f"gives two buckets, and their product at most {MAX_BUCKETS}."
             )
-    if getattr(config, FIELD, None) is not None:
-        raise ConfigurationError(
-            f"{FIELD}={shown(getattr(config, FIELD))}: the layers of a Reformer read what attn_layers says, and follow "
-            "no other pattern. Leave it out."
-        )
-    if config.head_dim is None:
-        check_heads(config.hidden_size, config.num_attention_heads, "hidden_size", "num_attention_heads")
-        config.head_dim = config.hidden_size // config.num_attention_heads
-    if config.head_dim < 1:
-        raise ConfigurationError(f"head_dim={config.head_dim} must be at least 1.")
+    refuse_pattern(config, "the layers of a Reformer read what attn_layers says")
+    config.check_head_sizes()
 
 
 def check_positions(config: Any) -> None:
@@ -159,13 +143,12 @@ COPY: dict[str, Any] = {
 CHOICES = {
     "position_embedding_type": ("axial", "learned", "rope", "none"),
     "stream_join": ("mean", "concat"),
-    "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense"),
 }
 
 
 @strict_config
-class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryConfig, PreTrainedConfig):
+class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, LibraryConfig, PreTrainedConfig):
     r"""Describe a Reformer: each token reads those whose vectors fall into the same hash bucket, or its neighbours.
 
     The presets `enwik8`, `imagenet64` and `copy_task` are the authors' networks; every field can be changed on top.
@@ -308,11 +291,6 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, RopeCheck, LibraryC
             return tuple(LSH if index % 2 else LOCAL for index in range(self.num_hidden_layers))
         part = tuple(self.attn_layers)
         return part * (self.num_hidden_layers // len(part))
-
-    @property
-    def key_value_heads(self) -> int:
-        """Number of key heads: as many as query heads."""
-        return self.num_attention_heads
 
     @property
     def output_width(self) -> int:

@@ -28,12 +28,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder
 
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.messages import warn_once
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
@@ -47,8 +44,7 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.parts.blocks import MLP, are_released_by_layers, build_norm, finite
 from hf_efficient_attn.models.parts.embeddings import Positions
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, backbone_forward
 
 from .attention import ReformerAttention, build_attention
 from .configuration_efficient_reformer import LSH, EfficientReformerConfig
@@ -150,9 +146,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -163,25 +157,15 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BackboneOutput:
-        """Return the last hidden state and, with `use_cache` in a causal model, the cache.
-
-        Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
-        """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        """Return the last hidden state and, with `use_cache` in a causal model, the cache; see `prepare`."""
         use_cache = use_cache and not (self.training and torch.is_grad_enabled())
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
+        call = self.prepare(input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         check_cache(call)
         embedded, where = self.positions(call.embedded, call)
         embedded = self.embedding_dropout(embedded)
         if self.training and self.config.hash_seed is None and LSH in self.config.layer_kinds:
             where["hash_step"] = self._hash_step(embedded.device)
-        kwargs = {**kwargs, **where, **call.masks(self.config), "cache": call.cache}
+        kwargs |= {**where, "inputs": call.masks(self.config), "cache": call.cache}
         stack = self._reversible_stack(call.cache)
         # narrower streams would be computed again too inexactly
         first = second = embedded.to(torch.promote_types(embedded.dtype, torch.float32))

@@ -15,7 +15,7 @@ from hf_efficient_attn.integration.names import is_table
 from hf_efficient_attn.integration.packing import ENDS, NUMBERS
 from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.models.heads.task_heads import name_inputs, own_inputs
+from hf_efficient_attn.models.heads.task_heads import NamesOwnInputs
 from hf_efficient_attn.models.inputs import bring_inputs, check_axes, refuse_other_types
 
 # The two sides of an encoder-decoder's inputs: which mask belongs to which, and what the decoder reads by default.
@@ -162,7 +162,7 @@ def real_target_tokens(attention_mask: Tensor | None, token_mask: TokenMask) -> 
     return token_mask.key_mask if is_read else attention_mask
 
 
-class EncoderDecoder:
+class EncoderDecoder(NamesOwnInputs):
     """Mixin over a family's `PreTrainedModel`, which builds `embed_tokens`, `encoder` and `decoder`.
 
     Inputs that only one family has are named in `extra_inputs` of its `PreTrainedModel`, if they are passed on to the
@@ -171,16 +171,6 @@ class EncoderDecoder:
 
     # the head, sharded by columns, has the same weight; transformers adds this itself if a config has a plan
     _tp_plan = {"embed_tokens": "embedding_rowwise"}
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        named = own_inputs(cls)
-        if named:
-            cls.forward = name_inputs(cls.forward, named)
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """Return token embeddings [B, T, hidden_size]; both stacks look them up here."""
-        return self.embed_tokens(input_ids)
 
     def asked_tokens(self, input_ids: Tensor | None) -> Tensor | None:
         """Return the source's tokens if the encoder decides by their values what it computes, otherwise None."""

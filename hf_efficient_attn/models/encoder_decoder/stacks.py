@@ -11,19 +11,19 @@ from transformers.utils.output_capturing import OutputRecorder
 from hf_efficient_attn.attention.functional import attend_own_segments
 from hf_efficient_attn.attention.layer import dense_attention, warn_of_weights
 from hf_efficient_attn.integration.masks import tokens_of_keys
-from hf_efficient_attn.integration.unsupported import check_mask_values, compare_processes
+from hf_efficient_attn.integration.unsupported import check_mask_values
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import lasting
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.encoder_decoder.model import check_positions, check_source_mask
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
 from hf_efficient_attn.models.parts.blocks import append_to_cache, drop_rate
-from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import PreparedCall
 
 # Attention of a decoder to its source: tokens that an encoder has read. Vaswani et al. (arXiv:1706.03762).
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(MultiHeadAttention):
     """Attention of the target to source tokens. [B, T, hidden_size] and [B, S, hidden_size] → [B, T, hidden_size].
 
     A target token reads all of them, or those of its own segment. With a cache, keys and values of the source are
@@ -31,13 +31,8 @@ class CrossAttention(nn.Module):
     """
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
-        self.head_dim = config.head_dim
-        width, bias = config.hidden_size, config.attention_bias
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
-        self.dropout = nn.Dropout(config.attention_dropout)
+        super().__init__(config, layer_idx, is_causal=False)
+        self.make_maps()
 
     def forward(
         self,
@@ -51,13 +46,13 @@ class CrossAttention(nn.Module):
 
         source: which source tokens may be read, and the segments of these and of the target, if there are any.
         """
-        query = self._split(self.q_proj(hidden_states))
+        query = self.heads(self.q_proj(hidden_states))
         # the cache may hold another precision
         key, value = (each.to(query.dtype) for each in self._keys_and_values(encoder_hidden_states, cache))
-        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        need_weights = self.needs_weights(kwargs)
         if need_weights:
             warn_of_weights()
-        scale, dropout = self.head_dim**-0.5, drop_rate(self.dropout)
+        scale, dropout = self.scaling, drop_rate(self.dropout)
         if source.segment_ids is None or need_weights:
             pairs = open_pairs(source)
             out, weights = dense_attention(query, key, value, pairs, None, scale, dropout, need_weights)
@@ -66,14 +61,11 @@ class CrossAttention(nn.Module):
             out, weights = attend_own_segments(query, key, value, source, scale, dropout, backend), None
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights
 
-    def _split(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
     def _keys_and_values(self, source: Tensor, cache: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
         if cache is not None and cache.is_updated.get(self.layer_idx):
             layer = cache.cross_attention_cache.layers[self.layer_idx]
             return layer.keys, layer.values
-        key, value = self._split(self.k_proj(source)), self._split(self.v_proj(source))
+        key, value = self.heads(self.k_proj(source)), self.heads(self.v_proj(source))
         if cache is not None:
             key, value = append_to_cache(cache.cross_attention_cache, key, value, self.layer_idx)
             cache.is_updated[self.layer_idx] = True
@@ -165,12 +157,11 @@ class Stack:
 
         options: the call's other arguments.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        compare_processes(self)
         check_positions(options)
-        embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        check_source_mask(attention_mask, embedded.shape[1])
-        return prepare_call(self.config, embedded, attention_mask, None, None, options)
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is not None and given.ndim > 1:
+            check_source_mask(attention_mask, given.shape[1])
+        return self.prepare(input_ids, attention_mask, None, inputs_embeds, options)
 
     def target_call(
         self,
@@ -185,11 +176,9 @@ class Stack:
 
         use_cache: None: as the config says.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         check_mask_values(attention_mask)
         cache = with_cross_attention(cache)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and cache is None and not (self.gradient_checkpointing and self.training):
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        return prepare_call(self.config, embedded, attention_mask, None, cache, options)
+        return self.prepare(input_ids, attention_mask, None, inputs_embeds, options, cache)

@@ -31,12 +31,13 @@ from hf_efficient_attn.attention.joined import join_attention
 from hf_efficient_attn.attention.layer import attend_layer, chosen_rows
 from hf_efficient_attn.backends.kernels import dropper, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.integration.layer_patterns import layer_pattern, part_of
+from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off, is_exporting
 from hf_efficient_attn.layout.transfer import device_numbers
 from hf_efficient_attn.models.base import backend_of
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.bands import Band
 
@@ -327,13 +328,11 @@ class QuerySide(nn.Module):
         return self.heads(self.other_k_proj(states)), self.heads(self.other_v_proj(states))
 
 
-class EtcAttention(nn.Module):
+class EtcAttention(MultiHeadAttention):
     """Long tokens [B, T, hidden_size] and global tokens [B, G, hidden_size] → the same."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.scaling = config, layer_idx, config.head_dim**-0.5
-        self.is_causal, self.num_heads = False, config.num_attention_heads
+        super().__init__(config, layer_idx, is_causal=False)
         self.band = Band(config.local_radius, config.local_radius)
         self.long_side = QuerySide(config)
         self.global_side = None if config.share_qkv_projections else QuerySide(config)
@@ -344,7 +343,6 @@ class EtcAttention(nn.Module):
         self.global_o_proj = global_o_proj
         has_labels = config.relative_vocab_size is not None
         self.long_labels, self.global_labels = (RelativeTable(config) if has_labels else None for _ in range(2))
-        self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(
         self, long: Tensor, globals_: Tensor, structure: Structure, token_mask: TokenMask, **kwargs: Any
@@ -357,7 +355,7 @@ class EtcAttention(nn.Module):
         side = self.long_side if self.global_side is None else self.global_side
         near, to_global = self.long_side.own(long), self.long_side.other(globals_)
         among, to_long = (to_global, near) if self.global_side is None else (side.own(globals_), side.other(long))
-        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        need_weights = self.needs_weights(kwargs)
         need_global = bool(kwargs.get("output_global_attentions", False)) or need_weights
         query, global_query = self.long_side.queries(long), side.queries(globals_)
         out, weights = self.read_long(query, near, to_global, structure, token_mask, need_weights)
@@ -446,19 +444,9 @@ class EtcAttention(nn.Module):
         config, reach = self.config, self.config.max_relative_distance
         num_global = -(-num_keys // config.chunk_tokens)
         besides = num_global * (num_global + 2 * num_keys)
-        return LayerRequest(
-            self.followed(),
-            config.num_attention_heads,
-            config.num_attention_heads,
-            config.head_dim,
-            config.head_dim,
-            config,
-            part=part_of(self),
-            layer=self.layer_idx,
-            labels=() if self.long_labels is None else (Distance(-reach, reach),),
-            backend=backend_of(config),
-            notes=(
-                f"Besides, a head computes {besides:,} pairs with global tokens: {num_global:,} of them, one for every "
-                f"{config.chunk_tokens} tokens where a call gives no others.",
-            ),
+        note = (
+            f"Besides, a head computes {besides:,} pairs with global tokens: {num_global:,} of them, one for every "
+            f"{config.chunk_tokens} tokens where a call gives no others."
         )
+        labels = () if self.long_labels is None else (Distance(-reach, reach),)
+        return self.request(self.followed(), labels=labels, notes=(note,))

@@ -6,9 +6,16 @@ from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.checks import check_fields, write_pattern
+from hf_efficient_attn.models.config.checks import check_fields, check_least, check_token, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform, NormFields
+from hf_efficient_attn.models.config.fields import (
+    BERT_DROPOUT,
+    BertFields,
+    DropoutFields,
+    GatedMLPFields,
+    HeadSizes,
+    NormFields,
+)
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.big_bird import RandomBlocks
@@ -33,13 +40,7 @@ def check_etc(config: Any) -> None:
             "is_causal=True: a global token reads the whole text, and every token reads it, so that each would know "
             "what follows it. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
         )
-    for name, least in (("local_radius", 0), ("max_relative_distance", 0)):
-        if getattr(config, name) < least:
-            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least {least}.")
-    if config.spare_chunks is not None and config.spare_chunks < 0:
-        raise ConfigurationError(
-            f"spare_chunks={config.spare_chunks} must be at least 0, or None for a number that grows with the length."
-        )
+    check_least(config, local_radius=0, max_relative_distance=0, spare_chunks=0, cpc_loss_weight=0)
     needed, size = num_labels(config.max_relative_distance), config.relative_vocab_size
     if size is not None and size < needed:
         raise ConfigurationError(
@@ -47,19 +48,13 @@ def check_etc(config: Any) -> None:
             f" 2 · {config.max_relative_distance} + 1 distances and three kinds of pairs with a global token. Give at "
             "least that many, or None for a model without labels."
         )
-    if not 0 <= config.global_token_id < config.vocab_size:
-        raise ConfigurationError(
-            f"global_token_id={config.global_token_id}; it must be a token of the vocabulary, 0 to "
-            f"{config.vocab_size - 1}."
-        )
+    check_token(config, "global_token_id")
     if config.type_vocab_size and not 0 <= config.long_token_type < config.type_vocab_size:
         raise ConfigurationError(
             f"type_vocab_size={config.type_vocab_size}, but long tokens are of type "
             f"long_token_type={config.long_token_type}, unless a call says otherwise. Give at least "
             f"{max(config.long_token_type, 0) + 1} types, or 0 for a model without types."
         )
-    if config.cpc_loss_weight < 0:
-        raise ConfigurationError(f"cpc_loss_weight={config.cpc_loss_weight} must be at least 0.")
     if config.position_embedding_type != "none":
         raise ConfigurationError(
             f"position_embedding_type={shown(config.position_embedding_type)}: this family has no absolute "
@@ -70,8 +65,6 @@ def check_etc(config: Any) -> None:
 # The published shapes of ETC and BigBird-ETC, as fields of `EtcTransformerConfig`; keywords change or add fields.
 
 
-# of BERT
-DROPOUT = dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout"), 0.1)
 SHARED: dict[str, bool] = {"share_qkv_projections": True, "share_output_projection": True}
 LARGE: dict[str, Any] = {
     "vocab_size": 50_265,
@@ -94,7 +87,7 @@ def _blocks(block_tokens: int, num_random_blocks: int, seed: int) -> Pattern:
 
 @strict_config
 class EtcTransformerConfig(
-    NormFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
+    BertFields, NormFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
     r"""Describe an ETC: long tokens that read a band and all global tokens, and global tokens that read everything.
 
@@ -154,13 +147,6 @@ class EtcTransformerConfig(
     # scores of a head in a layer, for n tokens and g global tokens
     attention_cost = "n · (2 · local_radius + 1) + 2 · g · n + g² with g global tokens"
 
-    vocab_size: int = 30_522
-    hidden_size: int = 768
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    is_causal: bool = False
-
     local_radius: int = 84
     attention_pattern: Any = None
     chunk_tokens: int = 32
@@ -177,7 +163,6 @@ class EtcTransformerConfig(
     hard_long_to_global: bool = False
 
     hidden_act: str = "gelu"
-    norm_eps: float | int = 1e-12
     attention_bias: bool = True
     attention_output_bias: bool = True
     mlp_bias: bool = True
@@ -189,18 +174,7 @@ class EtcTransformerConfig(
 
     cpc_loss_weight: float | int = 0.0
     classifier_pooling: str = "mean"
-    classifier_head: str = "linear"
-    classifier_activation: str = "tanh"
     long_answers: bool = False
-    lm_head_transform: bool = True
-    lm_head_bias: bool = True
-    lm_transform_activation: str | None = None
-
-    tie_word_embeddings: bool = True
-    pad_token_id: int | None = 0
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    sep_token_id: int | None = None
 
     @classmethod
     def etc_base(cls, share_projections: bool = False, **fields: Any) -> "EtcTransformerConfig":
@@ -211,7 +185,7 @@ class EtcTransformerConfig(
 
         Source: Ainslie et al. (arXiv:2004.08483), section 4 and appendix.
         """
-        return cls(**{**DROPOUT, **(SHARED if share_projections else {}), **fields})
+        return cls(**{**BERT_DROPOUT, **(SHARED if share_projections else {}), **fields})
 
     @classmethod
     def etc_large(cls, share_projections: bool = False, **fields: Any) -> "EtcTransformerConfig":
@@ -219,7 +193,7 @@ class EtcTransformerConfig(
 
         share_projections: as in `etc_base`.
         """
-        return cls(**{**DROPOUT, **LARGE, **(SHARED if share_projections else {}), **fields})
+        return cls(**{**BERT_DROPOUT, **LARGE, **(SHARED if share_projections else {}), **fields})
 
     @classmethod
     def bigbird_etc_base(
@@ -234,7 +208,7 @@ class EtcTransformerConfig(
 
         Source: Zaheer et al. (arXiv:2007.14062), section 2 and appendix E.
         """
-        return cls(**{**DROPOUT, "attention_pattern": _blocks(block_tokens, num_random_blocks, seed), **fields})
+        return cls(**{**BERT_DROPOUT, "attention_pattern": _blocks(block_tokens, num_random_blocks, seed), **fields})
 
     @classmethod
     def bigbird_etc_large(
@@ -242,7 +216,7 @@ class EtcTransformerConfig(
     ) -> "EtcTransformerConfig":
         """Return BigBird-ETC large: ETC-large with blocks of 169 tokens; see `bigbird_etc_base`."""
         return cls(
-            **{**DROPOUT, **LARGE, "attention_pattern": _blocks(block_tokens, num_random_blocks, seed), **fields}
+            **{**BERT_DROPOUT, **LARGE, "attention_pattern": _blocks(block_tokens, num_random_blocks, seed), **fields}
         )
 
     def check(self) -> None:

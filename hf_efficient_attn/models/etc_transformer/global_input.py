@@ -1,7 +1,7 @@
 """The global input of an ETC: its tokens and what belongs to each, relative labels, and the contrastive loss."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from hf_efficient_attn.integration.unsupported import check_mask_values
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import is_exporting
 from hf_efficient_attn.layout.transfer import derived, on_host
-from hf_efficient_attn.models.inputs import check_integers
+from hf_efficient_attn.models.inputs import Movable, check_integers
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 
 # Relative labels of ETC: the number of a pair, by which it looks up its vector and its bias.
@@ -90,7 +90,7 @@ class GlobalInput:
 
 
 @dataclass(frozen=True)
-class Structure:
+class Structure(Movable):
     """Who may read whom where a global token is one of the two, and the labels of these pairs.
 
     Attributes:
@@ -104,12 +104,6 @@ class Structure:
     from_global: Tensor
     linked: Tensor
     labels: Tensor | None
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Structure":
-        """Return the structure on a device: accelerate so moves what a layer is called with."""
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
-        moved = {name: each.to(device, non_blocking=non_blocking) for name, each in named.items() if each is not None}
-        return replace(self, **moved)
 
 
 def find_chunks(config: Any, states: Tensor, real: Tensor | None, documents: Tensor | None) -> GlobalInput:

@@ -25,19 +25,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder
 
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
-from hf_efficient_attn.models.heads.outputs import BackboneOutput, QuestionAnsweringHeadOutput, expect_use
+from hf_efficient_attn.models.heads.outputs import (
+    BackboneOutput,
+    QuestionAnsweringHeadOutput,
+    expect_use,
+    with_gradient_of,
+)
 from hf_efficient_attn.models.heads.task_heads import (
     ClassificationHead,
     MaskedLMHead,
@@ -47,11 +48,10 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
     pool,
 )
-from hf_efficient_attn.models.inputs import bring_inputs, padding_mask
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
-from hf_efficient_attn.models.parts.embeddings import check_types
-from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.inputs import bring_inputs
+from hf_efficient_attn.models.parts.blocks import MLP, Block, build_norm
+from hf_efficient_attn.models.parts.embeddings import with_types
+from hf_efficient_attn.models.prologue import PreparedCall, backbone_forward
 
 from .attention import EtcAttention
 from .configuration_etc_transformer import EtcTransformerConfig
@@ -81,74 +81,25 @@ class EtcEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def forward(self, embedded: Tensor, types: Tensor | None, default: int, norm: nn.Module, name: str) -> Tensor:
-        """Return the first states of one input.
-
-        Args:
-            types: of its tokens, [B, N]; None: all are of type `default`.
-            name: of the types, for messages.
-
-        Raises:
-            InputError: types of another shape, or that the model does not have.
-        """
-        if types is not None:
-            check_types(types, embedded, 0 if self.token_types is None else self.token_types.num_embeddings, name)
-        if self.token_types is not None:
-            if types is None:
-                types = torch.full(embedded.shape[:2], default, dtype=torch.long, device=embedded.device)
-            embedded = embedded + self.token_types(types)
-        return self.dropout(norm(embedded))
+        """Return the first states of one input, given the types of its tokens; see `with_types`."""
+        return self.dropout(norm(with_types(embedded, types, self.token_types, default, name)))
 
 
-class EtcLayer(GradientCheckpointingLayer):
-    """One layer. Shapes: long [B, T, hidden_size] and global [B, G, hidden_size] → the same.
-
-    Post-norm: x ← N(x + f(x)), as BERT. Pre-norm: x ← x + f(N(x)).
-    """
+class EtcLayer(Block):
+    """One layer. Shapes: long [B, T, hidden_size] and global [B, G, hidden_size] → the same."""
 
     def __init__(self, config: EtcTransformerConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
-        self.self_attn = EtcAttention(config, layer_idx)
-        self.attention_norm, self.global_attention_norm = build_norm(config), build_norm(config)
-        self.mlp, self.mlp_norm = MLP(config, config.gated_mlp), build_norm(config)
-        is_shared = config.share_feed_forward
+        super().__init__(config, EtcAttention(config, layer_idx), config.gated_mlp)
+        self.global_attention_norm, is_shared = build_norm(config), config.share_feed_forward
         self.global_mlp = None if is_shared else MLP(config, config.gated_mlp)
         self.global_mlp_norm = None if is_shared else build_norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, long: Tensor, globals_: Tensor, structure: Structure, **kwargs: Any) -> tuple[Tensor, Tensor]:
         norms = (self.attention_norm, self.global_attention_norm)
-        states = (long, globals_)
-        if self.is_pre_norm:
-            read = [norm(each) for norm, each in zip(norms, states, strict=True)]
-            out, _, global_out, _ = self.self_attn(*read, structure, **kwargs)
-        else:
-            out, _, global_out, _ = self.self_attn(*states, structure, **kwargs)
-        mlps = (self.mlp, self.mlp_norm)
-        long = self.followed_by(long, out, norms[0], *mlps)
-        mlps = mlps if self.global_mlp is None else (self.global_mlp, self.global_mlp_norm)
-        return long, self.followed_by(globals_, global_out, norms[1], *mlps)
-
-    def followed_by(self, states: Tensor, read: Tensor, norm: nn.Module, mlp: nn.Module, mlp_norm: nn.Module) -> Tensor:
-        """Return the states of one input, given what they have read, after the MLP."""
-        states = states + self.dropout(read)
-        return self.fed(states if self.is_pre_norm else norm(states), mlp, mlp_norm)
-
-    def fed(self, states: Tensor, mlp: nn.Module, norm: nn.Module) -> Tensor:
-        """Return the states of one input after its MLP."""
-        if self.is_pre_norm:
-            return finite(states + self.dropout(mlp(norm(states))))
-        return finite(norm(states + self.dropout(mlp(states))))
-
-
-def with_all_gradients(long: Tensor, globals_: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both states as they are; what one of them was computed from has a gradient of 0 from the other.
-
-    Heads leave one of them aside, and DDP waits for the gradient of every parameter.
-    """
-    if not torch.is_grad_enabled():
-        return long, globals_
-    return long + 0 * globals_[:, :1], globals_ + 0 * long[:, :1]
+        read = [self.before(*each) for each in zip((long, globals_), norms, strict=True)]
+        out, _, global_out, _ = self.self_attn(*read, structure, **kwargs)
+        long, globals_ = self.after(long, out, norms[0]), self.after(globals_, global_out, norms[1])
+        return self.feed(long), self.feed(globals_, self.global_mlp, self.global_mlp_norm)
 
 
 # Heads of ETC that read global tokens: classes of texts, and long answers to questions.
@@ -307,6 +258,7 @@ class EtcTransformerPreTrainedModel(EfficientPreTrainedModel):
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "etc", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids", *INPUTS)
+    closed_pairs, uncached = CLOSED, "ETC"
     _no_split_modules = ["EtcLayer"]
     _can_record_outputs = {
         "hidden_states": EtcLayer,
@@ -329,9 +281,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -354,11 +304,8 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         """Return the states of long and of global tokens.
 
         Args:
-            attention_mask: 1 = real token, [B, T], padded on either side; or [B, 1, T, T] with True or 0.0 = allowed,
-                if it only leaves out padding.
-            position_ids: [B, T]; where they restart, a packed document begins, with global tokens of its own. Nothing
+            attention_mask, position_ids: see `prepare`; each packed document has global tokens of its own, and nothing
                 else depends on positions.
-            inputs_embeds: [B, T, hidden_size].
             global_input_ids: [B, G]; `structured_inputs` makes this and the following. None: every chunk of
                 `chunk_tokens` real tokens has a global token.
             global_mask: 1 = a global token, [B, G]. A masked one reads and is read by nothing, but keeps its place:
@@ -374,19 +321,14 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
                 with `cpc_loss_weight` its state is told apart from those of others by what it is when it reads them
                 alone.
             cpc_input_ids: the long tokens before they were masked, [B, T].
-
-        Raises:
-            InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
-            UnsupportedBackendError: a cache, or an attention implementation that is not ours.
         """
-        self.check_call(input_ids, inputs_embeds, cache, cpc_mask, kwargs)
+        if cpc_mask is not None:
+            refuse_recording(self.config, kwargs)
         types = (token_type_ids, global_token_type_ids)
-        bring_inputs(attention_mask, position_ids, global_mask, global_reads_all, long_to_global, long_contexts, *types)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, None, kwargs)
-        mask = call.masks(self.config)["token_mask"]
+        read = (attention_mask, position_ids, global_mask, global_reads_all, long_to_global, long_contexts, *types)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
+        call = self.prepare(*given, read_on_host=read)
+        mask = call.masks(self.config).token_mask
         given = (global_mask, long_to_global, global_contexts, global_reads_all, types[1])
         ids, globals_ = find_globals(self.config, call, mask.key_mask, global_input_ids, *given)
         mask = cut_at_contexts(mask, long_contexts, call)
@@ -394,7 +336,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         loss = None
         if cpc_mask is not None:
             loss = contrastive_loss(self, states, ids, globals_, types, cpc_mask, cpc_input_ids, mask.segment_ids)
-        long, states = with_all_gradients(long, states)
+        long, states = with_gradient_of(long, states), with_gradient_of(states, long)
         return EtcOutput(
             last_hidden_state=long,
             global_hidden_state=states,
@@ -403,24 +345,6 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
             global_documents=globals_.documents,
             auxiliary_loss=expect_use(loss, long, self.config.cpc_loss_weight),
         )
-
-    def check_call(
-        self,
-        input_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        cache: Cache | None,
-        cpc_mask: Tensor | None,
-        options: dict[str, Any],
-    ) -> None:
-        """Raise InputError or UnsupportedBackendError for a call that no ETC can compute; see `forward`."""
-        check_inputs(self.config, input_ids, inputs_embeds)
-        if cpc_mask is not None:
-            refuse_recording(self.config, options)
-        if cache is not None:
-            raise UnsupportedBackendError(
-                "ETC reads its own tokens alone, and has no cache. Prefix tuning cannot give it keys; use prompt "
-                "tuning or LoRA instead."
-            )
 
     def encode(
         self,

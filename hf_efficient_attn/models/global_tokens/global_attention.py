@@ -4,7 +4,7 @@ Source: Beltagy et al. (arXiv:2004.05150), section 3.1 (Q_g, K_g, V_g, which sta
 authors' code: only global tokens read with them; other tokens read a global one with the local projections.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from hf_efficient_attn.layout.token_locations import (
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import UNCOPIED, device_numbers
 from hf_efficient_attn.models.global_tokens.rules import GlobalTokenChoice
+from hf_efficient_attn.models.inputs import LayerInputs, Movable
 from hf_efficient_attn.models.parts.blocks import gathered, is_in_shards
 from hf_efficient_attn.models.parts.embeddings import rotate
 
@@ -34,7 +35,7 @@ from hf_efficient_attn.models.parts.embeddings import rotate
 
 
 @dataclass(frozen=True)
-class GlobalRows:
+class GlobalRows(Movable):
     """The queries that are global tokens. X is the most that any example has, and at least 1.
 
     Attributes:
@@ -58,7 +59,7 @@ class GlobalRows:
 
 def find_global_rows(
     choice: GlobalTokenChoice,
-    masks: Mapping[str, Any],
+    masks: LayerInputs,
     batch_size: int,
     num_queries: int,
     num_keys: int,
@@ -69,12 +70,12 @@ def find_global_rows(
     """Return where the global tokens are among the queries.
 
     Args:
-        masks: the arguments of the layers about the keys, see `key_masks`.
+        masks: what the layers are told about the keys.
         max_global_tokens: how many there may be while tracing, when they cannot be counted.
     """
-    tokens, matrix = masks["token_mask"], masks["attention_mask"]
+    tokens, matrix = masks.token_mask, masks.matrix
     locations = token_locations(tokens, num_keys, device)
-    offset = num_keys - num_queries if masks["query_offset"] is None else masks["query_offset"]
+    offset = num_keys - num_queries if masks.query_offset is None else masks.query_offset
 
     def rows_of(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor:
         queries = torch.arange(num_queries, device=locations.positions.device) + offset

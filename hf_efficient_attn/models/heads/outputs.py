@@ -165,6 +165,14 @@ def expect_use(
     return auxiliary_loss
 
 
+def with_gradient_of(states: Tensor, others: Tensor) -> Tensor:
+    """Return states [B, N, X], of which others [B, M, X] get a gradient of 0; as they are without gradients.
+
+    A head may leave the others aside, and DDP waits for the gradient of every parameter that they are computed with.
+    """
+    return states + 0 * others[:, :1] if torch.is_grad_enabled() else states
+
+
 # The loss of a language model computed from a few tokens at a time, so that no tensor holds the logits of all.
 
 

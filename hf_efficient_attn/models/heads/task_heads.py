@@ -137,6 +137,16 @@ def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable
     return named
 
 
+class NamesOwnInputs:
+    """Mixin: the signature of `forward` names the inputs that only the family of the class has."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        named = own_inputs(cls)
+        if named:
+            cls.forward = name_inputs(cls.forward, named)  # type: ignore[attr-defined]
+
+
 def real_tokens(
     hidden: torch.Tensor, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, pad_token_id: int | None
 ) -> torch.Tensor:
@@ -174,7 +184,7 @@ def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: b
 # The base of every task head: a mixin over a family's `PreTrainedModel` that puts layers on its `backbone_class`.
 
 
-class Head:
+class Head(NamesOwnInputs):
     """Builds the backbone and then, in `build_head`, the layers on top; assembles loss and outputs.
 
     Inputs that only one family has are named in `extra_inputs` of its `PreTrainedModel`, those of a decoder in
@@ -196,12 +206,6 @@ class Head:
     accepts_loss_kwargs = False
     output_class: type
     recorded: tuple[str, ...] = ("hidden_states", "attentions", "auxiliary_loss")
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        named = own_inputs(cls)
-        if named:
-            cls.forward = name_inputs(cls.forward, named)
 
     def __init__(self, config: Any) -> None:
         if self.requires_causal is not None and config.is_causal is not self.requires_causal:

@@ -1,4 +1,4 @@
-"""What configs share whose layers have a mechanism: which layer has which, fields of some, and checks of these."""
+"""Fields of linear attention and of priors, and checks of these."""
 
 import math
 from dataclasses import dataclass, fields
@@ -6,22 +6,9 @@ from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.models.config.checks import check_least
 
 FEATURE_MAPS = ("elu", "positive_random", "constant")
-
-
-class LayerMechanisms:
-    """Mixin: `mechanism`, a field of each family, is one for all layers, or a list with one for each."""
-
-    def mechanism_of_layer(self, layer_idx: int) -> Any:
-        """Return the mechanism of a layer."""
-        given: Any = self.mechanism  # type: ignore[attr-defined]
-        return given[layer_idx] if isinstance(given, list) else given
-
-    def layers_with(self, mechanism: str | None) -> list[int]:
-        """Return the layers that have a mechanism, by their index."""
-        layers = range(self.num_hidden_layers)  # type: ignore[attr-defined]
-        return [layer for layer in layers if self.mechanism_of_layer(layer) == mechanism]
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -62,14 +49,6 @@ FEATURE_FIELDS = tuple(each.name for each in fields(FeatureFields))
 PRIOR_FIELDS = tuple(each.name for each in fields(PriorFields))
 
 
-def check_number(config: Any) -> None:
-    """Raise ConfigurationError for a list of mechanisms that has not one for each layer."""
-    if isinstance(config.mechanism, list) and len(config.mechanism) != config.num_hidden_layers:
-        raise ConfigurationError(
-            f"mechanism lists {len(config.mechanism)} mechanisms for {config.num_hidden_layers} layers; give one each."
-        )
-
-
 def check_features(config: Any) -> None:
     """Raise ConfigurationError for features that linear attention cannot have."""
     epsilon = config.normalizer_epsilon
@@ -83,10 +62,7 @@ def check_features(config: Any) -> None:
             f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "
             "a head has numbers. Leave it out, or use feature_map='positive_random'."
         )
-    for name in ("num_features", "feature_redraw_steps"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name}={value} must be at least 1, or None.")
+    check_least(config, num_features=1, feature_redraw_steps=1)
     if config.feature_redraw_steps is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
             f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} draws "

@@ -37,7 +37,7 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.layer import warn_of_weights
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import autocast_off, is_exporting
-from hf_efficient_attn.models.mechanisms.texts import TextGroup, TextReading, Texts
+from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, TextGroup, Texts
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 
 # Sums over the keys up to each query, in chunks, so that time and memory grow as the text does.
@@ -262,16 +262,6 @@ class PositiveRandomFeatures(KeptInFloat32):
         return (exponents - largest).exp(), largest.squeeze(-1) - math.log(self.vectors.shape[0]) / 2
 
 
-class RedrawsFeatures:
-    """Mixin of models whose layers may have random features."""
-
-    def redraw_features(self, number: int) -> None:
-        """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
-        for module in self.modules():  # type: ignore[attr-defined]
-            if isinstance(module, PositiveRandomFeatures):
-                module.redraw(number)
-
-
 def wide(states: Tensor) -> Tensor:
     """Return states in float32, or as they are if they are wider."""
     return states.to(torch.promote_types(states.dtype, torch.float32))
@@ -284,8 +274,8 @@ FEATURES: dict[str, Callable[[Any, int], nn.Module]] = {
 }
 
 
-class LinearReading(TextReading):
-    """Attention by sums over keys, bidirectional or causal."""
+class LinearAttention(MechanismAttention):
+    """Attention by sums over keys, bidirectional or causal. [B, T, hidden_size] → the same, and the weights or None."""
 
     reads_tokens = True
     # instead of keys in a cache, see `SummaryLayer`
@@ -294,6 +284,8 @@ class LinearReading(TextReading):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.features: nn.Module = FEATURES[config.feature_map](config, layer_idx)
+        if config.feature_map == "constant":
+            self.q_proj = self.k_proj = nn.Identity()
 
     def read_texts(
         self, states: Tensor, texts: Texts, cache: Cache | None = None, **kwargs: Any

@@ -11,14 +11,18 @@ section 4.5.1, has it. What w and b start from is ours: a Gaussian of σ tokens,
 no gradient.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from hf_efficient_attn.attention.build_call import LayerPattern
+from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.models.parts.relative_positions import within
+from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 # at the start, of a prior that is trained
 START_BIAS = -0.1
@@ -26,20 +30,21 @@ START_BIAS = -0.1
 MOST_DISTANCE = 2**24
 
 
-class HasPrior:
-    """Mixin for attention modules: the prior of its heads, with `prior_weight` and `prior_bias` where it is trained."""
+class PriorAttention(SparseAttention):
+    """Attention that follows a pattern, softmax(Q Kᵀ / √D + G) V, in memory as the pattern takes it.
 
-    is_causal: bool
+    Heads have `prior_weight` and `prior_bias` where the prior is trained.
+    """
+
     prior_weight: nn.Parameter | None
     prior_bias: nn.Parameter | None
 
-    def make_prior(self, config: Any) -> None:
-        """Make the parameters that the config asks for."""
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
         self.width, self.most_tokens = config.prior_width_tokens, config.max_position_embeddings
         self.prior_weight = self.prior_bias = None
         if config.prior_is_trained:
-            heads = config.num_attention_heads
-            self.prior_weight, self.prior_bias = (nn.Parameter(torch.empty(heads)) for _ in range(2))
+            self.prior_weight, self.prior_bias = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
 
     def initialize(self) -> None:
         """Start as a Gaussian that is not trained, but for what a token gives itself."""
@@ -65,3 +70,12 @@ class HasPrior:
         """Return the distances among so many keys; of an exported model those of its positions."""
         last = self.most_tokens - 1 if torch.compiler.is_exporting() else MOST_DISTANCE
         return within(Distance(0 if self.is_causal else -last, last), num_keys)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        term = self.prior_term(key.shape[2], query.dtype, query.device)
+        return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        return replace(super().layer_request(num_keys, task), fixed_labels=(self.prior_reach(num_keys),))

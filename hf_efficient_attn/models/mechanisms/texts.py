@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.layer import chosen_rows, readable_keys
-from hf_efficient_attn.errors import InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.layout.transfer import derived, on_host, send
-from hf_efficient_attn.models.inputs import check_open_pairs
+from hf_efficient_attn.models.inputs import LayerInputs, Movable, check_open_pairs
+from hf_efficient_attn.models.parts.attention import AsksNothing, MultiHeadAttention
 from hf_efficient_attn.models.prologue import PreparedCall
 
 # of places in a group to tokens of the batch; beyond it, texts are grouped by their lengths
@@ -31,7 +31,7 @@ CLOSED = (
 
 
 @dataclass(frozen=True)
-class TextGroup:
+class TextGroup(Movable):
     """Texts that are computed together.
 
     Attributes:
@@ -44,7 +44,7 @@ class TextGroup:
 
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(Movable):
     """All texts of a batch.
 
     Attributes:
@@ -59,15 +59,6 @@ class Texts:
     places: Tensor | None = None
     real: Tensor | None = None
     is_packed: bool = False
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Texts":
-        """Return the texts on a device: accelerate so moves what a layer is called with."""
-
-        def moved(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
-
-        groups = tuple(TextGroup(moved(group.index), moved(group.real)) for group in self.groups)
-        return replace(self, groups=groups, places=moved(self.places), real=moved(self.real))
 
     def split(self, states: Tensor) -> list[Tensor]:
         """Return the states of each group, [B, T, X] → [R, L, X]; behind a text, those of any token."""
@@ -87,7 +78,7 @@ def whole_rows() -> Texts:
     return Texts((TextGroup(),))
 
 
-def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool) -> Texts:
+def find_texts(call: PreparedCall, masks: LayerInputs, is_causal: bool) -> Texts:
     """Return the texts of the new tokens of a call.
 
     masks: the call's.
@@ -96,7 +87,7 @@ def find_texts(call: PreparedCall, masks: dict[str, Any], is_causal: bool) -> Te
         InputError: a mask that is a matrix of other pairs than those of real tokens, in a causal model those up to
             each; or documents of which a tracer cannot tell the lengths.
     """
-    mask, matrix = masks["token_mask"], masks["attention_mask"]
+    mask, matrix = masks.token_mask, masks.matrix
     real, documents = mask.key_mask, mask.segment_ids
     if matrix is not None:
         real = readable_keys(matrix, call.batch_size)
@@ -212,21 +203,23 @@ def without_padding(embedded: Tensor, real: Tensor | None, is_packed: bool) -> T
 # What the attention of every mechanism does with texts: each is read by itself, whatever is around it.
 
 
-class TextReading(nn.Module):
-    """Multi-head attention by a mechanism, between the maps of queries, keys and values and that of the output.
+class MechanismAttention(AsksNothing, MultiHeadAttention):
+    """Multi-head attention by a mechanism. [B, T, hidden_size] → the same, and the weights or None.
 
-    A mechanism defines `project`, `read`, which is given texts that all begin at their first place, and `costs`.
+    A mechanism defines `read`, which is given texts that all begin at their first place, and `costs`.
     """
 
     # whether its weights are those of the tokens of a text, and not of fewer keys
     reads_tokens: ClassVar[bool] = False
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
-        self.num_heads, self.is_causal = config.num_attention_heads, config.is_causal
-        self.scaling = config.head_dim**-0.5
-        self.dropout = nn.Dropout(config.attention_dropout)
+        super().__init__(config, layer_idx)
+        self.make_maps()
+
+    def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""
+        out, weights = self.read_texts(hidden_states, texts, **kwargs)
+        return self.o_proj(out), weights
 
     def read_texts(self, states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return what the tokens of a batch read, [B, T, H · D], and, with `output_attentions`, the weights.
@@ -234,7 +227,8 @@ class TextReading(nn.Module):
         Args:
             states: what `project` takes, [B, T, X].
         """
-        need_weights = bool(kwargs.pop("output_attentions", self.config.output_attentions))
+        need_weights = self.needs_weights(kwargs)
+        kwargs.pop("output_attentions", None)
         parts = [
             self.attend(part, group.real, need_weights=need_weights, **kwargs)
             for part, group in zip(texts.split(states), texts.groups, strict=True)
@@ -256,7 +250,7 @@ class TextReading(nn.Module):
 
     def project(self, states: Tensor) -> tuple[Tensor, ...]:
         """Return what `read` takes of tokens, [B, T, X] → [B, T, H · D] each."""
-        raise NotImplementedError
+        return self.q_proj(states), self.k_proj(states), self.v_proj(states)
 
     def read(
         self,
@@ -273,22 +267,6 @@ class TextReading(nn.Module):
                 others are any, finite or not, and so is what is returned for them.
         """
         raise NotImplementedError
-
-    def heads(self, states: Tensor) -> Tensor:
-        """Return [R, L, H · D] as [R, H, L, D]."""
-        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-
-    def costs(self, num_keys: int) -> str:
-        """Return in a sentence what a head computes for so many tokens."""
-        raise NotImplementedError
-
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Refuse: nothing is asked of the engine.
-
-        Raises:
-            UnsupportedBackendError: always; it says what is computed instead.
-        """
-        raise UnsupportedBackendError(f"{self.costs(num_keys)} It computes them itself, and no backend is chosen.")
 
 
 def at_tokens(weights: Tensor, group: TextGroup, texts: Texts) -> Tensor:

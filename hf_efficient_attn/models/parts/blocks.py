@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import repeat_kv
 
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import autocast_states
 
 # the same functions, in one pass over memory instead of eight
@@ -111,6 +113,50 @@ class MLP(nn.Module):
         return self.down_proj(self.dropout(self.act_fn(self.up_proj(x))))
 
 
+class Block(GradientCheckpointingLayer):
+    """Base of blocks of attention and an MLP, each with a skip, and a norm after it (post-norm) or before it (pre).
+
+    Post-norm: x ← N(x + f(x)), as Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
+
+    Reads from the config: `norm_position`, `hidden_dropout`, and what norms and MLP read.
+
+    Args:
+        cross_attention: attention to another sequence, between the two; None: there is none.
+        has_first_norm: whether there is a norm for the attention.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        attention: nn.Module,
+        is_gated: bool = False,
+        cross_attention: nn.Module | None = None,
+        has_first_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.is_pre_norm = config.norm_position == "pre"
+        self.self_attn = attention
+        self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
+        if cross_attention is not None:
+            self.cross_attn, self.cross_norm = cross_attention, build_norm(config)
+        self.mlp, self.mlp_norm = MLP(config, is_gated), build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def before(self, states: Tensor, norm: nn.Module) -> Tensor:
+        """Return what a part of the block reads, [B, T, hidden_size] → the same."""
+        return norm(states) if self.is_pre_norm else states
+
+    def after(self, states: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
+        """Return the states with what a part of the block adds to them."""
+        states = states + self.dropout(added)
+        return states if self.is_pre_norm else norm(states)
+
+    def feed(self, states: Tensor, mlp: nn.Module | None = None, norm: nn.Module | None = None) -> Tensor:
+        """Return the states after the MLP, of the block or another."""
+        mlp, norm = self.mlp if mlp is None else mlp, self.mlp_norm if norm is None else norm
+        return finite(self.after(states, mlp(self.before(states, norm)), norm))
+
+
 def eager_attention_forward(
     module: nn.Module,
     query: torch.Tensor,
@@ -162,6 +208,28 @@ def held_dtype(cache: Cache, layer_idx: int) -> torch.dtype | None:
         return None
     keys = cache.layers[layer_idx].keys
     return None if keys is None else keys.dtype
+
+
+def check_cached(
+    cache: Cache, layer_idx: int, why: str, keys: tuple[int | None, int | None], values: Any = (None, None)
+) -> None:
+    """Raise UnsupportedBackendError if a cache was filled by code that does not know what a layer keeps.
+
+    Args:
+        why: what the layer keeps, in words.
+        keys, values: their heads, and the numbers of a head; None: any.
+    """
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    for name, wanted in (("keys", keys), ("values", values)):
+        held = getattr(layer, name, None)
+        if held is None or held.ndim != 4 or not held.shape[2]:
+            continue
+        found = (held.shape[1], held.shape[3])
+        if any(each is not None and each != own for each, own in zip(wanted, found, strict=True)):
+            raise UnsupportedBackendError(
+                f"The cache holds {name} of {found[0]} heads and {found[1]} numbers, but layer {layer_idx} keeps "
+                f"{why}. Prefix tuning cannot give that; use prompt tuning or LoRA instead."
+            )
 
 
 # Parameters that DeepSpeed's ZeRO keeps: in shards (stage 3), or beside numbers of its own, which it trains.

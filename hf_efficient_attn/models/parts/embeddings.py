@@ -312,15 +312,34 @@ class EmbeddingSum(nn.Module):
         """
         embedded = call.embedded if self.scale is None else call.embedded * self.scale
         embedded, where = self.positions(embedded, call)
-        if self.token_types is not None:
-            if token_type_ids is None:
-                token_type_ids = torch.zeros(embedded.shape[:2], dtype=torch.long, device=embedded.device)
-            else:
-                check_types(token_type_ids, embedded, self.token_types.num_embeddings)
-            embedded = embedded + self.token_types(token_type_ids)
-        elif token_type_ids is not None:
-            check_types(token_type_ids, embedded, 0)
+        embedded = with_types(embedded, token_type_ids, self.token_types)
         return self.dropout(self.norm(embedded)), where
+
+
+def with_types(
+    embedded: Tensor,
+    types: Tensor | None,
+    table: nn.Embedding | None,
+    default: int = 0,
+    name: str = "token_type_ids",
+) -> Tensor:
+    """Return tokens [B, N, hidden_size] with the embeddings of their types.
+
+    Args:
+        types: [B, N]; None: all are of type `default`.
+        table: the embeddings; None: the model has no types.
+        name: of the types, for messages.
+
+    Raises:
+        InputError: types of another shape, or that the model does not have.
+    """
+    if types is not None:
+        check_types(types, embedded, 0 if table is None else table.num_embeddings, name)
+    if table is None:
+        return embedded
+    if types is None:
+        types = torch.full(embedded.shape[:2], default, dtype=torch.long, device=embedded.device)
+    return embedded + table(types)
 
 
 def check_types(types: Tensor, embedded: Tensor, size: int, name: str = "token_type_ids") -> None:

@@ -1,7 +1,7 @@
 """Multi-head attention of the Routing Transformer: routing heads first, then local heads."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,15 +23,16 @@ from hf_efficient_attn.attention.layer import (
     tokens_of_layer,
 )
 from hf_efficient_attn.attention.select import AUTO
-from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.integration.layer_patterns import layer_pattern, part_of
+from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.grouped_keys import KeyGroups
 from hf_efficient_attn.layout.grouped_reference import in_groups
 from hf_efficient_attn.layout.score_terms import Distance, Label, Term
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.base import backend_of
-from hf_efficient_attn.models.parts.blocks import append_to_cache, drop_rate
+from hf_efficient_attn.models.inputs import LayerInputs
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
+from hf_efficient_attn.models.parts.blocks import append_to_cache, check_cached
 from hf_efficient_attn.models.parts.embeddings import rotate_both
 from hf_efficient_attn.models.parts.memberships import Membership, tell_membership
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
@@ -149,15 +150,26 @@ def attend_groups(
     return (weights @ value).transpose(1, 2).contiguous(), weights if need_weights else None
 
 
-class RoutingAttention(nn.Module):
+@dataclass(frozen=True)
+class RoutingInputs(LayerInputs):
+    """What layers that route are told.
+
+    Attributes:
+        documents: the document of each key, int [B or 1, K], -1 for padding.
+        query_positions: of the queries among the keys, int [T].
+    """
+
+    documents: Tensor | None = None
+    query_positions: Tensor | None = None
+
+
+class RoutingAttention(MultiHeadAttention):
     """Heads that read tokens of their clusters, and heads that follow a pattern. [B, T, hidden_size] → the same."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
-        self.num_heads, self.num_routing = config.num_attention_heads, config.routing_heads(layer_idx)
-        self.num_local, self.is_causal = self.num_heads - self.num_routing, config.is_causal
-        self.scaling = self.head_dim**-0.5
+        super().__init__(config, layer_idx)
+        self.num_routing = config.routing_heads(layer_idx)
+        self.num_local = self.num_heads - self.num_routing
         self.num_key_heads = self.num_local if config.shares_qk else self.num_heads
         width, bias = config.hidden_size, config.attention_bias
         self.q_proj = nn.Linear(width, width, bias=bias)
@@ -169,16 +181,11 @@ class RoutingAttention(nn.Module):
         is_relative = config.position_embedding_type == "relative_keys"
         self.local_distances = DistanceVectors(config) if is_relative and self.num_local else None
         self.member_distances = DistanceVectors(config) if is_relative and self.num_routing else None
-        self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        token_mask: TokenMask = NO_MASK,
-        query_offset: QueryOffset = None,
-        documents: Tensor | None = None,
-        query_positions: Tensor | None = None,
+        inputs: RoutingInputs,
         means: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
@@ -186,33 +193,23 @@ class RoutingAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Seen | tuple[()]]:
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and in training what centroids see.
 
-        Args:
-            attention_mask, token_mask, query_offset: see `key_masks`.
-            documents, query_positions: see `places.token_places`.
-            means: the centroids, [routing heads, clusters, D]; None: those of the module.
+        means: the centroids, [routing heads, clusters, D]; None: those of the module.
         """
-        query, value = (self._heads(each, hidden_states) for each in (self.q_proj, self.v_proj))
-        key = query[:, :0] if self.k_proj is None else self._heads(self.k_proj, hidden_states)
+        query, value = (self.heads(each(hidden_states)) for each in (self.q_proj, self.v_proj))
+        key = query[:, :0] if self.k_proj is None else self.heads(self.k_proj(hidden_states))
+        places = inputs.documents, inputs.query_positions
         likeness, shown = None, ()
         if self.centroids is not None:
             means = self.centroids.means if means is None else means
             query, key = self._normed(query, key)
-            likeness, shown = self._compared(self._routed(query, key), means, documents, query_positions)
+            likeness, shown = self._compared(self._routed(query, key), means, *places)
         if position_embeddings is not None:
             query, key = rotate_both(query, key, *position_embeddings)
         if cache is not None:
             key, value, likeness = self._append(cache, key, value, likeness)
-        options: dict[str, Any] = {
-            "tokens": token_mask,
-            "query_offset": query_offset,
-            "matrix": attention_mask,
-            "dropout": drop_rate(self.dropout),
-            "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
-            "backend": backend_of(self.config),
-        }
-        parts = []
+        options, parts = self.engine_options(inputs, kwargs), []
         if likeness is not None:
-            parts.append(self._route(query, key, value, likeness, (documents, query_positions), options))
+            parts.append(self._route(query, key, value, likeness, places, options))
         if self.num_local:
             parts.append(self._read_locally(query, key, value, options))
         outs, weights = zip(*parts, strict=True)
@@ -230,7 +227,7 @@ class RoutingAttention(nn.Module):
         labels: tuple[Label, ...] = ()
         if self.local_distances is not None:
             labels = (Distance(self.local_distances.first, self.local_distances.last),)
-        return replace(self._asked(self._followed_locally(), self.num_local), labels=labels)
+        return self.request(self._followed_locally(), self.num_local, labels=labels)
 
     def _asked_by_routing(self, num_keys: int) -> LayerRequest:
         config, is_balanced = self.config, self.config.has_balanced_clusters
@@ -249,33 +246,17 @@ class RoutingAttention(nn.Module):
             else f"the last {config.cluster_tokens} members of its cluster at most"
         )
         most = config.cluster_tokens * (config.num_clusters if is_balanced else 1)
-        asked = self._asked(self._followed_by_routing(), self.num_routing)
-        return replace(
-            asked,
+        backend = backend_of(config)
+        return self.request(
+            self._followed_by_routing(),
+            self.num_routing,
             labels=labels,
-            backend=DENSE.get(asked.backend, asked.backend),
+            backend=DENSE.get(backend, backend),
             notes=(f"{self.num_routing} of {self.num_heads} heads route: a query reads {says}.",),
             chosen=key_groups(groups, is_balanced, self.member_distances is not None),
             # a token is a member of its own cluster, whether it reads itself or not
             most_keys=most if config.include_self or is_balanced or not self.is_causal else most - 1,
         )
-
-    def _asked(self, followed: LayerPattern, num_heads: int) -> LayerRequest:
-        return LayerRequest(
-            followed,
-            num_heads,
-            num_heads,
-            self.head_dim,
-            self.head_dim,
-            self.config,
-            part=part_of(self),
-            is_causal=self.is_causal,
-            layer=self.layer_idx,
-            backend=backend_of(self.config),
-        )
-
-    def _heads(self, projection: nn.Linear, hidden_states: Tensor) -> Tensor:
-        return projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries and keys of all heads, [B, H, T, D], those of routing heads on the sphere."""
@@ -318,7 +299,8 @@ class RoutingAttention(nn.Module):
             return *append_to_cache(cache, key, value, self.layer_idx), None
         told = pad(likeness[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
         key = torch.cat((key, told), -1)
-        check_cached_width(cache, self.layer_idx, key.shape[3])
+        why = f"{key.shape[3]} numbers: behind a key what decides on its clusters"
+        check_cached(cache, self.layer_idx, why, (None, key.shape[3]))
         keys, value = append_to_cache(cache, key, value, self.layer_idx)
         key, told = keys[..., : self.head_dim], keys[:, : self.num_routing, :, self.head_dim :]
         return key, value, (told, told)
@@ -386,13 +368,3 @@ class RoutingAttention(nn.Module):
         followed = layer_pattern(self, {"is_causal": self.is_causal})
         heads = {"first_head": self.num_routing, "num_model_heads": self.num_heads}
         return replace(followed, **heads)
-
-
-def check_cached_width(cache: Cache, layer_idx: int, width: int) -> None:
-    """Raise UnsupportedBackendError if a cache was filled by code that knows no clusters."""
-    held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
-    if held is not None and held.numel() and held.shape[3] != width:
-        raise UnsupportedBackendError(
-            f"The cache holds keys of {held.shape[3]} numbers, but layer {layer_idx} routes and keeps {width}: behind "
-            "a key what decides on its clusters. Prefix tuning cannot give that; use prompt tuning or LoRA instead."
-        )

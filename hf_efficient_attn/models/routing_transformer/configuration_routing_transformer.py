@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import RopeParameters
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.integration.layer_patterns import DECODER, config_patterns
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.checks import check_fields, write_pattern
+from hf_efficient_attn.models.config.checks import check_fields, check_least, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, NormFields
 from hf_efficient_attn.models.config.library import LibraryConfig
@@ -21,15 +21,12 @@ from hf_efficient_attn.patterns.pattern import Pattern
 CHOICES = {
     "membership": (None, "balanced", "causal"),
     "position_embedding_type": ("relative_keys", "rope", "learned", "sinusoidal", "none"),
-    "classifier_pooling": (None, "first", "last", "mean"),
 }
 
 
 def check_routing(config: Any) -> None:
     """Raise ConfigurationError for routing heads that no model can have."""
-    for name in ("num_clusters", "max_relative_distance"):
-        if getattr(config, name) < 1:
-            raise ConfigurationError(f"{name}={getattr(config, name)} must be at least 1.")
+    check_least(config, num_clusters=1, max_relative_distance=1, commitment_weight=0)
     if config.num_routing_heads is not None and config.num_routing_heads > config.num_attention_heads:
         raise ConfigurationError(
             f"num_routing_heads={config.num_routing_heads} counts some of the heads of a layer, of which there are "
@@ -37,8 +34,6 @@ def check_routing(config: Any) -> None:
         )
     if not 0 <= config.centroid_decay <= 1:
         raise ConfigurationError(f"centroid_decay={config.centroid_decay} is a share of what is kept: 0 to 1.")
-    if config.commitment_weight < 0:
-        raise ConfigurationError(f"commitment_weight={config.commitment_weight} must be a number of at least 0.")
     layers = config.layers_with_routing
     if layers is not None and not set(layers) <= set(range(config.num_hidden_layers)):
         raise ConfigurationError(

@@ -20,7 +20,6 @@ keys update them together, in one step; relative positions have vectors for keys
 routing heads that share queries and keys, unused in their code, does not exist.
 """
 
-from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -28,13 +27,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.layer import readable_keys
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.base import EfficientPreTrainedModel
@@ -47,52 +41,40 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.inputs import LayerInputs
+from hf_efficient_attn.models.parts.blocks import Block, build_norm
 from hf_efficient_attn.models.parts.embeddings import Positions, TokenEmbedding
-from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import PreparedCall, TableGeneration, backbone_forward
 
-from .attention import RoutingAttention
+from .attention import RoutingAttention, RoutingInputs
 from .clusters import Centroids, Seen, update_all
 from .configuration_routing_transformer import RoutingTransformerConfig
 
 # Which document each key of a call is in, and which positions its queries have: what decides on clusters.
 
 
-def token_places(call: PreparedCall, masks: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the document of each key and the positions of the queries, as keyword arguments of attention layers.
-
-    They are `documents`, int [B or 1, K], -1 for padding, and `query_positions`, int [T].
-    """
-    tokens, matrix, device = masks["token_mask"], masks["attention_mask"], call.embedded.device
+def routing_inputs(call: PreparedCall, masks: LayerInputs) -> RoutingInputs:
+    """Return what the layers are told in a call."""
+    tokens, matrix, device = masks.token_mask, masks.matrix, call.embedded.device
     num_keys = call.num_keys
     if matrix is not None:
         tokens, num_keys = TokenMask(readable_keys(matrix, call.batch_size)), matrix.shape[3]
-    first = masks["query_offset"]
+    first = masks.query_offset
     first = num_keys - call.tokens if first is None else first
     documents = token_locations(tokens, num_keys, device).documents
-    return {"documents": documents, "query_positions": first + torch.arange(call.tokens, device=device)}
+    positions = first + torch.arange(call.tokens, device=device)
+    return RoutingInputs(masks.token_mask, masks.query_offset, matrix, documents, positions)
 
 
-class RoutingLayer(GradientCheckpointingLayer):
+class RoutingLayer(Block):
     """One block, post-norm (the authors') or pre-norm. [B, T, hidden_size] → the same, and the fields of `Seen`."""
 
     def __init__(self, config: RoutingTransformerConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
-        self.self_attn = RoutingAttention(config, layer_idx)
-        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
-        self.mlp = MLP(config, config.gated_mlp)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        super().__init__(config, RoutingAttention(config, layer_idx), config.gated_mlp)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor | None, ...]:
-        if self.is_pre_norm:
-            attended, _, shown = self.self_attn(self.attention_norm(hidden_states), **kwargs)
-            hidden_states = hidden_states + self.dropout(attended)
-            return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))), *shown
-        attended, _, shown = self.self_attn(hidden_states, **kwargs)
-        hidden_states = self.attention_norm(hidden_states + self.dropout(attended))
-        return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states)))), *shown
+        attended, _, shown = self.self_attn(self.before(hidden_states, self.attention_norm), **kwargs)
+        return self.feed(self.after(hidden_states, attended, self.attention_norm)), *shown
 
 
 class RoutingTransformerPreTrainedModel(EfficientPreTrainedModel):
@@ -128,9 +110,7 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -143,23 +123,12 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
     ) -> BackboneOutput:
         """Return the last hidden state, the cache with `use_cache`, and in training the centroids' `auxiliary_loss`.
 
-        In training this moves the centroids, see `centroids.py`.
-
-        Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
+        In training this moves the centroids, see `clusters.py`. For `attention_mask` and `position_ids` see `prepare`.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, cache, kwargs, use_cache)
+        call = self.prepare(input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         hidden_states, where = self.positions(call.embedded, call)
-        hidden_states, masks = self.dropout(hidden_states), call.masks(self.config)
-        places = token_places(call, masks)
-        kwargs = {**kwargs, **where, **masks, **places, "cache": call.cache}
-        shown = {}
+        hidden_states, shown = self.dropout(hidden_states), {}
+        kwargs |= {**where, "inputs": routing_inputs(call, call.masks(self.config)), "cache": call.cache}
         for layer in islice(self.layers, self.config.num_hidden_layers):
             centroids = layer.self_attn.centroids
             # they move below, and must not before gradient checkpointing has computed the layer again

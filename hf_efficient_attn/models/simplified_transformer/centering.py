@@ -374,9 +374,6 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shar
     is_shared: whether processes share the texts, of which C is then made whole.
     """
     given = call.attention_mask
-    # which compute C themselves
-    if config.span is not None:
-        return {**call.masks(config), "centering": None}
     # with indexers, whose keys a cache keeps, too, C has no running sum
     if call.cache is not None and config.is_centered and not uses_indexer(config):
         attach_running_sums(call.cache, config.num_hidden_layers)
@@ -390,7 +387,7 @@ def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shar
         }
     mask, centering = attention_allowed(config, call.embedded, given, call.cache, call.documents), None
     if config.is_centered and is_shared:
-        tokens = call.masks(config)["token_mask"]
+        tokens = call.masks(config).token_mask
         where = (tokens.shape[1], 0, tokens.key_mask, tokens.segment_ids)
         centering = build_centering(*where, config.is_causal, call.embedded.device)
         centering = centering._replace(shared_tokens=tokens.shape[1])

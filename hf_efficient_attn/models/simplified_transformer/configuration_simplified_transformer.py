@@ -38,7 +38,6 @@ CHOICES = {
     "attention_bias": ("none", "query_key", "all"),
     "matrix_init": (None, "normal", "orthogonal", "identity"),
     "matrix_init_tie": (None, "last_layer", "all_layers"),
-    "classifier_pooling": (None, "first", "last", "mean"),
 }
 
 

@@ -22,17 +22,14 @@ from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.sharded.shards import shards_of
 from hf_efficient_attn.attention.sharded.ulysses import deal_heads
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import append_paged, is_paged, takes_cache
+from hf_efficient_attn.integration.forward_context import append_paged, is_paged
 from hf_efficient_attn.integration.layer_patterns import NAME
 from hf_efficient_attn.integration.model_info import refuse_overridden
 from hf_efficient_attn.integration.trial import MATRIX_TRIAL, TRIAL
-from hf_efficient_attn.integration.unsupported import compare_processes
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import BACKEND_OF_IMPLEMENTATION, FamilyPreTrainedModel, saved_config
 from hf_efficient_attn.models.config.fields import own_fields
@@ -45,10 +42,11 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs import check_axes
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
 from hf_efficient_attn.models.parts.blocks import MLP, InitializedLinear, build_norm, drop_rate, eager_attention_forward
 from hf_efficient_attn.models.parts.embeddings import Positions, rotate_both
-from hf_efficient_attn.models.prologue import prepare_call
+from hf_efficient_attn.models.prologue import backbone_forward
+from hf_efficient_attn.models.spans.attention import span_inputs
 from hf_efficient_attn.models.spans.memory import SpanGeneration
 from hf_efficient_attn.models.spans.module import all_bounds
 from hf_efficient_attn.models.spans.training import SpanCheckpoints, span_penalty
@@ -201,19 +199,15 @@ def _orthogonal(config: SimplifiedTransformerConfig, layer_idx: int, matrix: str
 # Plain and shaped attention of simplified blocks: α·I + β·A − γ·C, whose A is softmax attention.
 
 
-class SimplifiedTransformerAttention(nn.Module):
+class SimplifiedTransformerAttention(MultiHeadAttention):
     """Plain or shaped multi-head attention. [B, T, hidden_size] → the same, the weights A or None, the mean span."""
 
     # under which it reads what an indexer (`index`) chooses
     index_implementations = (NAME,)
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
-        self.head_dim = config.head_dim
+        super().__init__(config, layer_idx)
         self.num_key_value_groups = config.num_attention_heads // config.key_value_heads
-        self.scaling = self.head_dim**-0.5
-        self.is_causal = config.is_causal
         bias = config.attention_bias != "none"
         key_width = config.key_value_heads * self.head_dim
         query_std = config.query_init_std
@@ -224,7 +218,6 @@ class SimplifiedTransformerAttention(nn.Module):
         self.v_proj = build_projection(config, layer_idx, "value")
         self.o_proj = build_projection(config, layer_idx, "projection")
         self.spanned = None if config.span is None else SpannedAttention(config, layer_idx)
-        self.dropout = nn.Dropout(config.attention_dropout)
         self.has_head_gains = config.has_head_gains
         if self.has_head_gains:
             num_gains = config.num_attention_heads if config.per_head_gains else 1
@@ -243,7 +236,7 @@ class SimplifiedTransformerAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         query, key = self.q_proj(hidden_states), self.k_proj(hidden_states)
         values = hidden_states if self.v_proj is None else self.v_proj(hidden_states)
-        query, key, value = (self._heads(each) for each in (query, key, values))
+        query, key, value = (self.heads(each) for each in (query, key, values))
         if position_embeddings is not None:
             query, key = rotate_both(query, key, *position_embeddings)
 
@@ -259,8 +252,7 @@ class SimplifiedTransformerAttention(nn.Module):
 
         centre, span = None, None
         if self.spanned is not None:
-            options = {**kwargs, "dropout": drop_rate(self.dropout)}
-            out, weights, centre, span = self.spanned(hidden_states, query, key, value, attention_mask, **options)
+            out, weights, centre, span = self.spanned(hidden_states, query, key, value, **kwargs)
         else:
             attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
             dropout = drop_rate(self.dropout)
@@ -272,10 +264,6 @@ class SimplifiedTransformerAttention(nn.Module):
         if centering is not None:
             centre = self._centre(centering, value, values, past_sum)
         return self._shaped(out, values, centre), weights, span
-
-    def _heads(self, states: torch.Tensor) -> torch.Tensor:
-        """Return [B, T, H · D] as [B, H, T, D]."""
-        return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
     def _shaped(self, out: torch.Tensor, values: torch.Tensor, centre: torch.Tensor | None) -> torch.Tensor:
         """Return W^P of α·V + β·A·V − γ·C·V, [B, T, hidden_size], of A·V and C·V in heads, [B, T or 1, H, D]."""
@@ -424,12 +412,19 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, FamilyP
     _no_split_modules = ["SimplifiedTransformerLayer"]
     _supports_flash_attn = True
     _supports_attention_backend = True
+    takes_paged_cache = True
     _can_record_outputs = {"hidden_states": SimplifiedTransformerLayer, "attentions": SimplifiedTransformerAttention}
 
     def __init__(self, config: SimplifiedTransformerConfig) -> None:
         super().__init__(config)
         if config.span is not None:
             self._keep_in_fp32_modules_strict = {"spans"}
+
+    def check_call(self, cache: Cache | None) -> None:
+        """As every family's; attention is one of transformers' functions."""
+        implementation = self.config._attn_implementation
+        check_implementation(self.config, implementation, paged=is_paged(cache))
+        refuse_overridden(implementation, f"block='{self.config.block}'")
 
 
 class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
@@ -445,9 +440,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -460,25 +453,16 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
     ) -> BackboneOutput:
         """Return the last hidden state, the cache with `use_cache`, and in training the spans' `auxiliary_loss`.
 
-        Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
+        For the arguments see `prepare`.
         """
-        check_axes(input_ids, inputs_embeds)
-        check_implementation(self.config, self.config._attn_implementation, paged=is_paged(cache))
-        refuse_overridden(self.config._attn_implementation, f"block='{self.config.block}'")
-        compare_processes(self)
         modules = [] if self.config.span is None else [layer.self_attn.spanned.spans for layer in self.layers]
         bounds = all_bounds(self, modules, attention_mask, position_ids)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        kept, options = (None if is_paged(cache) else cache), {**kwargs, "cache": cache}
-        call = prepare_call(self.config, embedded, attention_mask, position_ids, kept, options, use_cache)
-        hidden_states, where = self.positions(embedded, call)
-        where |= block_masks(self.config, call, shards_of(self) is not None)
-        if self.config.span is not None:
-            where |= {"real_tokens": call.own_real_tokens(where["token_mask"], shards_of(self)), "bounds": bounds}
+        call = self.prepare(input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
+        hidden_states, where = self.positions(call.embedded, call)
+        if self.config.span is None:
+            where |= block_masks(self.config, call, shards_of(self) is not None)
+        else:
+            where["inputs"] = span_inputs(call, self, bounds)
         if call.position_ids is not None:
             # from which flash attention finds packed documents
             where["position_ids"] = call.position_ids

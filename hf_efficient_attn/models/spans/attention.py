@@ -6,6 +6,7 @@ added to the scores within a span, and only the keys around the ramp need the sl
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.layer import attend_layer, check_matrix
 from hf_efficient_attn.attention.select import AUTO, preferred_backend
-from hf_efficient_attn.attention.sharded.shards import SequenceShards
+from hf_efficient_attn.attention.sharded.shards import SequenceShards, shards_of
 from hf_efficient_attn.layout.score_terms import Distance, Label, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import device_numbers
-from hf_efficient_attn.models.base import backend_of
+from hf_efficient_attn.models.inputs import LayerInputs
+from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.models.spans.config import SpanGroup, SpanWindow, checked_window, groups_of, span_groups
 from hf_efficient_attn.models.spans.long_blocks import (
     BLOCK_TOKENS,
@@ -32,6 +34,29 @@ from hf_efficient_attn.models.spans.long_blocks import (
 )
 from hf_efficient_attn.models.spans.module import DYNAMIC, FIXED, SpanBounds, Spans, bounds_of
 from hf_efficient_attn.patterns.algebra import PerHead
+
+
+@dataclass(frozen=True)
+class SpanInputs(LayerInputs):
+    """What layers with spans are told.
+
+    Attributes:
+        real_tokens: which new tokens dynamic spans are averaged over, bool [B, T]; None: all.
+        bounds: the bounds of every layer's spans, if known.
+    """
+
+    real_tokens: Tensor | None = None
+    bounds: Sequence[SpanBounds | None] | None = None
+
+
+ALL_TOKENS = SpanInputs()
+
+
+def span_inputs(call: PreparedCall, model: Any, bounds: Sequence[SpanBounds | None]) -> SpanInputs:
+    """Return what the layers of a backbone are told in a call, given the bounds of their spans."""
+    masks = call.masks(model.config)
+    real_tokens = call.own_real_tokens(masks.token_mask, shards_of(model))
+    return SpanInputs(masks.token_mask, masks.query_offset, masks.matrix, real_tokens, bounds)
 
 
 def attend_spans(
@@ -197,13 +222,13 @@ LIMITS = "A config has no learned spans: every head is taken to read up to span_
 MEANS = "Tokens choose their spans: the mean of the last text that was read is taken, or the start value."
 
 
-def span_request(config: Any, spans: Spans, num_keys: int, has_table: bool = False) -> LayerRequest:
-    """Return what a layer asks for at a length in tokens.
+def span_request(module: Any, spans: Spans, num_keys: int, has_table: bool = False) -> LayerRequest:
+    """Return what the attention module of a layer asks for at a length in tokens.
 
     Args:
         has_table: whether the scores have a table of relative positions.
     """
-    window, num_heads = checked_window(config, spans), config.num_attention_heads
+    window, num_heads = checked_window(module.config, spans), module.num_heads
     found = tuple(spans.head_spans().tolist())
     if spans.kind == FIXED or spans.is_away:
         groups = [SpanGroup(tuple(range(num_heads)), window.limit, window.limit)]
@@ -214,19 +239,9 @@ def span_request(config: Any, spans: Spans, num_keys: int, has_table: bool = Fal
     labels: tuple[Label, ...] = ()
     if has_table:
         labels = (Distance(window.shift, window.limit - 1 + window.shift),)
-    return LayerRequest(
-        LayerPattern(pattern, spans.layer_idx, is_own=True, is_causal=window.is_causal),
-        num_heads,
-        num_heads,
-        config.head_dim,
-        config.head_dim,
-        config,
-        is_causal=window.is_causal,
-        layer=spans.layer_idx,
-        labels=labels,
-        backend=backend_of(config),
-        notes=_notes(spans, groups),
-    )
+    followed = LayerPattern(pattern, spans.layer_idx, is_own=True, is_causal=window.is_causal)
+    request: LayerRequest = module.request(followed, labels=labels, notes=_notes(spans, groups))
+    return request
 
 
 def _notes(spans: Spans, groups: list[SpanGroup]) -> tuple[str, ...]:

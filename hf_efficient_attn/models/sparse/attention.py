@@ -13,34 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.build_call import LayerPattern, QueryOffset
+from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.layer import attend_layer, chosen_rows
 from hf_efficient_attn.attention.sharded.shards import shards_of
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.integration.indexer import indexed_choice, with_earlier_keys
-from hf_efficient_attn.integration.layer_patterns import layer_pattern, part_of
+from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.operator_args import read_pattern_text, to_text
 from hf_efficient_attn.layout.score_terms import Label
 from hf_efficient_attn.layout.token_locations import last_positions, token_locations
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.base import BACKEND_OF_IMPLEMENTATION, backend_of
+from hf_efficient_attn.models.base import BACKEND_OF_IMPLEMENTATION
 from hf_efficient_attn.models.global_tokens.global_attention import (
     GlobalAttention,
     GlobalRows,
     keys_of_text,
     read_together,
 )
-from hf_efficient_attn.models.parts.blocks import MLP, append_to_cache, build_norm, drop_rate, finite
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
+from hf_efficient_attn.models.parts.blocks import Block, append_to_cache, check_cached
 from hf_efficient_attn.models.parts.embeddings import rotate, rotate_both
 from hf_efficient_attn.models.parts.relative_positions import RelativePositions, reach_groups, reach_of
-from hf_efficient_attn.models.sparse.inputs import known_globals
+from hf_efficient_attn.models.sparse.inputs import NO_GLOBALS, SparseInputs, known_globals
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
@@ -149,7 +149,7 @@ def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
     return reduce(or_, rest), lengths.pop(), sum(found.num_blocks for found in known)
 
 
-class SparseAttention(nn.Module):
+class SparseAttention(MultiHeadAttention):
     """Attention over the keys that the layer's pattern and the global tokens allow. [B, T, hidden_size] → the same.
 
     The decoder of an encoder-decoder (`is_decoder`) is causal and has neither global tokens nor relative positions.
@@ -163,43 +163,27 @@ class SparseAttention(nn.Module):
     index_implementations = tuple(BACKEND_OF_IMPLEMENTATION)
 
     def __init__(self, config: Any, layer_idx: int, is_decoder: bool = False) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.is_decoder = config, layer_idx, is_decoder
-        self.head_dim, self.num_heads = config.head_dim, config.num_attention_heads
-        self.scaling = self.head_dim**-0.5
-        self.is_causal = is_decoder or config.is_causal
-        width, key_width = config.hidden_size, config.key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(width, width, bias=config.attention_bias)
-        self.k_proj = nn.Linear(width, key_width, bias=config.attention_bias)
-        self.v_proj = nn.Linear(width, key_width, bias=config.attention_bias)
-        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        super().__init__(config, layer_idx, is_causal=is_decoder or config.is_causal)
+        self.is_decoder = is_decoder
+        self.make_maps(config.key_value_heads * self.head_dim)
         self.global_attention = None
         if config.global_projections and not is_decoder:
             maps = (self.q_proj, self.k_proj, self.v_proj)
             self.global_attention = GlobalAttention(*maps, self.num_heads, config.attention_dropout)
-        self.dropout = nn.Dropout(config.attention_dropout)
         is_relative = config.position_embedding_type == "relative" and not is_decoder
         self.relative = RelativePositions(config) if is_relative else None
 
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        token_mask: TokenMask = NO_MASK,
-        query_offset: QueryOffset = None,
-        global_positions: tuple[int, ...] = (),
-        global_rows: GlobalRows | None = None,
+        inputs: SparseInputs = NO_GLOBALS,
         position_embeddings: Any = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
 
-        Args:
-            attention_mask, token_mask, query_offset: see `key_masks`; the mask names each example's global tokens.
-            global_positions: the global tokens that all examples share.
-            global_rows: where they are among the T queries; only with global projections.
-            position_embeddings: cosines and sines of rotary positions, or those of each theta.
+        position_embeddings: cosines and sines of rotary positions, or those of each theta.
         """
         query, key, value = self._states(hidden_states)
         rotation = self._rotation(position_embeddings)
@@ -209,32 +193,23 @@ class SparseAttention(nn.Module):
         if cache is not None:
             key, value, cached_globals = self._update(cache, hidden_states, key, value, rotation)
         query, key = self._compared(query, key, kwargs)
-        shards = shards_of(self)
-        num_keys = keys_of_text(shards, key, token_mask)
-        check_chosen(token_mask.global_mask, num_keys)
-        followed = replace(self._followed(global_positions, num_keys), shards=shards)
-        followed = followed if token_mask.global_mask is None else followed.with_globals
-        masks = (token_mask, query_offset)
+        shards, global_mask = shards_of(self), inputs.token_mask.global_mask
+        num_keys = keys_of_text(shards, key, inputs.token_mask)
+        check_chosen(global_mask, num_keys)
+        followed = replace(self._followed(inputs.global_positions, num_keys), shards=shards)
+        followed = followed if global_mask is None else followed.with_globals
+        masks = (inputs.token_mask, inputs.query_offset)
         followed, key, value, masks, kwargs = with_earlier_keys(self, followed, key, value, masks, kwargs)
-        options = {
-            "tokens": masks[0],
-            "query_offset": masks[1],
-            "matrix": attention_mask,
-            "scale": self.scaling,
-            "dropout": drop_rate(self.dropout),
-            "need_weights": bool(kwargs.get("output_attentions", self.config.output_attentions)),
-            "backend": backend_of(self.config),
-        }
-        options["chosen"] = indexed_choice(
-            self, kwargs, followed, *masks, attention_mask, query, key, self.scaling, None
-        )
+        where = (*masks, inputs.matrix, query, key, self.scaling, None)
+        options = {**self.engine_options(inputs, kwargs), "tokens": masks[0], "query_offset": masks[1]}
+        options |= {"scale": self.scaling, "chosen": indexed_choice(self, kwargs, followed, *where)}
         if self.relative is not None:
             out, weights = self._attend_relative(query, key, value, followed, options)
         else:
             out, weights = self._attend(query, key, value, followed, options)
         out = self.o_proj(out.flatten(2))
-        if global_rows is not None:
-            return self._with_rows(out, weights, hidden_states, global_rows, rotation, cached_globals)
+        if inputs.global_rows is not None:
+            return self._with_rows(out, weights, hidden_states, inputs.global_rows, rotation, cached_globals)
         return out, weights
 
     def _with_rows(
@@ -272,28 +247,12 @@ class SparseAttention(nn.Module):
             labels = (reach_of(followed.pattern, *reach),)
         if self.global_attention is not None:
             notes = (*notes, "Rows of global tokens have projections of their own, and are computed besides.")
-        return LayerRequest(
-            followed,
-            self.num_heads,
-            self.config.key_value_heads,
-            self.head_dim,
-            self.head_dim,
-            self.config,
-            part=part_of(self),
-            is_causal=self.is_causal,
-            layer=self.layer_idx,
-            labels=labels,
-            backend=backend_of(self.config),
-            notes=notes,
-            sends_more=self.global_attention is not None,
-        )
+        own = {"labels": labels, "notes": notes, "sends_more": self.global_attention is not None}
+        return self.request(followed, num_key_heads=self.config.key_value_heads, **own)
 
     def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of new tokens, [B, heads, T, head_dim] each."""
-        query, key, value = (
-            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        query, key, value = (self.heads(each(hidden_states)) for each in (self.q_proj, self.k_proj, self.v_proj))
         return query, key, value
 
     def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -317,7 +276,8 @@ class SparseAttention(nn.Module):
         own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
         if rotation is not None:
             global_key = rotate(global_key, *rotation)
-        check_cached_heads(cache, self.layer_idx, own + global_key.shape[1])
+        why = f"{own + global_key.shape[1]} heads: with global_projections=True, global tokens have keys of their own"
+        check_cached(cache, self.layer_idx, why, (own + global_key.shape[1], None))
         states = torch.cat((key, global_key), 1), torch.cat((value, global_value), 1)
         key, value = append_to_cache(cache, *states, self.layer_idx)
         return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
@@ -378,16 +338,6 @@ def check_chosen(global_mask: Tensor | None, num_keys: int) -> None:
         )
 
 
-def check_cached_heads(cache: Cache, layer_idx: int, num_heads: int) -> None:
-    """Raise UnsupportedBackendError if a cache was filled by code that does not know the keys of global tokens."""
-    held = getattr(cache.layers[layer_idx], "keys", None) if layer_idx < len(cache.layers) else None
-    if held is not None and held.numel() and held.shape[1] != num_heads:
-        raise UnsupportedBackendError(
-            f"The cache holds {held.shape[1]} key heads, but global_projections=True needs {num_heads}: global tokens "
-            "have keys of their own. Prefix tuning cannot give them; use prompt tuning or LoRA instead."
-        )
-
-
 def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, is_causal: bool) -> Pattern:
     """Return the pattern with global tokens, or its causal form; `reads_all`: whether they read everything, too."""
     joined = pattern | GlobalTokens(positions, reads_all=reads_all)
@@ -410,29 +360,21 @@ def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Te
 # The block of a sparse Transformer: attention and MLP, each with a skip and a norm after it (BERT) or before it.
 
 
-class SparseLayer(GradientCheckpointingLayer):
+class SparseLayer(Block):
     """One block. Shapes: [B, T, hidden_size] → the same.
-
-    Post-norm: x ← N(x + f(x)), as Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
 
     attention: of another kind, which returns its output first; None: that of the layer's pattern.
     """
 
     def __init__(self, config: Any, layer_idx: int, is_gated: bool = False, attention: nn.Module | None = None) -> None:
-        super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
-        self.self_attn = SparseAttention(config, layer_idx) if attention is None else attention
-        has_first_norm = not self.is_pre_norm or layer_idx > 0 or config.norm_before_first_layer
-        self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
-        self.mlp = MLP(config, is_gated)
-        self.mlp_norm = build_norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        attention = SparseAttention(config, layer_idx) if attention is None else attention
+        super().__init__(config, attention, is_gated, has_first_norm=has_first_norm(config, layer_idx))
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        normed = self.attention_norm(hidden_states) if self.is_pre_norm else hidden_states
-        attended, _ = self.self_attn(normed, **kwargs)
-        hidden_states = hidden_states + self.dropout(attended)
-        if self.is_pre_norm:
-            return finite(hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states))))
-        hidden_states = self.attention_norm(hidden_states)
-        return finite(self.mlp_norm(hidden_states + self.dropout(self.mlp(hidden_states))))
+        attended, _ = self.self_attn(self.before(hidden_states, self.attention_norm), **kwargs)
+        return self.feed(self.after(hidden_states, attended, self.attention_norm))
+
+
+def has_first_norm(config: Any, layer_idx: int) -> bool:
+    """Return whether there is a norm for the attention of a layer; pre-norm models may leave out the first."""
+    return config.norm_position != "pre" or layer_idx > 0 or bool(config.norm_before_first_layer)

@@ -1,7 +1,7 @@
-"""The inputs of a sparse model are checked, and its global tokens found, once for all layers."""
+"""The global tokens of a sparse model, found once for all layers."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -9,10 +9,10 @@ from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.sharded.shards import SequenceShards
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.integration.model_info import refuse_overridden
 from hf_efficient_attn.layout.transfer import derived
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.global_tokens.global_attention import (
+    GlobalRows,
     check_positions,
     find_global_rows,
     global_keys,
@@ -27,18 +27,29 @@ from hf_efficient_attn.models.global_tokens.rules import (
     choose_by_rule,
     needs_input_ids,
 )
-from hf_efficient_attn.models.inputs import check_axes
+from hf_efficient_attn.models.inputs import LayerInputs
 from hf_efficient_attn.models.prologue import PreparedCall
 
 
-def check_inputs(config: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
-    """Refuse inputs that are missing, doubled or of another shape.
+@dataclass(frozen=True)
+class SparseInputs(LayerInputs):
+    """What layers with global tokens are told; `token_mask` names those of each example.
 
-    Raises:
-        InputError: see `check_axes`.
+    Attributes:
+        global_positions: the global tokens that all examples share.
+        global_rows: where they are among the queries; only with global projections.
     """
-    check_axes(input_ids, inputs_embeds)
-    refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
+
+    global_positions: tuple[int, ...] = ()
+    global_rows: GlobalRows | None = None
+
+
+NO_GLOBALS = SparseInputs()
+
+
+def without_globals(masks: LayerInputs) -> SparseInputs:
+    """Return what layers are told in a call that has no global tokens."""
+    return SparseInputs(masks.token_mask, masks.query_offset, masks.matrix)
 
 
 def resolved_rule(config: Any, task: str | None) -> Rule:
@@ -61,16 +72,16 @@ def looked_at(config: Any, task: str | None, input_ids: Tensor | None) -> Tensor
     return None if is_by_place else input_ids
 
 
-def global_arguments(
+def global_inputs(
     config: Any,
     task: str | None,
     call: PreparedCall,
-    masks: Mapping[str, Any],
+    masks: LayerInputs,
     input_ids: Tensor | None,
     global_attention_mask: Tensor | None,
     shards: SequenceShards | None = None,
-) -> dict[str, Any]:
-    """Return the masks of a call with its global tokens, as keyword arguments of the attention layers.
+) -> SparseInputs:
+    """Return the masks of a call with its global tokens.
 
     Args:
         masks: of the call (`PreparedCall.masks`).
@@ -81,7 +92,7 @@ def global_arguments(
     Raises:
         InputError: a mask or rule that does not fit these inputs.
     """
-    token_mask, device = masks["token_mask"], call.embedded.device
+    token_mask, device = masks.token_mask, call.embedded.device
     num_queries, num_keys = whole_lengths(shards, call.tokens, call.num_keys, token_mask)
     choice = _choice(config, task, call, input_ids, global_attention_mask, num_keys)
     check_positions(choice, token_mask, num_keys, device)
@@ -96,7 +107,7 @@ def global_arguments(
         lengths = (call.batch_size, num_queries, num_keys)
         rows = find_global_rows(choice, masks, *lengths, config.is_causal, config.max_global_tokens, device)
     token_mask = replace(token_mask, global_mask=choice.mask)
-    return {**masks, "token_mask": token_mask, "global_positions": choice.positions, "global_rows": rows}
+    return SparseInputs(token_mask, masks.query_offset, masks.matrix, choice.positions, rows)
 
 
 def _choice(

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -31,11 +30,11 @@ from hf_efficient_attn.models.encoder_decoder.heads import (
 )
 from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoder, real_target_tokens
 from hf_efficient_attn.models.encoder_decoder.stacks import CrossAttention, Stack, readable_source, record_layers
-from hf_efficient_attn.models.parts.blocks import MLP, build_norm, finite
+from hf_efficient_attn.models.parts.blocks import Block, build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum, TokenEmbedding
 from hf_efficient_attn.models.prologue import TableGeneration
-from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer
-from hf_efficient_attn.models.sparse.inputs import global_arguments, looked_at
+from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer, has_first_norm
+from hf_efficient_attn.models.sparse.inputs import global_inputs, looked_at, without_globals
 
 from .configuration_sparse_seq2seq import SparseSeq2SeqConfig
 
@@ -81,20 +80,13 @@ class SparseSeq2SeqStack(Stack, SparseSeq2SeqPreTrainedModel):
 # The decoder: causal self-attention, attention to the whole source, MLP. Vaswani et al. (arXiv:1706.03762), 3.1.
 
 
-class SparseDecoderLayer(GradientCheckpointingLayer):
+class SparseDecoderLayer(Block):
     """One block of the decoder. Shapes: [B, T, hidden_size] → the same."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.is_pre_norm = config.norm_position == "pre"
-        self.self_attn = SparseAttention(config, layer_idx, is_decoder=True)
-        has_first_norm = not self.is_pre_norm or layer_idx > 0 or config.norm_before_first_layer
-        self.attention_norm = build_norm(config) if has_first_norm else nn.Identity()
-        self.cross_attn = CrossAttention(config, layer_idx)
-        self.cross_norm = build_norm(config)
-        self.mlp = MLP(config)
-        self.mlp_norm = build_norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        attention = SparseAttention(config, layer_idx, is_decoder=True)
+        cross = CrossAttention(config, layer_idx)
+        super().__init__(config, attention, False, cross, has_first_norm(config, layer_idx))
 
     # positional, since reentrant checkpointing returns gradients for positional arguments only
     def forward(
@@ -106,21 +98,11 @@ class SparseDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Any,
     ) -> Tensor:
         own_cache = None if cache is None else cache.self_attention_cache
-
-        def read_target(states: Tensor) -> Tensor:
-            return self.self_attn(states, cache=own_cache, **kwargs)[0]
-
-        def read_source(states: Tensor) -> Tensor:
-            return self.cross_attn(states, encoder_hidden_states, source, cache, **kwargs)[0]
-
-        hidden_states = self._add(hidden_states, self.attention_norm, read_target)
-        hidden_states = self._add(hidden_states, self.cross_norm, read_source)
-        return finite(self._add(hidden_states, self.mlp_norm, self.mlp))
-
-    def _add(self, hidden_states: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.is_pre_norm:
-            return hidden_states + self.dropout(sublayer(norm(hidden_states)))
-        return norm(hidden_states + self.dropout(sublayer(hidden_states)))
+        attended, _ = self.self_attn(self.before(hidden_states, self.attention_norm), cache=own_cache, **kwargs)
+        hidden_states = self.after(hidden_states, attended, self.attention_norm)
+        read = self.before(hidden_states, self.cross_norm)
+        attended, _ = self.cross_attn(read, encoder_hidden_states, source, cache, **kwargs)
+        return self.feed(self.after(hidden_states, attended, self.cross_norm))
 
 
 class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
@@ -157,10 +139,10 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         """
         call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
         source = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
-        masks = call.masks(self.config, is_causal=True)
-        counted = real_target_tokens(attention_mask, masks["token_mask"])
+        inputs = without_globals(call.masks(self.config, is_causal=True))
+        counted = real_target_tokens(attention_mask, inputs.token_mask)
         hidden_states, where = self.embeddings(replace(call, attention_mask=counted))
-        kwargs = {**kwargs, **where, **masks, "cache": call.cache}
+        kwargs = {**kwargs, **where, "inputs": inputs, "cache": call.cache}
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, source, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -191,11 +173,10 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
         """Return the last hidden state; arguments as in `SparseSeq2SeqModel.forward`."""
         call = self.source_call(input_ids, attention_mask, inputs_embeds, kwargs)
         masks = call.masks(self.config, is_causal=False)
-        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask)
+        inputs = global_inputs(self.config, self.task, call, masks, input_ids, global_attention_mask)
         hidden_states, where = self.embeddings(call)
-        kwargs = {**kwargs, **where, **masks}
         for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)
+            hidden_states = layer(hidden_states, inputs=inputs, **where, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
 
 

@@ -11,7 +11,14 @@ from hf_efficient_attn.integration.layer_patterns import DECODER, config_pattern
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.config.checks import check_attention, check_fields, write_pattern
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes, LMTransform, SparseFields
+from hf_efficient_attn.models.config.fields import (
+    BERT_DROPOUT,
+    BertBlockFields,
+    DropoutFields,
+    GatedMLPFields,
+    HeadSizes,
+    SparseFields,
+)
 from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.patterns.algebra import PerHead
 from hf_efficient_attn.patterns.bands import Band, Dilated, Strided, band_of_window
@@ -35,10 +42,6 @@ CAUSAL: dict[str, Any] = {
 }
 
 
-# of RoBERTa and BERT
-DROPOUT = dict.fromkeys(("embedding_dropout", "hidden_dropout", "attention_dropout", "classifier_dropout"), 0.1)
-
-
 def _window(side: int, steps: Sequence[int], num_heads: int) -> Pattern:
     """Return windows of `side` keys on each side, spaced by each head's step, so that they reach that much farther."""
     if len(steps) != num_heads or any(type(step) is not int or step < 1 for step in steps):
@@ -58,7 +61,6 @@ def _per_layer(name: str, value: Any, num_layers: int) -> list[Any]:
 
 
 CHOICES = {
-    "classifier_pooling": (None, "first", "last", "mean"),
     "classifier_head": ("linear", "dense", "transform"),
     "question_answering_head": ("linear", "residual_mlp", "transform"),
 }
@@ -66,7 +68,7 @@ CHOICES = {
 
 @strict_config
 class SparseTransformerConfig(
-    SparseFields, GatedMLPFields, DropoutFields, HeadSizes, LMTransform, LibraryConfig, PreTrainedConfig
+    BertBlockFields, SparseFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
     r"""Describe a Transformer whose layers follow patterns: Longformer, BigBird, or any other.
 
@@ -138,35 +140,8 @@ class SparseTransformerConfig(
     # scores of a head in a layer, for n tokens
     attention_cost = "the pairs of attention_pattern, such as n · (left + right + 1) of a band; without one n²"
 
-    vocab_size: int = 30_522
-    hidden_size: int = 768
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    num_key_value_heads: int | None = None
-    is_causal: bool = False
-
-    norm_eps: float | int = 1e-12
     rope_parameters: RopeParameters | dict | None = None
     rope_theta_per_layer: list[float] | None = None
-    type_vocab_size: int = 0
-
-    lm_head_transform: bool = True
-    lm_head_bias: bool = True
-    lm_transform_bias: bool = True
-    lm_transform_activation: str | None = None
-    classifier_head: str = "linear"
-    classifier_activation: str = "tanh"
-    classifier_pooling: str | None = None
-    question_answering_head: str = "linear"
-    question_answering_excludes_question: bool = False
-
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int | None = 0
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    sep_token_id: int | None = None
 
     @classmethod
     def longformer(
@@ -188,7 +163,7 @@ class SparseTransformerConfig(
         Source: Beltagy et al. (arXiv:2004.05150), section 3, and the sizes of longformer-base-4096.
         """
         preset: dict[str, Any] = {
-            **({} if is_causal else DROPOUT),
+            **({} if is_causal else BERT_DROPOUT),
             "vocab_size": 50_265,
             "max_position_embeddings": 4096,
             "position_offset": 2,
@@ -294,7 +269,7 @@ class SparseTransformerConfig(
         Source: Zaheer et al. (arXiv:2007.14062), sections 2 and E; sizes of bigbird-roberta-base.
         """
         preset: dict[str, Any] = {
-            **({} if is_causal else DROPOUT),
+            **({} if is_causal else BERT_DROPOUT),
             "vocab_size": 50_358,
             "hidden_act": "gelu_new",
             "type_vocab_size": 2,

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from hf_efficient_attn.attention.sharded.shards import shards_of
-from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT, takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.base import SparsePreTrainedModel
 from hf_efficient_attn.models.heads.outputs import BackboneOutput
 from hf_efficient_attn.models.heads.task_heads import (
@@ -31,12 +28,11 @@ from hf_efficient_attn.models.heads.task_heads import (
     SequenceClassificationHead,
     TokenClassificationHead,
 )
-from hf_efficient_attn.models.inputs import bring_inputs
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import TableGeneration, prepare_call
+from hf_efficient_attn.models.prologue import TableGeneration, backbone_forward
 from hf_efficient_attn.models.sparse.attention import SparseAttention, SparseLayer, check_packing
-from hf_efficient_attn.models.sparse.inputs import check_inputs, extend_global_mask, global_arguments, looked_at
+from hf_efficient_attn.models.sparse.inputs import extend_global_mask, global_inputs, looked_at
 
 from .configuration_sparse_transformer import SparseTransformerConfig
 
@@ -68,9 +64,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -86,28 +80,20 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         """Return the last hidden state and, with `use_cache` in a causal model, the cache.
 
         Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing
-                cached yet), a packed document begins; documents do not read each other.
+            attention_mask, position_ids: see `prepare`.
             global_attention_mask: 1 = reads and is read by everything, [B, K] over cached and new tokens; instead of
                 the config's `global_tokens`.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        tokens_asked = looked_at(self.config, self.task, input_ids)
-        bring_inputs(tokens_asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
-        compare_processes(self)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        call = prepare_call(self.config, inputs_embeds, attention_mask, position_ids, cache, kwargs, use_cache)
+        asked = looked_at(self.config, self.task, input_ids)
+        read = (asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
+        call = self.prepare(*given, read_on_host=read)
         check_packing(self.config.full_attention_up_to, call.documents, call.tokens)
-        masks = call.masks(self.config)
-        shards = shards_of(self)
-        masks = global_arguments(self.config, self.task, call, masks, input_ids, global_attention_mask, shards)
+        given = (call, call.masks(self.config), input_ids, global_attention_mask, shards_of(self))
+        inputs = global_inputs(self.config, self.task, *given)
         hidden_states, where = self.embeddings(call, token_type_ids)
-        kwargs = {**kwargs, **where, **masks, "cache": call.cache}
         for layer in islice(self.layers, self.config.num_hidden_layers):
-            hidden_states = layer(hidden_states, **kwargs)
+            hidden_states = layer(hidden_states, inputs=inputs, cache=call.cache, **where, **kwargs)
         return BackboneOutput(self.transform(self.norm(hidden_states)), **{CACHE_ARGUMENT: call.cache})
 
 

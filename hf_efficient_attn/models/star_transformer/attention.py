@@ -14,28 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.layer import chosen_rows
-from hf_efficient_attn.errors import UnsupportedBackendError
+from hf_efficient_attn.models.parts.attention import AsksNothing, MultiHeadAttention
 
 from .ring import Ring, add_up, take
 
 
-class StarAttention(nn.Module):
+class StarAttention(MultiHeadAttention):
     """The maps of queries, keys, values and output, and the dropout of weights, that both have."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
-        self.scaling = config.head_dim**-0.5
-        hidden, width = config.hidden_size, config.num_attention_heads * config.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=config.attention_bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, hidden, bias=config.attention_output_bias)
-        self.dropout = nn.Dropout(config.attention_dropout)
-
-    def heads(self, states: Tensor) -> Tensor:
-        """Return [B, N, H · D] as [B, H, N, D]."""
-        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        super().__init__(config, layer_idx)
+        self.make_maps()
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the products of queries and keys one by one, [B, H, N, D] twice → float32 [B, H, N]."""
@@ -46,7 +36,7 @@ class StarAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
-class SatelliteAttention(StarAttention):
+class SatelliteAttention(AsksNothing, StarAttention):
     """What the tokens read: left neighbour, themselves, right neighbour, own embedding, relay; in this order."""
 
     def forward(
@@ -69,7 +59,7 @@ class SatelliteAttention(StarAttention):
         out = torch.zeros_like(query)
         for weight, value in zip(weights.unbind(-1), values, strict=True):
             out = torch.addcmul(out, weight.unsqueeze(-1), value)
-        asked = chosen_rows() if kwargs.get("output_attentions", self.config.output_attentions) else None
+        asked = chosen_rows() if self.needs_weights(kwargs) else None
         return self.joined(out), weights if asked is None else weights[:, :, list(asked)]
 
     def _read(self, project: nn.Module, nodes: Tensor, embedded: Tensor, relays: Tensor, ring: Ring) -> list[Tensor]:
@@ -83,16 +73,10 @@ class SatelliteAttention(StarAttention):
             )
         return [self.heads(each) for each in (left, own, right, project(embedded), ring.of_tokens(project(relays)))]
 
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Refuse: nothing is asked of the engine.
-
-        Raises:
-            UnsupportedBackendError: always; it says what is computed instead.
-        """
-        raise UnsupportedBackendError(
+    def costs(self, num_keys: int) -> str:
+        return (
             f"A layer of a star computes {6 * num_keys + 1:,} scores of a head for {num_keys:,} tokens, where full "
-            f"attention computes {num_keys**2:,}: five of each token and {num_keys + 1:,} of the relay. It computes "
-            "them itself, and no backend is chosen."
+            f"attention computes {num_keys**2:,}: five of each token and {num_keys + 1:,} of the relay."
         )
 
 

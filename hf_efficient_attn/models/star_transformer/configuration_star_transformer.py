@@ -5,11 +5,9 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.integration.layer_patterns import FIELD
-from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.checks import check_fields, check_heads
+from hf_efficient_attn.models.config.checks import check_fields, refuse_pattern
 from hf_efficient_attn.models.config.errors import strict_config
-from hf_efficient_attn.models.config.fields import DropoutFields, NormFields
+from hf_efficient_attn.models.config.fields import DropoutFields, NormFields, OwnHeadDim
 from hf_efficient_attn.models.config.library import LibraryConfig
 
 # Which fields of a `StarTransformerConfig` exclude each other, and what to do about it.
@@ -31,16 +29,8 @@ def check_star(config: Any) -> None:
             "is_causal=True: the relay reads every token of a text, and every token reads the relay, so that each "
             "would know what follows it. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
         )
-    if getattr(config, FIELD, None) is not None:
-        raise ConfigurationError(
-            f"{FIELD}={shown(getattr(config, FIELD))}: a token of a star reads its neighbours, its embedding and the "
-            "relay, and follows no other pattern. Leave it out."
-        )
-    if config.head_dim is None:
-        check_heads(config.hidden_size, config.num_attention_heads, "hidden_size", "num_attention_heads")
-        config.head_dim = config.hidden_size // config.num_attention_heads
-    if config.head_dim < 1:
-        raise ConfigurationError(f"head_dim={config.head_dim} must be at least 1.")
+    refuse_pattern(config, "tokens of a star read their neighbours, their embedding and the relay")
+    config.check_head_sizes()
     if config.position_embedding_type == "sinusoidal" and config.hidden_size % 2:
         raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, not {config.hidden_size}.")
     if config.tie_word_embeddings and config.embedding_width != config.hidden_size:
@@ -86,7 +76,7 @@ SCRIPTS: dict[str, Any] = {
 
 
 @strict_config
-class StarTransformerConfig(NormFields, DropoutFields, LibraryConfig, PreTrainedConfig):
+class StarTransformerConfig(NormFields, DropoutFields, OwnHeadDim, LibraryConfig, PreTrainedConfig):
     r"""Describe a Star-Transformer: tokens on a ring, which read their two neighbours, and a relay in the middle.
 
     The defaults are the update of the paper. The presets `fastnlp`, `sst`, `snli` and `tagging` are the networks of the
@@ -211,11 +201,6 @@ class StarTransformerConfig(NormFields, DropoutFields, LibraryConfig, PreTrained
     def embedding_width(self) -> int:
         """Width of the token embeddings."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
-
-    @property
-    def key_value_heads(self) -> int:
-        """Number of key heads: as many as query heads."""
-        return self.num_attention_heads
 
     @property
     def sinusoid_amplitude(self) -> float | int:

@@ -18,7 +18,7 @@ Sources: Guo et al. (arXiv:1902.09113); fastNLP, a library of the authors' lab, 
 - fastNLP drops no attention weights.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,15 +27,12 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder
 
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
-from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.unsupported import compare_processes
-from hf_efficient_attn.models.base import EfficientPreTrainedModel, backend_of
-from hf_efficient_attn.models.heads.outputs import BackboneOutput
+from hf_efficient_attn.models.base import EfficientPreTrainedModel
+from hf_efficient_attn.models.heads.outputs import BackboneOutput, with_gradient_of
 from hf_efficient_attn.models.heads.task_heads import (
     ClassificationHead,
     MaskedLMHead,
@@ -47,11 +44,9 @@ from hf_efficient_attn.models.heads.task_heads import (
     pool,
     real_tokens,
 )
-from hf_efficient_attn.models.inputs import bring_inputs, check_sentences, padding_mask, sentence_positions
 from hf_efficient_attn.models.parts.blocks import build_norm, finite
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
-from hf_efficient_attn.models.prologue import prepare_call
-from hf_efficient_attn.models.sparse.inputs import check_inputs
+from hf_efficient_attn.models.prologue import backbone_forward
 
 from .attention import RelayAttention, SatelliteAttention
 from .configuration_star_transformer import StarTransformerConfig
@@ -201,6 +196,7 @@ class StarTransformerPreTrainedModel(EfficientPreTrainedModel):
     base_model_prefix = "model"
     model_tags = ["efficient-attention", "star-transformer", "hf_efficient_attn"]
     extra_inputs = ("token_type_ids",)
+    closed_pairs, uncached = CLOSED, "A star"
     _no_split_modules = ["StarLayer"]
     _can_record_outputs = {
         "hidden_states": StarLayer,
@@ -237,9 +233,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @takes_cache
-    @merge_with_config_defaults
-    @capture_outputs
+    @backbone_forward
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -253,32 +247,14 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         """Return the states of the tokens, zeros where there is padding, and those of the relays.
 
         Args:
-            attention_mask: 1 = real token, [B, T], padded on either side; or [B, 1, T, T] with True or 0.0 = allowed,
-                if it only leaves out padding.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart, a packed document begins;
-                documents do not read each other, and each has a relay.
+            attention_mask, position_ids: see `prepare`; each packed document has a relay.
             inputs_embeds: [B, T, embedding_size or hidden_size].
             token_type_ids: [B, T]; with `separate_sentences` the number of the sentence, 0 or 1.
-
-        Raises:
-            InputError: inputs that contradict each other, or a mask with other pairs than those of real tokens.
-            UnsupportedBackendError: a cache, or an attention implementation that is not ours.
         """
-        check_inputs(self.config, input_ids, inputs_embeds)
-        backend_of(self.config)
-        if cache is not None:
-            raise UnsupportedBackendError(
-                "A star reads its own tokens alone, and has no cache. Prefix tuning cannot give it keys; use prompt "
-                "tuning or LoRA instead."
-            )
-        bring_inputs(attention_mask, position_ids, token_type_ids)
-        compare_processes(self)
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        attention_mask = padding_mask(attention_mask, embedded.shape[0], CLOSED)
-        if self.config.separate_sentences:
-            check_sentences(token_type_ids, position_ids, embedded, kwargs)
-            position_ids = sentence_positions(token_type_ids, attention_mask)
-        call = prepare_call(self.config, self.embedding_map(embedded), attention_mask, position_ids, None, kwargs)
+        given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
+        read = (attention_mask, position_ids, token_type_ids)
+        call = self.prepare(*given, token_type_ids=token_type_ids, read_on_host=read)
+        call = replace(call, embedded=self.embedding_map(call.embedded))
         sentences = token_type_ids if self.config.separate_sentences else None
         ring = find_stars(self.config, call, sentences)
         # the number of a sentence has an embedding only if the config has some
@@ -295,10 +271,8 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
             nodes, relays = self.layers[number % len(self.layers)](nodes, relays, embedded, ring, **options)
         if ring.real is not None:
             nodes = torch.where(ring.real.unsqueeze(-1), nodes, 0)
-        if torch.is_grad_enabled():
-            # heads of tokens leave the last relay aside; so its parameters have a gradient, of 0, which DDP waits for
-            nodes = nodes + 0 * relays[:, :1]
-        return nodes, relays
+        # heads of tokens leave the last relay aside
+        return with_gradient_of(nodes, relays), relays
 
 
 class StarTransformerForMaskedLM(MaskedLMHead, StarTransformerPreTrainedModel):

@@ -4,20 +4,20 @@ Every document of a row is a star of its own, with its own ring and its own rela
 a packed document, or one of two sentences. Shapes: B rows, T tokens, R relays of a row, X numbers of a token.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
+from hf_efficient_attn.models.inputs import Movable
 from hf_efficient_attn.models.prologue import PreparedCall
 
 
 @dataclass(frozen=True)
-class Ring:
+class Ring(Movable):
     """The rings of a batch. A neighbour that is missing is the token itself in `left` and `right`.
 
     Attributes:
@@ -35,14 +35,6 @@ class Ring:
     has_right: Tensor | None = None
     left: Tensor | None = None
     right: Tensor | None = None
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Ring":
-        """Return the rings on a device: accelerate so moves what a layer is called with."""
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
-        moved = {
-            name: each.to(device, non_blocking=non_blocking) for name, each in named.items() if isinstance(each, Tensor)
-        }
-        return replace(self, **moved)
 
     def beside(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states of the neighbours before and after each token, [B, T, X] → twice the same."""
@@ -133,7 +125,7 @@ def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None) -> Rin
 
     sentences: the number of each token's sentence, 0 or 1, [B, T]; None: the call's own documents are the stars.
     """
-    mask: TokenMask = call.masks(config)["token_mask"]
+    mask = call.masks(config).token_mask
     documents, num_relays = call.documents, 1
     if sentences is not None:
         documents, num_relays = sentences.long(), 2

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, StaticLayer
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
@@ -19,7 +18,8 @@ from hf_efficient_attn.layout.score_terms import InterleavedRelation, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.encoder_decoder.stacks import CrossAttention
-from hf_efficient_attn.models.parts.blocks import MLP, append_to_cache, build_norm, drop_rate, finite
+from hf_efficient_attn.models.parts.attention import MultiHeadAttention
+from hf_efficient_attn.models.parts.blocks import Block, append_to_cache, build_norm, check_cached, drop_rate
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, tree_of
 
 # numbers of gathered keys for which new tokens are computed together
@@ -49,24 +49,18 @@ class RelationVectors(nn.Module):
         return query @ self.weight.T.to(query.dtype)
 
 
-class TreeAttention(nn.Module):
+class TreeAttention(MultiHeadAttention):
     """Multi-head attention of tokens and spans, with one set of maps. [B, T, hidden_size], [B, S, …] → the same.
 
     is_causal: tokens read to their left only; None: as the config says.
     """
 
     def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
-        super().__init__()
-        self.is_causal = config.is_causal if is_causal is None else is_causal
-        self.config, self.layer_idx, self.head_dim = config, layer_idx, config.head_dim
-        self.scaling = config.head_dim**-0.5
-        width, bias = config.hidden_size, config.attention_bias
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width, bias=bias) for _ in range(3))
-        self.o_proj = nn.Linear(width, width, bias=config.attention_output_bias)
+        super().__init__(config, layer_idx, is_causal)
+        self.make_maps()
         self.relations = (
             RelationVectors(config, self.is_causal) if config.position_embedding_type == "relation" else None
         )
-        self.dropout = nn.Dropout(config.attention_dropout)
 
     def forward(
         self,
@@ -81,11 +75,8 @@ class TreeAttention(nn.Module):
         The weights are [B, H, T, 2K]: of each token so far, itself and the span behind it.
         """
         num_tokens, states = tokens.shape[1], torch.cat((tokens, spans), 1)
-        query, key, value = (
-            project(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        need_weights = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        query, key, value = (self.heads(project(states)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        need_weights = self.needs_weights(kwargs)
         if isinstance(nodes, WholeTree):
             if cache is not None:
                 of_tokens_and_spans = (
@@ -179,7 +170,9 @@ class TreeAttention(nn.Module):
         self, cache: Cache, key: Tensor, value: Tensor, nodes: NextNodes, num_tokens: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Cache the new tokens and spans; return the keys and the values of all tokens and of all spans so far."""
-        check_cached(cache, self.layer_idx, 2 * key.shape[1])
+        check_layer(cache, self.layer_idx)
+        why = f"{2 * key.shape[1]} heads: a token and a span for each token"
+        check_cached(cache, self.layer_idx, why, (2 * key.shape[1], None))
         states = (each[:, :, :num_tokens] for each in (key, value))
         # the spans behind the new tokens do not end yet, and are written where they do
         append_to_cache(cache, *(torch.cat((each, torch.zeros_like(each)), 1) for each in states), self.layer_idx)
@@ -252,53 +245,38 @@ def write_spans(held: Tensor, new: Tensor, columns: Tensor, is_new: Tensor) -> N
         held.scatter_(2, index, kept)
 
 
-def check_cached(cache: Cache, layer_idx: int, num_heads: int) -> None:
-    """Raise UnsupportedBackendError if a cache has no room for spans, or was filled by code that knows none."""
+def check_layer(cache: Cache, layer_idx: int) -> None:
+    """Raise UnsupportedBackendError if a cache has no room for spans."""
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     if type(layer) not in (DynamicLayer, StaticLayer):
         raise UnsupportedBackendError(
             f"The cache has layers of type {type(layer).__name__}, but the spans of a BP-Transformer are written where "
             "they end. Generate with the default cache, or a static one."
         )
-    held = layer.keys
-    if held is not None and held.numel() and held.shape[1] != num_heads:
-        raise UnsupportedBackendError(
-            f"The cache holds keys of {held.shape[1]} heads, but a BP-Transformer keeps {num_heads}: a token and a "
-            "span for each token. Prefix tuning cannot give it spans; use prompt tuning or LoRA instead."
-        )
 
 
 # A layer of a BP-Transformer: attention over nodes, then an MLP, each followed by a norm.
 
 
-class BPLayer(GradientCheckpointingLayer):
+class BPLayer(Block):
     """One update of tokens and spans. [B, T, hidden_size] and [B, S, hidden_size] → the same.
 
     is_causal: tokens read to their left only; None: as the config says.
     """
 
     def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
-        super().__init__()
-        self.self_attn = TreeAttention(config, layer_idx, is_causal)
-        self.attention_norm, self.mlp_norm = build_norm(config), build_norm(config)
-        self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        super().__init__(config, TreeAttention(config, layer_idx, is_causal))
 
     def forward(
         self, tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        states, num_tokens = self.read(tokens, spans, nodes, **kwargs), tokens.shape[1]
-        states = self.transform(states)
+        states, num_tokens = self.feed(self.read(tokens, spans, nodes, **kwargs)), tokens.shape[1]
         return states[:, :num_tokens], states[:, num_tokens:]
 
     def read(self, tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, **kwargs: Any) -> Tensor:
         """Return the states of tokens and spans after they have read their nodes, [B, T + S, hidden_size]."""
         attended, _ = self.self_attn(tokens, spans, nodes, **kwargs)
-        return self.attention_norm(torch.cat((tokens, spans), 1) + self.dropout(torch.cat(attended, 1)))
-
-    def transform(self, states: Tensor) -> Tensor:
-        """Return what follows attention."""
-        return finite(self.mlp_norm(states + self.dropout(self.mlp(states))))
+        return self.after(torch.cat((tokens, spans), 1), torch.cat(attended, 1), self.attention_norm)
 
 
 class BPCrossLayer(BPLayer):
@@ -331,6 +309,6 @@ class BPCrossLayer(BPLayer):
         # round differently, and an adapter would not be the same while it trains and when it is loaded
         tokens, read = states[:, :num_tokens].contiguous(), encoder_hidden_states.contiguous()
         attended, _ = self.cross_attn(tokens, read, source, cache, **kwargs)
-        tokens = self.cross_norm(tokens + self.dropout(attended))
-        states = self.transform(torch.cat((tokens, states[:, num_tokens:]), 1))
+        tokens = self.after(tokens, attended, self.cross_norm)
+        states = self.feed(torch.cat((tokens, states[:, num_tokens:]), 1))
         return states[:, :num_tokens], states[:, num_tokens:]

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_efficient_attn.errors import ConfigurationError
-from hf_efficient_attn.integration.layer_patterns import FIELD
-from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.config.checks import check_fields
+from hf_efficient_attn.models.config.checks import check_fields, refuse_pattern
 from hf_efficient_attn.models.config.fields import NormFields
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
@@ -68,11 +66,7 @@ def check_tree(config: Any) -> None:
             f"clip_distance={config.clip_distance} is a level of the tree, 0 for tokens, 1 for spans of two and so on: "
             f"0 to {MAX_LEVEL}."
         )
-    if getattr(config, FIELD, None) is not None:
-        raise ConfigurationError(
-            f"{FIELD}={shown(getattr(config, FIELD))}: tokens and spans of a BP-Transformer read the nodes of their "
-            "tree, and follow no other pattern. Leave it out."
-        )
+    refuse_pattern(config, "tokens and spans of a BP-Transformer read the nodes of their tree")
 
 
 def check_pairs_and_losses(config: Any) -> None:

@@ -3,7 +3,7 @@
 Every token has two nodes, itself and a span (`InterleavedSpanTree`). Shapes: B rows, K tokens so far, T new ones.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import derived
+from hf_efficient_attn.models.inputs import Movable
 from hf_efficient_attn.models.prologue import PreparedCall
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
@@ -23,7 +24,7 @@ def tree_of(config: Any, is_causal: bool) -> InterleavedSpanTree:
 
 
 @dataclass(frozen=True)
-class WholeTree:
+class WholeTree(Movable):
     """The nodes of whole texts.
 
     Attributes:
@@ -38,14 +39,9 @@ class WholeTree:
         """Return the spans before the first layer, zeros like the tokens, [B, T, hidden_size]."""
         return torch.zeros_like(tokens)
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "WholeTree":
-        """Return the nodes on a device: accelerate so moves what a layer is called with."""
-        roots = None if self.roots is None else self.roots.to(device, non_blocking=non_blocking)
-        return WholeTree(self.mask.to(device, non_blocking), roots)
-
 
 @dataclass(frozen=True)
-class NextNodes:
+class NextNodes(Movable):
     """The nodes of T new tokens behind cached ones: the tokens, and the spans that end with one of them.
 
     S spans of all sizes, those of a size next to each other; rows have some that do not exist. X nodes may be read by a
@@ -80,16 +76,6 @@ class NextNodes:
     def first_spans(self, tokens: Tensor) -> Tensor:
         """Return the spans before the first layer, zeros, [B, S, hidden_size], for tokens [B, T, hidden_size]."""
         return tokens.new_zeros(tokens.shape[0], self.num_spans, tokens.shape[2])
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "NextNodes":
-        """Return the nodes on a device: accelerate so moves what a layer is called with."""
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(moved, value))
-            return value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
-
-        return replace(self, **{each.name: moved(getattr(self, each.name)) for each in fields(self)})
 
 
 def whole_tree(tokens: TokenMask, batch_size: int, num_tokens: int, device: torch.device) -> WholeTree:
@@ -239,7 +225,7 @@ CLOSED = (
 
 def nodes_of(config: Any, call: PreparedCall, is_causal: bool) -> WholeTree | NextNodes:
     """Return the nodes of a call, whose mask is no matrix."""
-    mask, device = call.masks(config, is_causal)["token_mask"], call.embedded.device
+    mask, device = call.masks(config, is_causal).token_mask, call.embedded.device
     if call.cache is None or is_nothing_cached(call.past_tokens):
         # a static cache has room for later tokens
         of_tokens = (

@@ -9,6 +9,7 @@ from models.adaptive_span.tiny_models import SPANS, random_ids, set_spans, tiny
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.models.spans.attention import SpanInputs
 from hf_efficient_attn.models.spans.config import span_window
 from hf_efficient_attn.models.spans.module import span_modules
 
@@ -35,9 +36,9 @@ def test_layer_equals_all_pairs(fields: dict[str, Any]) -> None:
     allowed = mask[:, None, None] & mask[:, None, :, None]
     weights = dense_weights(query, key, spans, span_window(model.config), attention.scaling, allowed=allowed)
     expected = attention.o_proj((weights @ value).transpose(1, 2).flatten(2))
-    actual, _, _ = attention(hidden, token_mask=TokenMask(mask))
+    actual, _, _ = attention(hidden, SpanInputs(TokenMask(mask)))
     torch.testing.assert_close(actual[mask], expected[mask], atol=1e-10, rtol=1e-10)
-    _, given, _ = attention(hidden, token_mask=TokenMask(mask), output_attentions=True)
+    _, given, _ = attention(hidden, SpanInputs(TokenMask(mask)), output_attentions=True)
     torch.testing.assert_close(given.transpose(1, 2)[mask], weights.transpose(1, 2)[mask], atol=1e-6, rtol=1e-5)
 
 

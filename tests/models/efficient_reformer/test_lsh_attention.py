@@ -12,6 +12,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.layout.grouped_reference import unit
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
+from hf_efficient_attn.models.inputs import LayerInputs
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "attn_layers": ["lsh"]}
 FLAGS = ("is_causal", "chunk_by_bucket", "attend_across_buckets", "count_duplicates")
@@ -47,8 +48,8 @@ def test_outputs_and_gradients_are_those_of_the_definition(rounds: int, chunks: 
         states = torch.randn(len(batch), 23, 16, dtype=torch.float64, requires_grad=True)
         buckets = torch.randint(num_buckets, (len(batch), 2, rounds, 23), dtype=torch.int32)
         with hea.use_backend(backend):
-            out, _ = layer(states, token_mask=mask_of(batch), kept={"buckets": buckets})
-        query, value = (layer.heads(each, states) for each in (layer.qk_proj, layer.v_proj))
+            out, _ = layer(states, LayerInputs(mask_of(batch)), kept={"buckets": buckets})
+        query, value = (layer.heads(each(states)) for each in (layer.qk_proj, layer.v_proj))
         actual, expected = [], []
         for row, (first, count) in ((row, each) for row, documents in enumerate(batch) for each in documents):
             tokens = slice(first, first + count)
@@ -70,7 +71,7 @@ def test_weights_are_those_of_the_output() -> None:
     layer, states = attention(num_hashes=2), torch.randn(2, 11, 16, dtype=torch.float64)
     out, weights = layer(states, output_attentions=True)
     assert weights is not None
-    read = weights @ layer.heads(layer.v_proj, states)
+    read = weights @ layer.heads(layer.v_proj(states))
     torch.testing.assert_close(layer.o_proj(read.transpose(1, 2).flatten(2)), out)
     torch.testing.assert_close(layer(states)[0], out)
 

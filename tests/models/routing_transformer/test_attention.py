@@ -10,6 +10,7 @@ from models_cases import randomize
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.layer import weights_of_rows
+from hf_efficient_attn.models.routing_transformer.attention import RoutingInputs
 from hf_efficient_attn.patterns import Band
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -29,10 +30,12 @@ def test_equals_the_definition_with_gradients(name: str, num_tokens: int) -> Non
     model = build("AutoModel", num_hidden_layers=1, **CHOICES[name]).double()
     layer = model.layers[0].self_attn
     hidden = model.embed_tokens(tokens(1, num_tokens)).detach()
-    places = {"documents": torch.zeros(1, num_tokens, dtype=torch.long), "query_positions": torch.arange(num_tokens)}
+    inputs = RoutingInputs(
+        documents=torch.zeros(1, num_tokens, dtype=torch.long), query_positions=torch.arange(num_tokens)
+    )
     mix = torch.randn(num_tokens, hidden.shape[2], dtype=torch.float64)
     found = []
-    for compute in (lambda states: layer(states, **places)[0][0], lambda states: DenseRouting(layer)(states[0])):
+    for compute in (lambda states: layer(states, inputs)[0][0], lambda states: DenseRouting(layer)(states[0])):
         layer.zero_grad()
         states = hidden.clone().requires_grad_()
         out = compute(states)
@@ -51,8 +54,8 @@ def test_one_cluster_of_all_tokens_is_dense_attention_of_normed_queries() -> Non
     query, value = (each(hidden).unflatten(-1, (4, 8)).transpose(1, 2) for each in (layer.q_proj, layer.v_proj))
     normed = on_sphere(query)
     expected = torch.nn.functional.scaled_dot_product_attention(normed, normed, value, is_causal=True, scale=1.0)
-    places = {"documents": torch.zeros(1, 16, dtype=torch.long), "query_positions": torch.arange(16)}
-    actual = layer(hidden, **places)[0]
+    inputs = RoutingInputs(documents=torch.zeros(1, 16, dtype=torch.long), query_positions=torch.arange(16))
+    actual = layer(hidden, inputs)[0]
     torch.testing.assert_close(actual, layer.o_proj(expected.transpose(1, 2).flatten(2) / 1.01))
 
 
@@ -70,9 +73,9 @@ def test_the_order_of_the_centroids_changes_nothing(fields: dict[str, Any]) -> N
 def test_a_token_in_no_cluster_gets_nothing_from_routing_heads() -> None:
     model = build("AutoModel", num_hidden_layers=1, is_causal=False, num_clusters=1, cluster_tokens=3)
     layer, hidden = model.layers[0].self_attn, model.embed_tokens(tokens(1, 9))
-    places = {"documents": torch.zeros(1, 9, dtype=torch.long), "query_positions": torch.arange(9)}
+    inputs = RoutingInputs(documents=torch.zeros(1, 9, dtype=torch.long), query_positions=torch.arange(9))
     layer.o_proj.weight.data = torch.eye(32)
-    out = layer(hidden, **places)[0].unflatten(-1, (4, 8))
+    out = layer(hidden, inputs)[0].unflatten(-1, (4, 8))
     has_none = (out[0, :, :2] == 0).all(-1)
     assert has_none.sum(0).tolist() == [6, 6]
 

@@ -14,6 +14,7 @@ from hf_efficient_attn.models.inputs import key_masks
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
     SimplifiedTransformerAttention,
 )
+from hf_efficient_attn.models.spans.attention import SpanInputs
 from hf_efficient_attn.models.spans.config import span_window
 from hf_efficient_attn.models.spans.memory import SpanCache
 from hf_efficient_attn.models.spans.module import span_modules
@@ -64,7 +65,8 @@ def random_ids(rows: int, tokens: int) -> Tensor:
 
 def run(attention: SimplifiedTransformerAttention, x: Tensor, padding: Tensor | None) -> Tensor:
     """Run the module as its model would."""
-    return attention(x, **key_masks(attention.config, x, padding, None, None, attention.config.is_causal))[0]
+    masks = key_masks(attention.config, x, padding, None, None, attention.config.is_causal)
+    return attention(x, inputs=SpanInputs(masks.token_mask, masks.query_offset, masks.matrix))[0]
 
 
 @pytest.mark.parametrize("padding", PADDING.values(), ids=PADDING)
