@@ -10,7 +10,6 @@ import torch
 import transformers
 from families import BY_NAME, CASES, OURS
 from models_cases import TINY, Case, case_param, first_tensor, random_ids
-from processes.numbered_script import CASES as NUMBERED
 
 import hf_efficient_attn as hea
 
@@ -18,6 +17,30 @@ import hf_efficient_attn as hea
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not:UserWarning"
 )
+
+
+class Numbered:
+    """A case whose inputs have numbers, in pieces of unequal lengths, beside the tokens that they number."""
+
+    def __init__(self, name: str, numbered: dict[str, str]) -> None:
+        self.case, self.numbered = BY_NAME[name], numbered
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.case, name)
+
+    def inputs(self, auto_class: str) -> dict[str, torch.Tensor]:
+        """Return the inputs of the case, and numbers that differ between examples."""
+        found = self.case.inputs(auto_class)
+        for name, tokens in self.numbered.items():
+            rows, count = found[tokens].shape
+            found[name] = (torch.arange(count)[None] + torch.arange(rows)[:, None]) // 3
+        return found
+
+
+NUMBERED = {
+    "etc": Numbered("etc-base", {"long_contexts": "input_ids"}),
+    "bp": Numbered("bp-seq2seq", {"sentence_ids": "input_ids", "decoder_sentence_ids": "labels"}),
+}
 every_case = pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])
 MAPS = {
     "lora": partial(peft.LoraConfig, target_modules="all-linear", r=2),

@@ -45,7 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
 # a single stack and an encoder-decoder
 IN_EVERY_WAY = ("simplified_transformer", "sparse_seq2seq")
 # the others, unless it is thorough
-OFTEN = ("plain", "best")
+OFTEN = ("plain", "checkpointed", "best")
 
 
 def build_model(family: str, seed: int) -> Any:

@@ -10,7 +10,7 @@ import transformers
 from distributed import run_distributed
 from models.etc_transformer.tiny_models import build
 from tiny_bert import tiny_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from training.cpc_script import fixed_trainer
 from word_tokenizer import word_tokenizer
@@ -135,40 +135,6 @@ def test_tokenizers_need_a_mask() -> None:
     tokenizer.mask_token = None
     with pytest.raises(hea.InputError, match="has no mask token. Add one"):
         hea.SentenceMaskingCollator(tokenizer)
-
-
-def test_trainer_learns_both_from_the_pages_of_this_repository(tmp_path: Path) -> None:
-    pages = sorted((Path(__file__).parents[2] / "model_cards").glob("*.md"))
-    raw = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    lines = [page.read_text(encoding="utf-8") for page in pages]
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
-    raw.train_from_iterator(
-        lines, trainers.WordPieceTrainer(vocab_size=300, special_tokens=list(special.values()), show_progress=False)
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **special)
-    model = build(
-        "AutoModelForMaskedLM", vocab_size=len(tokenizer), cpc_loss_weight=0.25, local_radius=8, hidden_size=32
-    )
-    options = {
-        "max_steps": 24, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "logging_steps": 8,
-        "learning_rate": 5e-3, "save_strategy": "no", "use_cpu": True, "report_to": "none", "disable_tqdm": True,
-        "dataloader_pin_memory": False, "remove_unused_columns": False,
-    }  # fmt: skip
-    running = transformers.Trainer(
-        model,
-        transformers.TrainingArguments(str(tmp_path), **options),
-        train_dataset=[
-            {"text": page[start : start + 400]} for page in lines for start in range(0, 8000, 400) if page[start:]
-        ],
-        data_collator=hea.SentenceMaskingCollator(tokenizer, max_length=96),
-        callbacks=[hea.AuxiliaryLossCallback()],
-    )
-    running.train()
-    entries = [entry for entry in running.state.log_history if "auxiliary_loss" in entry][:3]
-    first, *_, last = entries
-    assert last["loss"] < 0.97 * first["loss"]
-    assert all(0 < entry["auxiliary_loss"] < entry["loss"] for entry in entries)
 
 
 def test_masked_sentences_are_told_apart_by_the_theme_of_their_text() -> None:

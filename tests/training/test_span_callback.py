@@ -75,12 +75,6 @@ def test_log_tells_spans_and_cost(tmp_path: Path) -> None:
     assert {"loss", "learning_rate"} <= history[0].keys()
 
 
-def test_evaluation_is_logged_too(tmp_path: Path) -> None:
-    trainer = train(tmp_path, [hea.SpanCallback()], rate=0.5)
-    trainer.evaluate()
-    assert {"eval_loss", "average_span", "max_span", "flops_per_token"} <= trainer.state.log_history[-1].keys()
-
-
 def test_wrapped_models() -> None:
     """What a process group or a compiler wraps is found all the same."""
 

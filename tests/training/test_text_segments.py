@@ -123,9 +123,3 @@ def test_shuffled_items_are_refused() -> None:
 def test_refusals(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(hea.InputError, match=message):
         hea.TextSegments(*arguments)
-
-
-def test_the_shortest_text_is_one_segment_a_row() -> None:
-    segments = hea.TextSegments(torch.arange(44), 4, 10)
-    assert len(segments) == 4
-    assert segments[3]["labels"].tolist() == list(range(34, 44))
