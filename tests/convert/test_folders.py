@@ -161,34 +161,6 @@ def test_weights_of_another_model(bert: Path, tmp_path: Path, change: Any, messa
     assert names(tmp_path) == {"bert"}
 
 
-def test_truncated_weights(bert: Path, tmp_path: Path) -> None:
-    file = bert / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(hea.CheckpointError, match="cannot be read"):
-        hea.convert(bert, tmp_path / "new")
-    file.unlink()
-    with pytest.raises(hea.CheckpointError, match="cannot be read"):
-        hea.convert(bert, tmp_path / "new")
-    assert names(tmp_path) == {"bert"}
-
-
-def test_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(hea.CheckpointError, match=r"is no folder here"):
-        hea.convert(tmp_path / "absent", tmp_path / "new")
-    (tmp_path / "bare").mkdir()
-    with pytest.raises(hea.CheckpointError, match=r"no config\.json"):
-        hea.convert(tmp_path / "bare", tmp_path / "new")
-
-
-def test_unknown_types(bert: Path) -> None:
-    with pytest.raises(hea.ConfigurationError, match="sparse_transformer"):
-        hea.convert(bert, to="led")
-    config = json.loads((bert / "config.json").read_text())
-    (bert / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
-    with pytest.raises(hea.ConfigurationError, match="model_type"):
-        hea.convert(bert)
-
-
 def test_an_unknown_head_is_refused(bert: Path) -> None:
     with pytest.raises(hea.ConfigurationError, match="AutoModel"):
         hea.convert(bert, head="AutoModelForDreams")
@@ -220,14 +192,6 @@ def test_patterns_that_longformer_cannot_have() -> None:
         hea.convert(ours, to="big_bird")
 
 
-def test_fields_that_longformer_cannot_have() -> None:
-    config = hea.SparseTransformerConfig.longformer(
-        attention_window=8, num_hidden_layers=1, hidden_size=32, num_attention_heads=4, norm_position="pre"
-    )
-    with pytest.raises(hea.ConfigurationError, match="norm_position='pre'"):
-        hea.convert(hea.SparseTransformerForMaskedLM(config), to="longformer")
-
-
 def run(*arguments: str | Path) -> subprocess.CompletedProcess:
     words = [sys.executable, "-m", "hf_efficient_attn", "convert", *map(str, arguments)]
     return run_script(words)
@@ -251,3 +215,11 @@ def test_command_line(tmp_path: Path) -> None:
     assert odd.returncode == 2
     assert "attention_window=7" in odd.stderr
     assert names(tmp_path) == {"theirs"}
+
+
+@pytest.mark.parametrize(("field", "value"), [("norm_position", "pre"), ("pad_token_id", None)])
+def test_fields_that_longformer_cannot_have(field: str, value: str | None) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4}
+    config = hea.SparseTransformerConfig.longformer(attention_window=8, **sizes, **{field: value})
+    with pytest.raises(hea.ConfigurationError, match=f"{field}={value!r}"):
+        hea.convert(hea.SparseTransformerForMaskedLM(config), to="longformer")

@@ -136,12 +136,6 @@ def test_another_head_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(ours, hea.SparseTransformerForSequenceClassification)
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
-    folder = save_without_architectures(in_tree("led", ANSWERS), tmp_path / "led", max_shard_size="20kB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    assert isinstance(hea.convert(folder), hea.SparseSeq2SeqForQuestionAnswering)
-
-
 def test_names_of_the_first_checkpoints(tmp_path: Path) -> None:
     folder = save_without_architectures(in_tree("bert", "AutoModelForMaskedLM"), tmp_path / "bert")
     weights = load_file(folder / "model.safetensors")
@@ -164,17 +158,6 @@ def test_names_of_no_head(tmp_path: Path) -> None:
     assert AUTO_CLASSES["ConditionalGeneration"] not in str(caught.value)
 
 
-def test_damaged_or_absent_weights(tmp_path: Path) -> None:
-    folder = save_without_architectures(in_tree("bert"), tmp_path / "bert")
-    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"):
-        (folder / name).write_bytes(b"half")
-        with pytest.raises(hea.CheckpointError, match=f"The file {name} of .* cannot be read"):
-            hea.convert(folder)
-        (folder / name).unlink()
-    with pytest.raises(hea.CheckpointError, match=r"cannot be read: it has none of the files model\.safetensors"):
-        hea.convert(folder)
-
-
 @pytest.mark.parametrize("model_type", FIELDS)
 def test_buffers_that_earlier_versions_saved(model_type: str, tmp_path: Path) -> None:
     """They are no weights: transformers makes them anew, and passes over those of a checkpoint."""
@@ -193,3 +176,20 @@ def test_buffers_that_earlier_versions_saved(model_type: str, tmp_path: Path) ->
     save_file({**load_file(file), **buffers}, file, metadata={"format": "pt"})
     ours = hea.convert(tmp_path / "theirs", parity=True)
     assert largest_difference(theirs, ours, inputs_of(model_type, head, 16)) < 1e-5
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    folder = save_without_architectures(in_tree("led", ANSWERS), tmp_path / "led", max_shard_size="20kB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert isinstance(hea.convert(folder), hea.SparseSeq2SeqForQuestionAnswering)
+
+
+def test_damaged_or_absent_weights(tmp_path: Path) -> None:
+    folder = save_without_architectures(in_tree("bert"), tmp_path / "bert")
+    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"):
+        (folder / name).write_bytes(b"half")
+        with pytest.raises(hea.CheckpointError, match=f"The file {name} of .* cannot be read"):
+            hea.convert(folder)
+        (folder / name).unlink()
+    with pytest.raises(hea.CheckpointError, match=r"cannot be read: it has none of the files model\.safetensors"):
+        hea.convert(folder)

@@ -10,7 +10,6 @@ from convert.test_folders import change_weights, run, save
 from in_tree_models import HEADS, in_tree
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.convert.registry import COUNTERPARTS, LIFTS
 from hf_efficient_attn.patterns import Band, Dilated
 
 SOURCES = {"bert": {}, "roberta": {"bos_token_id": 3}, "xlm-roberta": {"bos_token_id": 3}}
@@ -156,13 +155,6 @@ def test_types_that_are_no_source_or_cannot_become_one() -> None:
     for target in (None, "bert", "etc_transformer"):
         with pytest.raises(hea.ConfigurationError, match="etc_transformer"):
             hea.convert(ours, to=target)
-
-
-@pytest.mark.parametrize("table", LIFTS.values(), ids=lambda table: table.model_type)
-def test_further_families_have_the_heads_of_the_first(table: Any) -> None:
-    """By which a source is described before its target is known."""
-    assert table.heads == COUNTERPARTS[table.model_type].heads
-    assert table.two_labels == COUNTERPARTS[table.model_type].two_labels
 
 
 def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
