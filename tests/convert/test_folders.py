@@ -70,19 +70,6 @@ def test_generation_config_is_copied(tmp_path: Path) -> None:
     assert loaded.generate(ids, max_new_tokens=5).tolist() == expected.tolist()
 
 
-@pytest.mark.filterwarnings("ignore:Even with parity")
-@pytest.mark.parametrize("model_type", ["longformer", "bigbird_pegasus"])
-def test_there_and_back_through_folders(model_type: str, tmp_path: Path) -> None:
-    head = "AutoModelForMaskedLM" if model_type == "longformer" else "AutoModelForSeq2SeqLM"
-    source = save(in_tree(model_type, head), tmp_path / "theirs")
-    hea.convert(source, tmp_path / "ours", parity=True)
-    back = hea.convert(tmp_path / "ours", tmp_path / "back", to=model_type)
-    before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
-    assert all(tensor.equal(before[name]) for name, tensor in after.items())
-    assert before.keys() == after.keys()
-    assert back.config.architectures == [type(back).__name__]
-
-
 def test_an_existing_folder_is_kept(bert: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()

@@ -1,22 +1,18 @@
 """Checkpoints whose config names no architectures: the head is found by the names of the weights, or asked for."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from distributed import run_fresh
-from hub_server import running_hub
 from in_tree_models import FIELDS, heads_of, in_tree, inputs_of, largest_difference
 from safetensors.torch import load_file, save_file
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.convert import source
 from hf_efficient_attn.convert.registry import AUTO_CLASSES, head_of_class, resolve_head
-from hf_efficient_attn.hub.stub import FILE
 
 TOKENS, SEQUENCES, CHOICES, ANSWERS = (
     f"AutoModelFor{head}"
@@ -112,19 +108,6 @@ def test_the_published_longformer(tmp_path: Path, is_old_pickle: bool) -> None:
     assert largest_difference(theirs, ours, inputs_of("longformer", "AutoModelForMaskedLM", padded=9)) < 1e-5
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert largest_difference(ours, loaded, inputs_of("longformer", "AutoModelForMaskedLM")) == 0
-
-
-def test_the_published_longformer_by_its_name_on_the_hub(tmp_path: Path) -> None:
-    """Without a tokenizer there, none is made up."""
-    with running_hub(tmp_path / "hub") as hub:
-        folder = hub.files("allenai/longformer-base-4096")
-        folder.parent.mkdir(parents=True)
-        published(folder, is_old_pickle=True)
-        words = [sys.executable, "-m", "hf_efficient_attn", "convert", "allenai/longformer-base-4096", "dst"]
-        done = run_fresh(words, tmp_path, hub.environment())
-    assert done.returncode == 0, done.stderr
-    assert "dst: SparseTransformerForMaskedLM" in done.stdout
-    assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors", FILE}
 
 
 @pytest.mark.filterwarnings("ignore:Left behind", "ignore:New in")
