@@ -36,16 +36,6 @@ def spans(limit: int) -> Any:
     return hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig.modern(**TINY, span_limit=limit, span_ramp=2))
 
 
-def blocks(name: str) -> Any:
-    return hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**TINY, block=name))
-
-
-def encoder_decoder(window: int) -> Any:
-    sizes = {name: value for name, value in TINY.items() if name != "num_hidden_layers"}
-    config = hea.SparseSeq2SeqConfig.led(**sizes, encoder_layers=2, decoder_layers=2, attention_window=window)
-    return hea.SparseSeq2SeqForConditionalGeneration(config)
-
-
 def step(model: Any) -> str:
     """Return what two steps of training raised; None: this process does not train.
 
@@ -99,12 +89,8 @@ def main(folder: str) -> None:
     is_last = int(rank == 2)
     cases = {
         "equal": lambda: sparse_llama(4),
-        "again": lambda: sparse_llama(4),
         "pattern": lambda: sparse_llama(4 + is_last),
         "spans": lambda: spans(8 + is_last),
-        "block": lambda: blocks(("sas", "sas_p")[is_last]),
-        "encoder": lambda: encoder_decoder(4 + 2 * is_last),
-        "equal spans": lambda: spans(8),
         "equal under DDP": lambda: in_ddp(sparse_llama(4)),
         "DDP": lambda: in_ddp(sparse_llama(4 + is_last)),
         "equal under FSDP": lambda: in_fsdp(sparse_llama(4)),

@@ -1,4 +1,4 @@
-"""The loss that layers add to the task's: Trainer logs it, and nothing drops it silently."""
+"""Callbacks: the loss that layers add is logged and not dropped silently; last steps that read everything."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,22 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from attention_models import build
+import transformers as tr
+from attention_models import DECODER, build, token_ids
 from datasets import Dataset
 from models.bp_transformer.tiny_models import build as tree
 from models.routing_transformer.tiny_models import build as routing
+from torch import nn
 from torch.nn.functional import cross_entropy
 from training.span_runs import build_model as with_spans
 from trl.trainer import utils as trl_utils
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.hub.card import model_card
+from hf_efficient_attn.integration.layer_patterns import module_pattern
 from hf_efficient_attn.messages import warn_once
+from hf_efficient_attn.patterns import BlockTopK, Causal
 
 VOCAB = 32
 MODELS = {
@@ -107,3 +112,51 @@ def test_explain_and_the_card_say_what_an_indexer_chooses() -> None:
     assert "| 0–1 | `causal()`, keys chosen by what tokens say (gathered) | 4.0 |" in card
     assert "An indexer of 2 heads of 8 dimensions chooses up to 4 keys for a query" in card
     assert "learns which 4 keys are worth reading" in model_card(hea.index_stage(model, "warmup")).text
+
+
+PATTERN = BlockTopK(4, 2)
+
+
+def trained(model: Any, folder: Path, *callbacks: Any, **options: Any) -> tr.Trainer:
+    rows = [{"input_ids": row, "labels": row} for row in token_ids(8, 24)]
+    arguments = {"per_device_train_batch_size": 2, "max_steps": 4, "use_cpu": True, "report_to": "none", **options}
+    args = tr.TrainingArguments(output_dir=str(folder), disable_tqdm=True, **arguments)
+    return tr.Trainer(model, args, train_dataset=rows, eval_dataset=rows[:2], callbacks=[*callbacks])  # type: ignore[arg-type]
+
+
+class Watch(tr.TrainerCallback):
+    """Notes what the first layer reads in every forward pass, and whether it is training."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.read: list[tuple[bool, Any]] = []
+        layer.register_forward_hook(lambda layer, *_: self.read.append((layer.training, module_pattern(layer, True))))
+
+
+def test_last_steps_read_everything(tmp_path: Path) -> None:
+    model = hea.sparsify(tr.LlamaForCausalLM(tr.LlamaConfig(**DECODER)), [PATTERN, None])
+    watch = Watch(model.model.layers[0].self_attn)
+    trainer = trained(
+        model,
+        tmp_path,
+        hea.FullAttentionPhase(0.5),
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=3,
+    )
+    trainer.train()
+    assert [pattern for training, pattern in watch.read if training] == [PATTERN, PATTERN, Causal(), Causal()]
+    assert {pattern for training, pattern in watch.read if not training} == {PATTERN}
+    saved = tr.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-3", attn_implementation="efficient")
+    assert saved.config.attention_pattern == model.config.attention_pattern == [PATTERN.to_dict(), None]
+    watch.read.clear()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert [pattern for training, pattern in watch.read if training] == [Causal()]
+
+
+def test_refusals_of_the_phase(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="must be a share"):
+        hea.FullAttentionPhase(10)
+    model = tr.LlamaForCausalLM(tr.LlamaConfig(**DECODER))
+    with pytest.raises(InputError, match="has no attention_pattern"):
+        trained(model, tmp_path, hea.FullAttentionPhase()).train()
