@@ -2,8 +2,7 @@
 
 import pytest
 from families import SEQ2SEQ_CASES as CASES
-from models.seq2seq_contract import Seq2SeqContract
-from models.seq2seq_generation_contract import Seq2SeqGenerationContract
+from models.seq2seq_contract import Seq2SeqContract, Seq2SeqGenerationContract
 from models_cases import parametrize_cases
 
 
