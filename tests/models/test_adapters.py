@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from families import BY_NAME, CASES, OURS
-from models_cases import TINY, Case, case_param, first_tensor, random_ids
+from models_cases import TINY, Case, case_param, first_tensor, random_ids, trainer_arguments
 
 import hf_efficient_attn as hea
 
@@ -131,9 +131,7 @@ def test_numbers_of_contexts_and_sentences_reach_an_adapted_model(name: str, tmp
     model = peft.get_peft_model(case.model(case.main_head), MAPS["lora"](init_lora_weights=False))
     inputs, seen = case.inputs(case.main_head), []
     model.base_model.model.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True)
-    args = transformers.TrainingArguments(
-        str(tmp_path), max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
-    )
+    args = trainer_arguments(tmp_path, max_steps=2)
     items = [{each: row[index] for each, row in inputs.items()} for index in range(len(inputs["input_ids"]))]
     transformers.Trainer(model, args, train_dataset=items).train()
     assert len(seen) == 2

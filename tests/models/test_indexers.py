@@ -17,6 +17,7 @@ from accelerate.state import AcceleratorState
 from attention_models import DECODER, build, padding, token_ids
 from datasets import Dataset
 from models.shared_checks import decode
+from models_cases import trainer_arguments
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -133,10 +134,9 @@ def test_a_saved_model_is_the_same(tmp_path: Path, stage: str) -> None:
 def test_trainer_raises_the_recall(tmp_path: Path) -> None:
     model, ids = llama("sparse", num_heads=4), token_ids(8, 24)
     before = hea.index_recall(model, input_ids=ids).mean()
-    args = tr.TrainingArguments(
-        str(tmp_path), max_steps=30, learning_rate=1e-2, report_to="none", save_strategy="no",
-        per_device_train_batch_size=4, gradient_accumulation_steps=2, use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
+    args = trainer_arguments(
+        tmp_path, max_steps=30, learning_rate=1e-2, per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )
     data = Dataset.from_dict({"input_ids": ids.tolist(), "labels": ids.tolist()})
     tr.Trainer(model, args, train_dataset=data).train()
     assert hea.index_recall(model, input_ids=ids).mean() > before + 0.03

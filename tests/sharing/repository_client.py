@@ -14,6 +14,7 @@ import peft
 import torch
 import transformers
 from huggingface_hub import ModelCard, constants, get_session, hf_raise_for_status, list_repo_files
+from models_cases import trainer_arguments
 from sharing.hub_client import output_digest
 from sharing.shared_models import shared_model
 from word_tokenizer import word_tokenizer
@@ -84,9 +85,7 @@ def adapter(base: Any, head: str, repo: str) -> list[str]:
 def trained() -> dict[str, Any]:
     """Let Trainer push a model after a step, and pull it by its name."""
     repo, model = "tester/trained", shared_model("simplified_transformer")
-    args = transformers.TrainingArguments(
-        "run", max_steps=1, per_device_train_batch_size=2, use_cpu=True, report_to="none", hub_model_id=repo
-    )
+    args = trainer_arguments("run", max_steps=1, per_device_train_batch_size=2, hub_model_id=repo)
     rows = [{"input_ids": [*range(start, start + 8)], "labels": [*range(start, start + 8)]} for start in range(2)]
     trainer = transformers.Trainer(model, args, train_dataset=rows, processing_class=word_tokenizer(VOCABULARY))
     trainer.data_collator = transformers.default_data_collator

@@ -11,6 +11,7 @@ from attention_models import DECODER, build, token_ids
 from datasets import Dataset
 from models.bp_transformer.tiny_models import build as tree
 from models.routing_transformer.tiny_models import build as routing
+from models_cases import trainer_arguments
 from torch import nn
 from torch.nn.functional import cross_entropy
 from training.span_runs import build_model as with_spans
@@ -32,15 +33,11 @@ MODELS = {
 
 
 def trainer(folder: Path, model: Any, loss: Any = None, **changes: Any) -> transformers.Trainer:
-    options: dict[str, Any] = {
-        "max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1,
-        "save_strategy": "no", "use_cpu": True, "report_to": "none", "disable_tqdm": True, "bf16": True,
-        "dataloader_pin_memory": False, **changes,
-    }  # fmt: skip
+    options = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
     ids = torch.randint(3, VOCAB, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()
     return transformers.Trainer(
         model,
-        transformers.TrainingArguments(str(folder), **options),
+        trainer_arguments(folder, **{**options, "bf16": True, **changes}),
         train_dataset=Dataset.from_dict({"input_ids": ids, "labels": ids}),
         callbacks=[hea.AuxiliaryLossCallback()],
         compute_loss_func=loss,
@@ -119,8 +116,7 @@ PATTERN = BlockTopK(4, 2)
 
 def trained(model: Any, folder: Path, *callbacks: Any, **options: Any) -> tr.Trainer:
     rows = [{"input_ids": row, "labels": row} for row in token_ids(8, 24)]
-    arguments = {"per_device_train_batch_size": 2, "max_steps": 4, "use_cpu": True, "report_to": "none", **options}
-    args = tr.TrainingArguments(output_dir=str(folder), disable_tqdm=True, **arguments)
+    args = trainer_arguments(folder, per_device_train_batch_size=2, max_steps=4, **options)
     return tr.Trainer(model, args, train_dataset=rows, eval_dataset=rows[:2], callbacks=[*callbacks])  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ import transformers
 from accelerate.data_loader import BatchSamplerShard
 from families import BY_NAME
 from models.etc_transformer.tiny_models import build
+from models_cases import trainer_arguments
 from seq2seq_cases import random_ids
 from tiny_bert import tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -218,18 +219,14 @@ def test_trainer_trains_evaluates_and_generates(has_model: bool, tmp_path: Path)
         written.append(prediction.predictions)
         return {"tokens": float((prediction.predictions > 2).sum())}
 
-    args = transformers.Seq2SeqTrainingArguments(
-        str(tmp_path),
+    args = trainer_arguments(
+        tmp_path,
+        transformers.Seq2SeqTrainingArguments,
         max_steps=2,
         per_device_train_batch_size=2,
         per_device_eval_batch_size=4,
         predict_with_generate=True,
         generation_max_length=8,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        dataloader_pin_memory=False,
     )
     collator = hea.AlignedSentencesCollator(padding_tokenizer("right"), model=model if has_model else None)
     trainer = transformers.Seq2SeqTrainer(
@@ -417,8 +414,8 @@ def fixed_trainer(folder: Path) -> tuple[transformers.Trainer, list[dict[str, An
     """Return a trainer of one step over both batches, and the batches."""
     fixed = batches_of_unlike_lengths()
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25)
-    args = transformers.TrainingArguments(
-        str(folder / "trainer"),
+    args = trainer_arguments(
+        folder / "trainer",
         max_steps=1,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=len(fixed),
@@ -426,12 +423,7 @@ def fixed_trainer(folder: Path) -> tuple[transformers.Trainer, list[dict[str, An
         max_grad_norm=0.0,
         lr_scheduler_type="constant",
         remove_unused_columns=False,
-        use_cpu=True,
-        dataloader_pin_memory=False,
         logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
     )
     trainer = transformers.Trainer(
         model,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from models_cases import trainer_arguments
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -108,9 +109,7 @@ def main(folder: str) -> None:
 
 
 def train(model: Any, folder: str) -> None:
-    arguments = transformers.TrainingArguments(
-        folder, max_steps=1, use_cpu=True, ddp_backend="gloo", report_to="none", disable_tqdm=True, save_strategy="no"
-    )
+    arguments = trainer_arguments(folder, max_steps=1, ddp_backend="gloo")
     rows = [{"input_ids": IDS[0], "labels": IDS[0]}] * 24
     transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
 

@@ -10,10 +10,10 @@ from datasets import Dataset
 from models.bp_transformer.tiny_models import build
 from models.bp_transformer.tree_by_nodes import pair_by_nodes, tree_by_nodes
 from models.shared_checks import decode
-from models_cases import TOLERANCE, random_ids
+from models_cases import TOLERANCE, random_ids, trainer_arguments
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.layer import weights_of_rows
@@ -311,9 +311,7 @@ def test_a_callback_says_how_much_of_the_training_is_over(tmp_path: Path) -> Non
     model, seen = build("AutoModelForCausalLM", **FIELDS), []
     model.model.register_forward_pre_hook(lambda module, _: seen.append(module.progress))
     rows = Dataset.from_dict({"input_ids": random_ids(4, 6).tolist(), "labels": random_ids(4, 6).tolist()})
-    options: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True}
-    options |= {"disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
-    args = TrainingArguments(str(tmp_path), **options)
+    args = trainer_arguments(tmp_path, max_steps=4, per_device_train_batch_size=2)
     callbacks = [hea.LayerLossCallback(), hea.AuxiliaryLossCallback()]
     Trainer(model, args, train_dataset=rows, callbacks=callbacks).train()
     assert seen == [0.0, 0.25, 0.5, 0.75]

@@ -9,7 +9,7 @@ import torch
 import transformers
 from models.compressed_transformer.tiny_models import build, random_ids
 from models.shared_checks import kept_bytes
-from models_cases import TOLERANCE
+from models_cases import TOLERANCE, trainer_arguments
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -281,10 +281,7 @@ def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
     features = model.model.layers[0].self_attn.features
     first = features.vectors.clone()
     rows = [{"input_ids": row, "labels": row} for row in random_ids(6, 5)]
-    arguments = transformers.TrainingArguments(
-        tmp_path, per_device_train_batch_size=2, max_steps=3, report_to=[], save_strategy="no", use_cpu=True,
-        disable_tqdm=True,
-    )  # fmt: skip
+    arguments = trainer_arguments(tmp_path, per_device_train_batch_size=2, max_steps=3)
     trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[hea.RedrawFeaturesCallback()])
     seen = []
     model.register_forward_pre_hook(lambda *_: seen.append(features.vectors.clone()))

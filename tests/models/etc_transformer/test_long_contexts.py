@@ -10,6 +10,7 @@ import transformers
 from models.etc_transformer.dense_etc import Text, chunked, dense_etc
 from models.etc_transformer.tiny_models import build, random_ids
 from models.shared_checks import check_compiled_training, check_exported
+from models_cases import trainer_arguments
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
@@ -204,9 +205,7 @@ def test_the_collator_takes_contexts(tmp_path: Path) -> None:
     assert inputs["global_contexts"].tolist() == [[0, 1, 2]] * 4
     with pytest.raises(hea.InputError, match="Some items of a batch have contexts, and others have none"):
         collate([items[0], {"text": "w1", "parts": [(0, 2)]}])
-    args = transformers.TrainingArguments(
-        str(tmp_path), max_steps=1, remove_unused_columns=False, use_cpu=True, report_to="none", disable_tqdm=True
-    )
+    args = trainer_arguments(tmp_path, max_steps=1, remove_unused_columns=False)
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25, num_hidden_layers=1)
     running = transformers.Trainer(model, args, train_dataset=items, data_collator=collate)
     assert running.train().training_loss > 0

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from families import BY_NAME
+from models_cases import trainer_arguments
 from seq2seq_cases import TINY, head_inputs, random_ids
 from tokenizers import Tokenizer, models
 from torch.utils.data import Dataset
@@ -61,14 +62,11 @@ def test_smoothed_in_training_and_plain_in_evaluation() -> None:
 
 
 def trainer(model: Any, folder: Path, **options: Any) -> transformers.Seq2SeqTrainer:
-    arguments = transformers.Seq2SeqTrainingArguments(
-        output_dir=str(folder),
+    arguments = trainer_arguments(
+        folder,
+        transformers.Seq2SeqTrainingArguments,
         per_device_train_batch_size=4,
         per_device_eval_batch_size=4,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        dataloader_pin_memory=False,
         **options,
     )
     collator = transformers.DataCollatorForSeq2Seq(tokenizer(), model=model)
