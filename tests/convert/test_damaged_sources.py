@@ -105,6 +105,11 @@ FAULTS = {
     "folder": (weights_are_a_folder, "cannot be read"),
     "loop": (weights_are_a_loop, "cannot be read"),
     "shard": (shard_is_missing, r"cannot be read: .*model-00002-of-"),
+    "missing": (
+        weights(lambda all: all.pop("encoder.layer.1.output.dense.weight")),
+        r"missing: encoder\.layer\.\*\.output\.dense\.weight",
+    ),
+    "unexpected": (weights(lambda all: all.update(extra=torch.zeros(3))), "unexpected: extra"),
     "shape": (weights(lambda all: all.update({EMBEDDING: torch.zeros(3, 32)})), "of another shape than the config"),
     "integers": (
         weights(lambda all: all.update({name: each.to(torch.int8) for name, each in all.items()})),

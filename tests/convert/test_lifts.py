@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from convert.test_folders import change_weights, run, save
+from convert.test_damaged_sources import weights
+from convert.test_folders import run, save
 from in_tree_models import HEADS, in_tree
 
 import hf_efficient_attn as hea
@@ -180,10 +181,10 @@ def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
 
 def test_sources_may_lack_what_is_left_behind_and_nothing_else(tmp_path: Path) -> None:
     folder = save(source("bert", "AutoModelForMaskedLM"), tmp_path / "theirs")
-    change_weights(folder, lambda weights: weights.pop("bert.embeddings.position_embeddings.weight"))
+    weights(lambda all: all.pop("bert.embeddings.position_embeddings.weight"))(folder)
     with pytest.raises(hea.CheckpointError, match="position_embeddings"):
         hea.convert(folder)
     assert lifted(folder).config.model_type == "etc_transformer"
-    change_weights(folder, lambda weights: weights.pop("bert.encoder.layer.1.output.dense.weight"))
+    weights(lambda all: all.pop("bert.encoder.layer.1.output.dense.weight"))(folder)
     with pytest.raises(hea.CheckpointError, match=r"missing: bert\.encoder\.layer\.\*\.output\.dense\.weight"):
         lifted(folder)

@@ -9,12 +9,11 @@ import pytest
 import torch
 import transformers
 from models.shared_checks import check_compiled_training, check_exported, check_save_and_load
-from models_cases import TINY, TOLERANCE, Case, checkpoint_activations, first_tensor, head_inputs, random_ids, scalar
+from models_cases import TINY, TOLERANCE, Case, first_tensor, head_inputs, random_ids
 from transformers.modeling_layers import GradientCheckpointingLayer
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.spans.module import span_modules
 
 
 class SavingContract:
@@ -62,15 +61,6 @@ class SavingContract:
         routed_case.model().save_pretrained(tmp_path)
         with pytest.raises(TypeError, match="attn_implementaton"):
             getattr(transformers, routed_case.main_head).from_pretrained(tmp_path, attn_implementaton="eager")
-
-    def test_loaded_in_one_precision(self, routed_case: Case, tmp_path: Path) -> None:
-        """Sharding (FSDP2) wants parameters of one dtype. Spans, which bfloat16 would move by many tokens, are not."""
-        routed_case.model().save_pretrained(tmp_path)
-        auto_class = getattr(transformers, routed_case.main_head)
-        again = auto_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
-        spans = {parameter for module in span_modules(again) for parameter in module.parameters()}
-        assert {parameter.dtype for parameter in again.parameters() if parameter not in spans} == {torch.bfloat16}
-        assert all(parameter.dtype == torch.float32 for parameter in spans)
 
 
 # what no mask and a mask of ones come to is the same to every kernel: thorough with the second
@@ -265,28 +255,3 @@ class FamilyContract(SavingContract, MasksContract, CompileContract):
             model.set_attn_implementation(kernel)
             actual = model(ids, attention_mask=mask, use_cache=False).logits
         torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], atol=TOLERANCE, rtol=TOLERANCE)
-
-    # what is trained on here is the states alone
-    @pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss")
-    def test_gradient_checkpointing_changes_no_gradient(self, case: Case, auto_class: str) -> None:
-        gradients = []
-        for checkpointing in (False, True):
-            model = case.model(auto_class).train()
-            if checkpointing:
-                checkpoint_activations(model)
-            scalar(model(**head_inputs(auto_class))).backward()
-            gradients.append([parameter.grad for parameter in model.parameters()])
-        for plain, checkpointed in zip(*gradients, strict=True):
-            # without a cache, which checkpointing switches off, sums may be rounded otherwise
-            atol = 1e-6 * max(1.0, float(plain.abs().max()))
-            torch.testing.assert_close(checkpointed, plain, atol=atol, rtol=1e-5)
-
-    def test_serving_engines_are_served_right_or_refused(self, routed_case: Case) -> None:
-        config = routed_case.config()
-        if not getattr(config, "is_centered", True):
-            pytest.skip("plain softmax attention is what those engines compute")
-        for engine in ("vllm", "sglang", "paged|eager"):
-            model = routed_case.model()
-            model.config._attn_implementation = engine
-            with pytest.raises(hea.UnsupportedBackendError, match="running mean|attention pattern|softmax attention"):
-                model(random_ids(1, 4))

@@ -17,7 +17,7 @@ from models.shared_checks import (
     check_exported,
     check_save_and_load,
 )
-from models_cases import TOLERANCE, checkpoint_activations, first_tensor, scalar
+from models_cases import TOLERANCE, first_tensor
 from seq2seq_cases import TINY, Seq2SeqCase, head_inputs, random_ids
 from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -173,24 +173,6 @@ class Seq2SeqContract(Seq2SeqMasksContract, Seq2SeqCompileContract):
             actual = model(**inputs).logits
         torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
-    # what is trained on here is the states alone
-    @pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss")
-    @pytest.mark.parametrize("reentrant", [False, True])
-    def test_gradient_checkpointing_changes_no_gradient(
-        self, case: Seq2SeqCase, auto_class: str, reentrant: bool
-    ) -> None:
-        gradients = []
-        for checkpointing in (False, True):
-            model = case.model(auto_class, embedding_dropout=0.0, hidden_dropout=0.0).train()
-            if checkpointing:
-                checkpoint_activations(model, {"use_reentrant": reentrant})
-            if checkpointing and reentrant:
-                model.enable_input_require_grads()
-            scalar(model(**head_inputs(auto_class))).backward()
-            gradients.append([parameter.grad for parameter in model.parameters()])
-        for plain, checkpointed in zip(*gradients, strict=True):
-            torch.testing.assert_close(checkpointed, plain, atol=TOLERANCE, rtol=TOLERANCE)
-
     def test_offloaded_layers_compute_the_same(self, case: Seq2SeqCase, tmp_path: Path) -> None:
         model = case.model()
         model.save_pretrained(tmp_path / "model")
@@ -205,19 +187,6 @@ class Seq2SeqContract(Seq2SeqMasksContract, Seq2SeqCompileContract):
         with torch.no_grad():
             expected = model(ids, decoder_input_ids=target).logits
             torch.testing.assert_close(again(ids, decoder_input_ids=target).logits, expected, atol=1e-6, rtol=1e-6)
-
-    def test_loaded_in_one_precision(self, case: Seq2SeqCase, tmp_path: Path) -> None:
-        """Sharding (FSDP2) wants parameters of one dtype."""
-        case.model().save_pretrained(tmp_path)
-        again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-        assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
-
-    def test_serving_engines_are_refused(self, case: Seq2SeqCase) -> None:
-        for engine in ("vllm", "sglang", "paged|eager"):
-            model = case.model()
-            model.config._attn_implementation = engine
-            with pytest.raises(hea.UnsupportedBackendError, match="attention pattern"):
-                model(random_ids(1, 4), decoder_input_ids=random_ids(1, 3))
 
 
 class Seq2SeqGenerationContract:

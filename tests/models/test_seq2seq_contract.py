@@ -14,8 +14,3 @@ class TestSeq2SeqContract(Seq2SeqContract): ...
 
 
 class TestSeq2SeqGenerationContract(Seq2SeqGenerationContract): ...
-
-
-def test_case_names_are_unique() -> None:
-    names = [case.name for case in CASES]
-    assert len(set(names)) == len(names)
