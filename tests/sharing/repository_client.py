@@ -15,7 +15,7 @@ import torch
 import transformers
 from huggingface_hub import ModelCard, constants, get_session, hf_raise_for_status, list_repo_files
 from models_cases import trainer_arguments
-from sharing.hub_client import output_digest
+from sharing.compared import output_digest
 from sharing.shared_models import shared_model
 from word_tokenizer import word_tokenizer
 

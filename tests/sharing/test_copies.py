@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 from distributed import run_fresh
+from sharing.compared import scatter
 from sharing.copy_client import ENCODERS, used
-from sharing.hub_client import scatter
 from sharing.shared_models import FAMILIES, MODELS, shared_model
 from sharing.test_stub_processes import auto_class_of
 from transformers import PreTrainedConfig

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import run_fresh
 from hub_server import running_hub
-from sharing.hub_client import output_digest
+from sharing.compared import output_digest
 from sharing.shared_models import FAMILIES, MODELS, shared_model
 
 CLIENT = Path(__file__).parent / "stub_client.py"

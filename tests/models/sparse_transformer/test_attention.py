@@ -280,17 +280,6 @@ def packed() -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     return documents, {"input_ids": torch.cat(documents, 1), "position_ids": positions}
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(side: str) -> None:
-    model, ids = build(), torch.randint(1, 50, (1, 91))
-    padded = torch.nn.functional.pad(ids, (7, 0) if side == "left" else (0, 7))
-    with torch.no_grad():
-        together = model(padded, attention_mask=(padded != 0).long()).last_hidden_state
-        alone = model(ids).last_hidden_state
-    together = together[:, 7:] if side == "left" else together[:, :91]
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("padding", [(0, 0), (3, 5)])
 def test_packed_documents_are_evaluated_as_if_alone(padding: tuple[int, int]) -> None:
     model, (documents, inputs) = build(), packed()

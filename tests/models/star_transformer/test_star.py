@@ -264,10 +264,11 @@ def test_a_row_of_documents_has_no_single_class() -> None:
 def test_a_class_of_what_may_be_several_documents_is_refused_while_compiling() -> None:
     torch.compiler.reset()
     model, ids = build("AutoModelForSequenceClassification", num_hidden_layers=1), random_ids(1, 6)
-    step = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(step(ids).logits, model(ids).logits)
-    with pytest.raises(Exception, match="may hold packed documents"):
-        step(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    step = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(step(ids).logits, model(ids).logits)
+        with pytest.raises(Exception, match="may hold packed documents"):
+            step(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
 def test_a_matrix_may_close_padding_alone() -> None:
@@ -295,7 +296,7 @@ def test_a_compiled_model_refuses_a_matrix() -> None:
     model, ids = build("AutoModel", num_hidden_layers=1), random_ids(1, 5)
     matrix = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     with pytest.raises(Exception, match="cannot look which pairs it closes"):
-        torch.compile(model, backend="aot_eager")(ids, attention_mask=matrix)
+        torch.compile(model, backend="eager")(ids, attention_mask=matrix)
 
 
 def test_compiled_documents_are_those_of_the_plain_model() -> None:
