@@ -193,6 +193,12 @@ def checkpoint_activations(model: Any, *arguments: Any) -> None:
     enable(*arguments)
 
 
+def trainer_arguments(folder: Any, kind: Any = transformers.TrainingArguments, **changes: Any) -> Any:
+    """Return arguments of Trainer on a CPU, without reports and checkpoints unless they are asked for."""
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    return kind(str(folder), **{**quiet, "dataloader_pin_memory": False, **changes})
+
+
 def random_ids(rows: int, tokens: int, seed: int = 2) -> torch.Tensor:
     """Return tokens that are none of the special ones."""
     return torch.randint(3, TINY["vocab_size"], (rows, tokens), generator=torch.Generator().manual_seed(seed))

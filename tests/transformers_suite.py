@@ -5,7 +5,7 @@
 
 The tests are those of the installed version: pip downloads its source distribution into the folder, unless it is there.
 What stands behind `--` goes to pytest. The distribution lacks a few modules that the tests import, among them the tests
-of generation and of export; tests/models/generation_contract.py and compile_contract.py have those of ours.
+of generation and of export; tests/models/generation_contract.py and contract.py have those of ours.
 
 A family of hf_suite.json has a config with its fields, its models by kind of head, attributes for the tester, and tests
 that are skipped (`skip`, patterns of names), with the reason.

@@ -1,22 +1,18 @@
 """Checkpoints whose config names no architectures: the head is found by the names of the weights, or asked for."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from distributed import run_fresh
-from hub_server import running_hub
 from in_tree_models import FIELDS, heads_of, in_tree, inputs_of, largest_difference
 from safetensors.torch import load_file, save_file
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.convert import source
 from hf_efficient_attn.convert.registry import AUTO_CLASSES, head_of_class, resolve_head
-from hf_efficient_attn.hub.stub import FILE
 
 TOKENS, SEQUENCES, CHOICES, ANSWERS = (
     f"AutoModelFor{head}"
@@ -114,19 +110,6 @@ def test_the_published_longformer(tmp_path: Path, is_old_pickle: bool) -> None:
     assert largest_difference(ours, loaded, inputs_of("longformer", "AutoModelForMaskedLM")) == 0
 
 
-def test_the_published_longformer_by_its_name_on_the_hub(tmp_path: Path) -> None:
-    """Without a tokenizer there, none is made up."""
-    with running_hub(tmp_path / "hub") as hub:
-        folder = hub.files("allenai/longformer-base-4096")
-        folder.parent.mkdir(parents=True)
-        published(folder, is_old_pickle=True)
-        words = [sys.executable, "-m", "hf_efficient_attn", "convert", "allenai/longformer-base-4096", "dst"]
-        done = run_fresh(words, tmp_path, hub.environment())
-    assert done.returncode == 0, done.stderr
-    assert "dst: SparseTransformerForMaskedLM" in done.stdout
-    assert {path.name for path in (tmp_path / "dst").iterdir()} == {"config.json", "model.safetensors", FILE}
-
-
 @pytest.mark.filterwarnings("ignore:Left behind", "ignore:New in")
 def test_another_head_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(tmp_path / "theirs", is_old_pickle=False)
@@ -134,12 +117,6 @@ def test_another_head_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(hea.convert(tmp_path / "theirs", head="AutoModel"), hea.SparseTransformerModel)
     ours = hea.convert(tmp_path / "theirs", head=SEQUENCES)
     assert isinstance(ours, hea.SparseTransformerForSequenceClassification)
-
-
-def test_weights_in_several_files(tmp_path: Path) -> None:
-    folder = save_without_architectures(in_tree("led", ANSWERS), tmp_path / "led", max_shard_size="20kB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    assert isinstance(hea.convert(folder), hea.SparseSeq2SeqForQuestionAnswering)
 
 
 def test_names_of_the_first_checkpoints(tmp_path: Path) -> None:
@@ -164,17 +141,6 @@ def test_names_of_no_head(tmp_path: Path) -> None:
     assert AUTO_CLASSES["ConditionalGeneration"] not in str(caught.value)
 
 
-def test_damaged_or_absent_weights(tmp_path: Path) -> None:
-    folder = save_without_architectures(in_tree("bert"), tmp_path / "bert")
-    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"):
-        (folder / name).write_bytes(b"half")
-        with pytest.raises(hea.CheckpointError, match=f"The file {name} of .* cannot be read"):
-            hea.convert(folder)
-        (folder / name).unlink()
-    with pytest.raises(hea.CheckpointError, match=r"cannot be read: it has none of the files model\.safetensors"):
-        hea.convert(folder)
-
-
 @pytest.mark.parametrize("model_type", FIELDS)
 def test_buffers_that_earlier_versions_saved(model_type: str, tmp_path: Path) -> None:
     """They are no weights: transformers makes them anew, and passes over those of a checkpoint."""
@@ -193,3 +159,20 @@ def test_buffers_that_earlier_versions_saved(model_type: str, tmp_path: Path) ->
     save_file({**load_file(file), **buffers}, file, metadata={"format": "pt"})
     ours = hea.convert(tmp_path / "theirs", parity=True)
     assert largest_difference(theirs, ours, inputs_of(model_type, head, 16)) < 1e-5
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    folder = save_without_architectures(in_tree("led", ANSWERS), tmp_path / "led", max_shard_size="20kB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert isinstance(hea.convert(folder), hea.SparseSeq2SeqForQuestionAnswering)
+
+
+def test_damaged_or_absent_weights(tmp_path: Path) -> None:
+    folder = save_without_architectures(in_tree("bert"), tmp_path / "bert")
+    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"):
+        (folder / name).write_bytes(b"half")
+        with pytest.raises(hea.CheckpointError, match=f"The file {name} of .* cannot be read"):
+            hea.convert(folder)
+        (folder / name).unlink()
+    with pytest.raises(hea.CheckpointError, match=r"cannot be read: it has none of the files model\.safetensors"):
+        hea.convert(folder)

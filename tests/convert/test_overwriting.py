@@ -139,16 +139,6 @@ def test_interrupted_while_files_move(
         assert contents(folder).keys() == WRITTEN | {"mine"}
 
 
-def test_an_interruption_while_weights_are_written(tmp_path: Path) -> None:
-    def write(folder: Path) -> None:
-        fill(folder, {"model.safetensors": "half"})
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_folder(tmp_path / "deep" / "dst", write)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_cannot_be_changed_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError("Permission denied")

@@ -20,19 +20,14 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.parametrize("tokens", [64, 61, 20])
-@pytest.mark.parametrize(("model_type", "head"), SPARSE)
-def test_same_outputs(model_type: str, head: str, tokens: int) -> None:
+# every head at 61 tokens: `test_unusual_configs.py`; in transformers BigBird reads all of up to 28
+@pytest.mark.parametrize("tokens", [64, 29, 28, 20])
+@pytest.mark.parametrize("model_type", ["longformer", "big_bird", "led", "bigbird_pegasus"])
+def test_same_outputs(model_type: str, tokens: int) -> None:
+    head = "AutoModel"
     theirs = in_tree(model_type, head)
     ours = hea.convert(theirs, parity=True)
     assert largest_difference(theirs, ours, inputs_of(model_type, head, tokens)) < 1e-5
-
-
-@pytest.mark.parametrize(("model_type", "head"), heads_of("longformer", "led"))
-def test_same_outputs_with_padding(model_type: str, head: str) -> None:
-    theirs = in_tree(model_type, head)
-    ours = hea.convert(theirs, parity=True)
-    assert largest_difference(theirs, ours, inputs_of(model_type, head, 61, padded=17)) < 1e-5
 
 
 @pytest.mark.parametrize("model_type", ["big_bird", "bigbird_pegasus"])
@@ -64,12 +59,6 @@ def test_marked_global_tokens(model_type: str, parity: bool) -> None:
     marked[0, :3], marked[1, [0, 17, 30]], marked[2, 5] = 1, 1, 1
     inputs["global_attention_mask"] = marked
     assert largest_difference(theirs, hea.convert(theirs, parity=parity), inputs) < 1e-5
-
-
-def test_longformer_needs_no_parity() -> None:
-    theirs = in_tree("longformer", "AutoModelForSequenceClassification")
-    inputs = inputs_of("longformer", "AutoModelForSequenceClassification")
-    assert largest_difference(theirs, hea.convert(theirs), inputs) < 1e-5
 
 
 def test_the_first_token_of_led_is_global_as_its_authors_have_it() -> None:
@@ -131,11 +120,10 @@ def test_encoder_as_language_model_is_refused() -> None:
         hea.convert(theirs)
 
 
-@pytest.mark.parametrize("parity", [False, True])
 @pytest.mark.parametrize(("model_type", "head"), SPARSE)
-def test_round_trip(model_type: str, head: str, parity: bool) -> None:
+def test_round_trip(model_type: str, head: str) -> None:
     theirs = in_tree(model_type, head)
-    back = hea.convert(hea.convert(theirs, parity=parity), to=model_type)
+    back = hea.convert(hea.convert(theirs), to=model_type)
     assert type(back) is type(theirs)
     before, after = theirs.state_dict(), back.state_dict()
     assert list(before) == list(after)

@@ -101,13 +101,6 @@ def test_every_type_is_listed() -> None:
         assert f"\n| {exception} | {', '.join(types)} |\n" in card
 
 
-@pytest.mark.filterwarnings("error", "ignore:New in", "ignore:.*is not kept")
-def test_ours_need_no_note() -> None:
-    ours = hea.convert(in_tree("longformer", "AutoModelForMaskedLM"))
-    hea.convert(ours, parity=True)
-    hea.convert(ours, to="longformer")
-
-
 @pytest.mark.parametrize(
     "model_type", [name for name, each in COUNTERPARTS.items() if "TokenClassification" in each.heads]
 )

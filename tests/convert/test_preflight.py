@@ -11,7 +11,6 @@ from in_tree_models import in_tree
 from safetensors.torch import load_file, save_file
 
 import hf_efficient_attn as hea
-from hf_efficient_attn import cli
 from hf_efficient_attn.convert import configs, conversion
 from hf_efficient_attn.convert.registry import COUNTERPARTS
 
@@ -33,6 +32,7 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"attention_window": 7}, "attention_window=7"),
         ({"attention_window": 8.0}, "must be an integer, such as 512"),
         ({"attention_window": 0}, "nearest that is: 2"),
+        ({"attention_window": 8, "pattern": "band(4, 4)"}, "exclude each other"),
         ({"pattern": "band(4"}, "band"),
         ({"to": "led"}, "cannot become 'led'"),
         ({"max_position_embeddings": 16}, "would cut the 80 positions"),
@@ -101,29 +101,6 @@ def test_a_config_of_no_activation_is_blamed(bert: Path) -> None:
     with pytest.raises(hea.EfficientAttentionError, match="hidden_act='nope'") as caught:
         hea.convert(bert)
     assert "again" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["{", b"\xff\xfe\x00"])
-def test_a_damaged_config_is_not_called_absent(bert: Path, text: str | bytes) -> None:
-    (bert / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(hea.CheckpointError, match=r"config\.json of .* is damaged"):
-        hea.convert(bert)
-
-
-def test_no_padding_token() -> None:
-    config = hea.SparseTransformerConfig.longformer(
-        attention_window=8, num_hidden_layers=1, hidden_size=32, num_attention_heads=4, pad_token_id=None
-    )
-    with pytest.raises(hea.ConfigurationError, match="pad_token_id=None"):
-        hea.convert(hea.SparseTransformerForMaskedLM(config), to="longformer")
-
-
-@pytest.mark.parametrize(("to", "positions"), [("longformer", "4,096"), ("sparse_transformer", "4,096")])
-def test_positions_are_those_of_tokens(
-    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, positions: str
-) -> None:
-    cli.main(["convert", str(bert), str(tmp_path / "new"), "--to", to])
-    assert f"{positions} positions" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore:Left behind")

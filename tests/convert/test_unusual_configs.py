@@ -104,13 +104,6 @@ def test_what_their_head_cannot_say_is_refused_or_named(model_type: str, head: s
         assert any(re.search(kept, str(each.message)) for each in caught)
 
 
-@pytest.mark.parametrize("model_type", ["longformer", "roberta"])
-def test_the_activation_before_the_vocabulary_is_a_constant_there(model_type: str) -> None:
-    ours = hea.convert(unusual(model_type, "AutoModelForMaskedLM"))
-    assert (ours.config.hidden_act, ours.config.lm_transform_activation) == ("silu", "gelu")
-    assert type(ours.transform.act_fn) is type(transformers.activations.ACT2FN["gelu"])
-
-
 @pytest.mark.parametrize(
     ("model_type", "head", "wrong"),
     [

@@ -70,14 +70,6 @@ def test_a_copy_trains_or_evaluates_as_told(script: str, folder: Path) -> None:
     assert weights.stat().st_mtime_ns == written
 
 
-def test_a_copy_of_sparsify_llama(folder: Path) -> None:
-    copy = shutil.copy(EXAMPLES / "sparsify_llama.py", folder)
-    (folder / "own.txt").write_text("".join(row["text"] for row in rows(40)))
-    given = ["--model_name_or_path", "decoder", "--text_file", "own.txt", "--text_tokens", "600", "--left", "60"]
-    finish_example(start_forked(folder, copy, *given, "--max_eval_samples", "1"))
-    assert (folder / "run" / "results.json").exists()
-
-
 def refused(script: str, *more: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the sentence by which an example refuses its input."""
     monkeypatch.setattr(sys, "argv", [script, "--output_dir", "run", *own(script, *more)])
@@ -175,6 +167,33 @@ def test_a_wrong_row_is_refused(
     own_rows[7] |= changed
     write_rows(folder / "rows.jsonl", own_rows)
     assert message in refused(script, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("script", "of_all_rows", "more", "message"),
+    [
+        ("run_classification", {"label": "ham"}, [], "train rows are of one class"),
+        ("run_classification", {}, ["--max_eval_samples", "1"], "All 1 validation rows are of one class"),
+        ("run_classification", {}, ["--label_column", "kind"], "No column is called kind (--label_column)"),
+        ("run_classification", {}, ["--text_column", "body"], "No column is called body (--text_column)"),
+        ("run_classification", {"text": 1}, [], "text must hold strings, not Value('int64')"),
+        ("run_classification", {"label": ["ham"]}, [], "and label a class, not List(Value('string'))"),
+        ("run_token_classification", {"tokens": "a b"}, [], "No column of lists is called tokens"),
+        ("run_summarization", {}, ["--text_column", "page"], "No column is called page (--text_column)"),
+        ("run_translation", {}, ["--target_lang", "fr"], "No `translation` is in fr; there is en, de."),
+        ("run_qa", {"question": "a " * 99}, [], "max_seq_length must exceed "),
+        ("run_sentence_embeddings", {"document": "w1 w2"}, [], "All queries of validation have the same document"),
+        ("run_lora", {}, ["--do_train", "False"], "run holds no adapter that could be evaluated: train one first."),
+        ("run_clm", {}, ["--block_size", "9000"], "There are no train blocks"),
+        ("run_lora", {}, ["--block_size", "9000"], "There are no train blocks"),
+        ("run_mlm", {}, ["--max_seq_length", "9000"], "There are no train blocks"),
+    ],
+)
+def test_wrong_columns_and_too_little_are_refused(
+    script: str, of_all_rows: dict, more: list[str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(folder / "rows.jsonl", [{**row, **of_all_rows} for row in rows(40)])
+    assert message in refused(script, *more, monkeypatch=monkeypatch)
 
 
 def test_a_class_of_validation_alone_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

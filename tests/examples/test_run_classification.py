@@ -62,29 +62,3 @@ def test_numbers_are_classes_and_epochs_are_counted(tmp_path: Path) -> None:
     entries = state(tmp_path, 4)["log_history"]
     assert [entry["epoch"] for entry in entries if "eval_accuracy" in entry] == [1.0, 2.0]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["id2label"] == {"0": "3", "1": "7"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "arguments", "message"),
-    [
-        ([{"body": "sea", "topic": "ships"}] * 20, [], "All 18 train rows are of one class"),
-        (documents(20), ["--max_eval_samples", "1"], "All 1 validation rows are of one class"),
-        (
-            documents(20),
-            ["--label_column", "kind"],
-            "No column is called kind (--label_column); the data has body, topic.",
-        ),
-        (
-            documents(20),
-            ["--text_column", "text"],
-            "No column is called text (--text_column); the data has body, topic.",
-        ),
-        (documents(20), ["--train_file", "nowhere.jsonl"], "There is no file nowhere.jsonl here."),
-        ([{"body": 1, "topic": "a"}, {"body": 2, "topic": "b"}] * 9, [], "body must hold strings, not Value('int64')"),
-        ([{"body": "a", "topic": ["b"]}] * 9, [], "and topic a class, not List(Value('string'))"),
-    ],
-)
-def test_wrong_inputs_are_refused(rows: list[dict], arguments: list[str], message: str, tmp_path: Path) -> None:
-    write_rows(tmp_path / "train.jsonl", rows)
-    output = finish_example(start_forked(tmp_path, SCRIPT, *TOPIC, *arguments), exit_code=1)
-    assert message in output.splitlines()[-1]

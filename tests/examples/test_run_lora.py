@@ -101,13 +101,6 @@ def test_evaluation_alone_reads_the_trained_adapter(finished: Path) -> None:
         assert again[name] == pytest.approx(trained[name], rel=1e-5)
 
 
-def test_evaluation_without_an_adapter_is_refused(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    output = finish_example(start_forked(tmp_path, SCRIPT, *ARGUMENTS, "--do_train", "False"), exit_code=1)
-    assert "run holds no adapter that could be evaluated: train one first." in output
-    assert "Traceback" not in output
-
-
 def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
     checkpoint = Path(hea.last_complete_checkpoint(str(finished / "run")))
     folder = finished / "resumed"
@@ -119,11 +112,3 @@ def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
     before, after = (json.loads((state / "trainer_state.json").read_text()) for state in states)
     assert after["log_history"][: len(before["log_history"])] == before["log_history"]
     assert after["epoch"] == 5
-
-
-def test_too_little_text_is_refused(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    write_rows(tmp_path / "texts.jsonl", [{"text": "w1 w2"}] * 8)
-    output = finish_example(start_forked(tmp_path, SCRIPT, *ARGUMENTS), exit_code=1)
-    assert "There are no train blocks: more text, samples, or a smaller --block_size are needed." in output
-    assert "Traceback" not in output

@@ -2,14 +2,13 @@
 
 import json
 import math
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from run_example import EXAMPLES, finish_example, start_forked, write_rows
+from run_example import finish_example, start_forked, write_rows
 from tiny_bert import texts, write_tiny_bert
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -79,12 +78,10 @@ def test_the_loss_of_frequencies_is_that_of_counting(folder: Path) -> None:
     assert metrics["loss_of_frequencies"] == pytest.approx(sum(nats) / len(nats))
 
 
-@pytest.mark.parametrize(
-    "model_type", ["sparse_transformer", "simplified_transformer", "adaptive_span", "star_transformer"]
-)
+@pytest.mark.parametrize("model_type", ["sparse_transformer", "star_transformer"])
 def test_new_models_are_trained(folder: Path, tmp_path: Path, model_type: str) -> None:
     command = ["--model_type", model_type, "--train_file", str(folder / "train.jsonl"), "--max_steps", "1"]
-    has_own_reach = model_type in ("adaptive_span", "star_transformer")
+    has_own_reach = model_type == "star_transformer"
     run(tmp_path, *command, *([] if has_own_reach else ["--attention_window", "8"]))
     config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config
     assert (config.model_type, config.is_causal) == (model_type, False)
@@ -92,25 +89,8 @@ def test_new_models_are_trained(folder: Path, tmp_path: Path, model_type: str) -
         assert config.attention_pattern == Band(left=4, right=4).to_dict()
 
 
-def test_a_copy_of_the_file_alone_trains_a_new_model_on_own_text(folder: Path, tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "run_mlm.py", tmp_path)
-    (tmp_path / "example_data.py").write_text("raise ImportError('is not beside a copy')")
-    command = ["--model_type", "sparse_transformer", "--tokenizer_name", str(folder / "bert"), "--max_steps", "1"]
-    command += ["--train_file", str(folder / "train.jsonl"), "--max_eval_samples", "1", *TINY]
-    finish_example(start_forked(tmp_path, str(tmp_path / "run_mlm.py"), *command))
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "run")) == 15
-
-
 def test_a_window_acts_on_a_checkpoint_that_is_long_already(folder: Path, tmp_path: Path) -> None:
     command = ["--model_name_or_path", str(folder / "run"), "--train_file", str(folder / "train.jsonl")]
     run(tmp_path, *command, "--attention_window", "4", "--max_steps", "1", "--max_eval_samples", "1")
     config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config
     assert config.attention_pattern == Band(left=2, right=2).to_dict()
-
-
-def test_too_little_text_is_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
-    command = ["--model_name_or_path", str(folder / "bert"), "--train_file", str(folder / "held_out.jsonl")]
-    output = run(tmp_path, *command, "--max_seq_length", "3000", exit_code=1)
-    assert output.splitlines()[-1].startswith(
-        "There are no train blocks: give more text, samples, or a smaller --max_seq_length"
-    )

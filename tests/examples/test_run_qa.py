@@ -111,26 +111,6 @@ def test_the_best_span_over_all_windows_wins(tokenizer: AutoTokenizer) -> None:
     assert all(best_answers(contexts, found, nowhere.numpy(), 30, can_be_empty=False))
 
 
-@pytest.mark.parametrize(
-    ("changed", "arguments", "message"),
-    [
-        (
-            {"answers": {"text": ["lamp"], "answer_start": [1]}},
-            [],
-            "Answer 'lamp' is not at character 1 of its context",
-        ),
-        ({"question": "a " * 40}, [], "max_seq_length must exceed "),
-        ({"answers": None}, [], "No column is called answers; the data has question, context."),
-        ({}, ["--train_file", "nowhere.jsonl"], "nowhere.jsonl"),
-    ],
-)
-def test_wrong_inputs_are_refused(changed: dict, arguments: list[str], message: str, tmp_path: Path) -> None:
-    row = {**questions(1)[0], **changed}
-    write_rows(tmp_path / "train.jsonl", [{name: value for name, value in row.items() if value}] * 10)
-    output = finish_example(start_forked(tmp_path, "run_qa.py", *TRAIN, *arguments), exit_code=1)
-    assert message in output.splitlines()[-1]
-
-
 def test_squad_scores() -> None:
     assert squad_scores(["the Fox!"], [["fox", "a red fox"]]) == {"exact_match": 100, "f1": 100}
     # "red fox" in "quick red fox": precision 1, recall 2/3; then an empty answer

@@ -82,11 +82,3 @@ def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
 
 def newest(folder: Path) -> Path:
     return Path(hea.last_complete_checkpoint(str(folder / "run")))
-
-
-def test_a_single_document_is_refused(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    write_rows(tmp_path / "pairs.jsonl", [{"query": f"w{n}", "document": "w1 w2"} for n in range(40)])
-    output = finish_example(start_forked(tmp_path, SCRIPT, *ARGUMENTS), exit_code=1)
-    assert "All queries of validation have the same document" in output
-    assert "Traceback" not in output

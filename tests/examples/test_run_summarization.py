@@ -70,9 +70,3 @@ def test_it_resumes_and_takes_a_checkpoint(finished: Path) -> None:
         for folder, name in (("run", "trained"), ("further", "untrained"))
     )
     assert after == before
-
-
-def test_a_wrong_column_is_named(finished: Path) -> None:
-    output = finish_example(start_forked(finished, SCRIPT, "--train_file", "pages.jsonl"), exit_code=1)
-    assert "No column is called text (--text_column) or summary (--summary_column); the data has name, page." in output
-    assert "Traceback" not in output

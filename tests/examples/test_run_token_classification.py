@@ -62,20 +62,6 @@ def test_numbers_are_classes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "config.json").read_text())["id2label"] == {"0": "4", "1": "9"}
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"words": ["a"], "ner_tags": ["O"]}, "No column of lists is called tokens; the data has words, ner_tags."),
-        ({"tokens": "a b", "ner_tags": ["O"]}, "No column of lists is called tokens; the data has tokens, ner_tags."),
-    ],
-)
-def test_wrong_rows_are_refused(row: dict, message: str, tmp_path: Path) -> None:
-    write_rows(tmp_path / "train.jsonl", [row] * 10)
-    output = finish_example(start_forked(tmp_path, SCRIPT, *SHORT), exit_code=1)
-    assert message in output
-    assert "Traceback" not in output
-
-
 PROGRAM = """
 import os.path as paths
 from enum import Flag, auto as fresh

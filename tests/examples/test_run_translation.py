@@ -58,9 +58,3 @@ def test_it_resumes_on_the_schedule_of_noam(finished: Path) -> None:
     assert list(rates) == [1, 2, 3, 4, 5, 6]
     assert rates[5] == pytest.approx(2.2e-3)  # that of the fourth update is logged with the fifth
     assert rates[6] == pytest.approx(2.2e-3 * (4 / 5) ** 0.5)
-
-
-def test_a_wrong_language_is_named(finished: Path) -> None:
-    output = finish_example(start_forked(finished, SCRIPT, "--train_file", "pairs.jsonl"), exit_code=1)
-    assert "No `translation` is in de; there is en, fr." in output
-    assert "Traceback" not in output

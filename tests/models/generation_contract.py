@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.shared_checks import GENERATION_OPTIONS, check_cached_generation, check_compiled_steps
+from models.shared_checks import GENERATION_OPTIONS, check_cached_generation, check_compiled_steps, decode
 from models_cases import TOLERANCE, Case, random_ids
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
@@ -44,17 +44,9 @@ class GenerationContract:
         ids, mask = self.left_padded()
         with torch.no_grad():
             full = model(ids, attention_mask=mask, use_cache=False).logits
-            for chunk in (1, 4):
-                cache, parts = None, []
-                for start in range(0, ids.shape[1], chunk):
-                    stop = min(start + chunk, ids.shape[1])
-                    out = model(
-                        ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}, use_cache=True
-                    )
-                    cache = out.past_key_values
-                    parts.append(out.logits)
-                real = mask.bool()
-                torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
+            for sizes in ([1] * 9, [4, 4, 1]):
+                found, real = decode(model, ids, sizes, mask=mask)[0], mask.bool()
+                torch.testing.assert_close(found[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
 
     @pytest.mark.parametrize("options", GENERATION_OPTIONS)
     def test_cached_generation_equals_uncached(self, case: Case, options: dict[str, Any]) -> None:

@@ -120,7 +120,7 @@ class PrecisionContract:
 
     @pytest.mark.thorough
     def test_autocast_compiles_to_one_graph_for_all_lengths(self, compiled_case: Any) -> None:
-        """Tokens alone; with masks, labels and gradients, at one length, `compile_contract.py` compiles."""
+        """Tokens alone; with masks, labels and gradients, at one length, `contract.py` compiles."""
         given = {name: each for name, each in without_labels(compiled_case.inputs()).items() if "mask" not in name}
         calls = [
             {**{name: each.repeat(1, times)[:, :tokens] for name, each in given.items()}, "use_cache": False}

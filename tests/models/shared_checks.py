@@ -1,13 +1,14 @@
 """Comparisons that the contracts of decoders, encoders and encoder-decoders have in common."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from models_cases import TOLERANCE
+from models_cases import TOLERANCE, first_tensor
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -25,6 +26,53 @@ GENERATION_OPTIONS: list[Any] = [
     # to the cache the same as other beams
     pytest.param({"num_beams": 2, "num_return_sequences": 2}, marks=pytest.mark.thorough),
 ]
+
+
+def check_save_and_load(model: Any, auto_class: str, inputs: Inputs, folder: Path) -> None:
+    """Check that weights, buffers and config come back from a folder, and so do outputs."""
+    model.save_pretrained(folder)
+    assert not list(folder.glob("*.bin"))
+    again = getattr(transformers, auto_class).from_pretrained(folder, dtype=model.dtype).eval()
+    assert getattr(again.config, "attention_pattern", None) == getattr(model.config, "attention_pattern", None)
+    saved, loaded = ({**each.state_dict(), **dict(each.named_buffers())} for each in (model, again))
+    assert saved.keys() == loaded.keys()
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, loaded[name]), name
+    with torch.no_grad():
+        # equal weights at another memory alignment may take another kernel: equal to rounding, not to the bit
+        tolerance = 1e-6 if model.dtype == torch.float32 else 1e-1
+        expected, actual = first_tensor(model(**inputs)), first_tensor(again(**inputs))
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+def decode(
+    model: Any, ids: Tensor, sizes: Iterable[int], cache: Any = None, mask: Tensor | None = None, name: str = "logits"
+) -> tuple[Tensor, Any]:
+    """Return what a model computes of a text that it reads in steps of these sizes, joined, and the cache."""
+    parts, start = [], 0
+    for size in sizes:
+        stop = start + size
+        options = {} if mask is None else {"attention_mask": mask[:, :stop]}
+        out = model(ids[:, start:stop], **options, **{CACHE_ARGUMENT: cache}, use_cache=True)
+        cache, start = out.past_key_values, stop
+        parts.append(out[name])
+    return torch.cat(parts, 1), cache
+
+
+def kept_bytes(run: Callable[[], Tensor], parameters: Iterable[Tensor] = ()) -> int:
+    """Return the bytes that autograd keeps for the backward pass of what `run` returns, without those of parameters."""
+    known, kept = {each.data_ptr() for each in parameters}, {}
+
+    def note(saved: Tensor) -> Tensor:
+        if saved.data_ptr() not in known:
+            kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        out = run()
+    total = sum(kept.values())
+    out.sum().backward()
+    return total
 
 
 def check_cached_generation(generate: Callable[..., Tensor], options: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.hub.stub import FILE
+from hf_efficient_attn.models.spans.module import span_modules
 
 
 class SharedContract:
@@ -224,6 +225,40 @@ class SharedContract:
         output.loss.backward()
         assert torch.isfinite(output.logits).all()
         assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+    def test_loaded_in_one_precision(self, case: Any, tmp_path: Path) -> None:
+        """Sharding (FSDP2) wants parameters of one dtype. Spans, which bfloat16 would move by many tokens, are not."""
+        case.model().save_pretrained(tmp_path)
+        again = getattr(transformers, case.main_head).from_pretrained(tmp_path, dtype=torch.bfloat16)
+        spans = {parameter for module in span_modules(again) for parameter in module.parameters()}
+        assert {parameter.dtype for parameter in again.parameters() if parameter not in spans} == {torch.bfloat16}
+        assert all(parameter.dtype == torch.float32 for parameter in spans)
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_gradient_checkpointing_changes_no_gradient(self, case: Any, reentrant: bool) -> None:
+        gradients = []
+        for checkpointing in (False, True):
+            model = case.model().train()
+            switch_off_dropout(model)
+            if checkpointing:
+                checkpoint_activations(model, {"use_reentrant": reentrant})
+            if checkpointing and reentrant:
+                model.enable_input_require_grads()
+            model(**case.inputs()).loss.backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        for plain, checkpointed in zip(*gradients, strict=True):
+            # without a cache, which checkpointing switches off, sums may be rounded otherwise
+            atol = 1e-6 * max(1.0, float(plain.abs().max()))
+            torch.testing.assert_close(checkpointed, plain, atol=atol, rtol=1e-5)
+
+    def test_serving_engines_are_served_right_or_refused(self, case: Any) -> None:
+        if not getattr(case.config(), "is_centered", True):
+            pytest.skip("plain softmax attention is what those engines compute")
+        for engine in ("vllm", "sglang", "paged|eager"):
+            model = case.model()
+            model.config._attn_implementation = engine
+            with pytest.raises(hea.UnsupportedBackendError, match="running mean|attention pattern|softmax attention"):
+                model(**without_labels(case.inputs()))
 
     def test_trains_and_the_loss_falls(self, case: Any) -> None:
         torch.manual_seed(0)

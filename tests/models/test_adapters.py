@@ -9,8 +9,7 @@ import pytest
 import torch
 import transformers
 from families import BY_NAME, CASES, OURS
-from models_cases import TINY, Case, case_param, first_tensor, random_ids
-from processes.numbered_script import CASES as NUMBERED
+from models_cases import TINY, Case, case_param, first_tensor, random_ids, trainer_arguments
 
 import hf_efficient_attn as hea
 
@@ -18,6 +17,30 @@ import hf_efficient_attn as hea
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning", "ignore:Position ids are not:UserWarning"
 )
+
+
+class Numbered:
+    """A case whose inputs have numbers, in pieces of unequal lengths, beside the tokens that they number."""
+
+    def __init__(self, name: str, numbered: dict[str, str]) -> None:
+        self.case, self.numbered = BY_NAME[name], numbered
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.case, name)
+
+    def inputs(self, auto_class: str) -> dict[str, torch.Tensor]:
+        """Return the inputs of the case, and numbers that differ between examples."""
+        found = self.case.inputs(auto_class)
+        for name, tokens in self.numbered.items():
+            rows, count = found[tokens].shape
+            found[name] = (torch.arange(count)[None] + torch.arange(rows)[:, None]) // 3
+        return found
+
+
+NUMBERED = {
+    "etc": Numbered("etc-base", {"long_contexts": "input_ids"}),
+    "bp": Numbered("bp-seq2seq", {"sentence_ids": "input_ids", "decoder_sentence_ids": "labels"}),
+}
 every_case = pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])
 MAPS = {
     "lora": partial(peft.LoraConfig, target_modules="all-linear", r=2),
@@ -108,9 +131,7 @@ def test_numbers_of_contexts_and_sentences_reach_an_adapted_model(name: str, tmp
     model = peft.get_peft_model(case.model(case.main_head), MAPS["lora"](init_lora_weights=False))
     inputs, seen = case.inputs(case.main_head), []
     model.base_model.model.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True)
-    args = transformers.TrainingArguments(
-        str(tmp_path), max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
-    )
+    args = trainer_arguments(tmp_path, max_steps=2)
     items = [{each: row[index] for each, row in inputs.items()} for index in range(len(inputs["input_ids"]))]
     transformers.Trainer(model, args, train_dataset=items).train()
     assert len(seen) == 2

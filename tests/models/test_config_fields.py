@@ -1,4 +1,4 @@
-"""Every field of every config, given nonsense: accepted, or refused in a sentence; unknown fields are refused."""
+"""Every field of every config, given nonsense or numbers out of range: accepted, or refused in a sentence."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassError, StrictDataclassFieldVal
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.models.config.fields import own_fields
 
 CONFIGS = [
@@ -21,6 +22,8 @@ CONFIGS = [
     for config in vars(hea).values()
     if isinstance(config, type) and issubclass(config, PreTrainedConfig) and config.__module__.startswith(hea.__name__)
 ]
+# for what all configs have from their base: a single stack and an encoder-decoder
+FEW = (hea.SparseTransformerConfig, hea.SparseSeq2SeqConfig)
 NAN = float("nan")
 WRONG: list[Any] = [None, "a", [], {}, -1, 0, 10**18, 1e18, NAN, [[[]]], [["a"] * 3] * 3, {"a": 1}, {"0": [3]}]
 # transformers writes what is called dtype as the name of one, at any depth
@@ -86,7 +89,7 @@ def test_nonsense_is_refused_or_a_config(config: type[PreTrainedConfig], tmp_pat
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", FEW)
 def test_refusals_name_field_value_and_what_is_allowed(
     config: type[PreTrainedConfig], fields: dict[str, Any], sentence: str
 ) -> None:
@@ -100,7 +103,7 @@ def test_labels_may_be_counted_by_numpy() -> None:
     assert hea.AdaptiveSpanConfig(id2label={numpy.int64(0): "no", "1": "yes"}).id2label == {0: "no", 1: "yes"}
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", FEW)
 def test_errors_are_those_of_transformers_too(config: type[PreTrainedConfig]) -> None:
     """Who catches what transformers and huggingface_hub raise needs no change; the first error stands behind ours."""
     for kind in (ValueError, TypeError, StrictDataclassFieldValidationError):
@@ -146,7 +149,7 @@ def test_fields_have_names() -> None:
         ("zzz", "a subclass may declare more"),
     ],
 )
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", FEW)
 def test_unknown_fields_are_refused_with_the_near_name(
     config: type[PreTrainedConfig], name: str, meant: str, tmp_path: Path
 ) -> None:
@@ -230,3 +233,57 @@ def test_an_activation_with_a_slope_can_be_built() -> None:
 def test_names_of_other_libraries(config: type[PreTrainedConfig], given: str, meant: str) -> None:
     with pytest.raises(hea.ConfigurationError, match=rf"{given}=64 is no field of .*{meant}"):
         config(**{given: 64})
+
+
+# one object for every number of this size, since Python does not write it
+HUGE = 10**5000
+
+
+def numeric_fields() -> Iterator[tuple[type[PreTrainedConfig], str, list[str]]]:
+    """Yield (config, name, types) of fields of our own that are a number, or a list of numbers."""
+    for config in CONFIGS:
+        own = {name for cls in config.__mro__ if cls.__module__.startswith(hea.__name__) for name in vars(cls)}
+        for field in dataclasses.fields(config):
+            text = getattr(field.type, "__name__", str(field.type))
+            types = sorted({*text.replace("[", " ").replace("]", " ").replace("|", " ").split()})
+            if field.name in own and {*types} <= {"int", "float", "None", "list"}:
+                yield config, field.name, types
+
+
+FIELDS = list(numeric_fields())
+
+
+def put(value: Any, name: str) -> Any:
+    """Return the value in the lists that the field wants around it."""
+    return {"frozen_spans": [[value]], "rope_theta_per_layer": [value]}.get(name, value)
+
+
+def test_all_configs_are_found() -> None:
+    assert len(CONFIGS) == 11
+    assert {("SparseTransformerConfig", "num_key_value_heads"), ("AdaptiveSpanConfig", "activation_dropout")} <= {
+        (config.__name__, name) for config, name, _ in FIELDS
+    }
+
+
+@pytest.mark.parametrize(("config", "name", "types"), FIELDS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_numbers_out_of_range(config: type[PreTrainedConfig], name: str, types: list[str]) -> None:
+    values: list[Any] = [10**18, -(10**18), HUGE, float("nan"), float("inf"), True, "1", [None], {}]
+    values += [] if "None" in types else [None]
+    values += [1.5, -0.5] if name.endswith("dropout") else []
+    values += [0, 10**9] if name.endswith(("_layers", "_heads")) else []
+    for value in values:
+        with pytest.raises(ConfigurationError) as refusal:
+            config(**{name: put(value, name)})
+        assert len(str(refusal.value)) <= 500
+        assert name in str(refusal.value)
+
+
+@pytest.mark.parametrize("config", FEW)
+def test_heads_of_a_wide_model(config: type[PreTrainedConfig]) -> None:
+    with pytest.raises(ConfigurationError, match="Nearest counts that do"):
+        config(hidden_size=2**23, num_attention_heads=7)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
+def test_heads_that_do_not_rotate_may_have_an_odd_size(config: type[PreTrainedConfig]) -> None:
+    assert config(hidden_size=20, num_attention_heads=4).head_dim == 5

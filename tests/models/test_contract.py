@@ -26,8 +26,3 @@ def test_import_again_registers_nothing_new() -> None:
     before = len(transformers.AutoModel._model_mapping)
     hea.register_families()
     assert len(transformers.AutoModel._model_mapping) == before
-
-
-def test_case_names_are_unique() -> None:
-    names = [case.name for case in CASES]
-    assert len(set(names)) == len(names)

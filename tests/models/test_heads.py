@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models_cases import TINY, head_inputs
+from models_cases import TINY, head_inputs, trainer_arguments
 from safetensors.torch import load_file
 
 import hf_efficient_attn as hea
@@ -86,16 +86,12 @@ def test_accumulated_gradients_are_those_of_the_batch(tmp_path: Path) -> None:
         rows = [{"input_ids": torch.arange(3 + row, 9 + row), "labels": row % 2} for row in range(4)]
         trainer = transformers.Trainer(
             hea.SparseTransformerForSequenceClassification(config),
-            transformers.TrainingArguments(
-                str(tmp_path),
+            trainer_arguments(
+                tmp_path,
                 per_device_train_batch_size=size,
                 gradient_accumulation_steps=steps,
                 max_steps=1,
                 logging_steps=1,
-                report_to=[],
-                use_cpu=True,
-                disable_tqdm=True,
-                save_strategy="no",
                 max_grad_norm=1e9,
             ),
             train_dataset=rows,

@@ -2,8 +2,7 @@
 
 import pytest
 from families import SEQ2SEQ_CASES as CASES
-from models.seq2seq_contract import Seq2SeqContract
-from models.seq2seq_generation_contract import Seq2SeqGenerationContract
+from models.seq2seq_contract import Seq2SeqContract, Seq2SeqGenerationContract
 from models_cases import parametrize_cases
 
 
@@ -15,8 +14,3 @@ class TestSeq2SeqContract(Seq2SeqContract): ...
 
 
 class TestSeq2SeqGenerationContract(Seq2SeqGenerationContract): ...
-
-
-def test_case_names_are_unique() -> None:
-    names = [case.name for case in CASES]
-    assert len(set(names)) == len(names)

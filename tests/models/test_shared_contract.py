@@ -11,3 +11,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class TestSharedContract(SharedContract): ...
+
+
+def test_case_names_are_unique() -> None:
+    names = [case.name for case in [*CASES, *SEQ2SEQ_CASES]]
+    assert len(set(names)) == len(names)

@@ -4,6 +4,7 @@ Two processes (gloo, CPU) and one alone run `trainer_script.py`.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 from distributed import run_distributed
 from processes.steps import largest_difference
 from processes.trainer_script import CASES, IN_EVERY_WAY, OFTEN, STEPS, WAYS
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.training.complete_checkpoints import why_incomplete
 
 SCRIPT = Path(__file__).parent / "trainer_script.py"
 # both add the same numbers in another order
@@ -77,3 +81,17 @@ def test_resuming_changes_nothing(runs: dict[int, Path], family: str, processes:
     """Weights, optimizer and order of the examples come back from the checkpoint: equal to the last bit."""
     whole, resumed = (weights(runs[processes], family, way) for way in ("plain", "resumed"))
     assert largest_difference(whole, resumed) == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_checkpoint_needs_the_random_states_of_all_processes(
+    runs: dict[int, Path], processes: int, tmp_path: Path
+) -> None:
+    saved = runs[processes] / "simplified_transformer-best" / "checkpoint-1"
+    copy = Path(shutil.copytree(saved, tmp_path / "checkpoint-1"))
+    names = [f"rng_state_{process}.pth" for process in range(processes)] if processes > 1 else ["rng_state.pth"]
+    for name in names:
+        assert hea.last_complete_checkpoint(tmp_path) == str(copy)
+        (copy / name).rename(tmp_path / name)
+        assert why_incomplete(copy) == f"{name} is missing."
+        (tmp_path / name).rename(copy / name)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 from families import FAMILIES
-from models_cases import switch_off_dropout
+from models_cases import switch_off_dropout, trainer_arguments
 
 STEPS, GLOBAL_BATCH = 3, 4
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -45,7 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
 # a single stack and an encoder-decoder
 IN_EVERY_WAY = ("simplified_transformer", "sparse_seq2seq")
 # the others, unless it is thorough
-OFTEN = ("plain", "best")
+OFTEN = ("plain", "checkpointed", "best")
 
 
 def build_model(family: str, seed: int) -> Any:
@@ -71,8 +71,8 @@ def build_trainer(
     if way == "uneven" and WORLD == 1:
         # with several processes, accelerate fills the last batch with the first examples
         train = [*train, train[0]]
-    args = transformers.TrainingArguments(
-        str(folder / f"{family}-{way}"),
+    args = trainer_arguments(
+        folder / f"{family}-{way}",
         **{
             "max_steps": STEPS,
             "per_device_train_batch_size": GLOBAL_BATCH // WORLD,
@@ -81,14 +81,9 @@ def build_trainer(
             "optim": "sgd",
             "learning_rate": 0.1,
             "lr_scheduler_type": "constant",
-            "use_cpu": True,
             "ddp_backend": "gloo" if WORLD > 1 else None,
             "ddp_find_unused_parameters": False if WORLD > 1 else None,
-            "dataloader_pin_memory": False,
             "logging_strategy": "no",
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
             **WAYS[way],
         },
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from sharing.hub_client import output_digest
+from sharing.compared import output_digest
 from sharing.stub_client import PACKAGE, NotInstalled
 from transformers import PreTrainedConfig, dynamic_module_utils
 

@@ -14,7 +14,8 @@ import peft
 import torch
 import transformers
 from huggingface_hub import ModelCard, constants, get_session, hf_raise_for_status, list_repo_files
-from sharing.hub_client import output_digest
+from models_cases import trainer_arguments
+from sharing.compared import output_digest
 from sharing.shared_models import shared_model
 from word_tokenizer import word_tokenizer
 
@@ -81,6 +82,23 @@ def adapter(base: Any, head: str, repo: str) -> list[str]:
     return [output_digest(adapted.base_model.model), output_digest(loaded)]
 
 
+def trained() -> dict[str, Any]:
+    """Let Trainer push a model after a step, and pull it by its name."""
+    repo, model = "tester/trained", shared_model("simplified_transformer")
+    args = trainer_arguments("run", max_steps=1, per_device_train_batch_size=2, hub_model_id=repo)
+    rows = [{"input_ids": [*range(start, start + 8)], "labels": [*range(start, start + 8)]} for start in range(2)]
+    trainer = transformers.Trainer(model, args, train_dataset=rows, processing_class=word_tokenizer(VOCABULARY))
+    trainer.data_collator = transformers.default_data_collator
+    trainer.train()
+    trainer.push_to_hub()
+    pulled_again = transformers.AutoModelForCausalLM.from_pretrained(repo)
+    return {
+        "digests": [output_digest(model.eval()), output_digest(pulled_again)],
+        "tags": ModelCard.load(repo).data.tags,
+        "files": list_repo_files(repo),
+    }
+
+
 def answer(name: str) -> dict[str, Any]:
     repo = f"tester/{name}"
     try:
@@ -91,4 +109,4 @@ def answer(name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps({name: answer(name) for name in json.loads(sys.argv[1])}))
+    print("\n" + json.dumps({**{name: answer(name) for name in json.loads(sys.argv[1])}, "trained": trained()}))

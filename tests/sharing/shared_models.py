@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from families import OURS, SPARSIFIED
-from sharing.hub_client import SIZES, scatter
+from sharing.compared import SIZES, scatter
 
 # by name: ours by that of their family
 MODELS: dict[str, Any] = {family.name: case for family in OURS for case in family.column("Hub with")}

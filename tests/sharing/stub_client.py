@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import transformers
-from sharing.hub_client import output_digest
+from sharing.compared import output_digest
 from transformers.cli.serving.model_manager import ModelManager
 
 PACKAGE = "hf_efficient_attn"

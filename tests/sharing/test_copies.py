@@ -5,8 +5,6 @@ The user, `copy_client.py`, is a process of its own that runs once.
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,15 +14,15 @@ import pytest
 import torch
 import transformers
 from distributed import run_fresh
+from sharing.compared import scatter
 from sharing.copy_client import ENCODERS, used
-from sharing.hub_client import scatter
 from sharing.shared_models import FAMILIES, MODELS, shared_model
 from sharing.test_stub_processes import auto_class_of
 from transformers import PreTrainedConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
-from hf_efficient_attn.hub.copies import copied_sources, copy_files
+from hf_efficient_attn.hub.copies import copied_sources
 from hf_efficient_attn.hub.stub import FILE
 from hf_efficient_attn.patterns import Band
 
@@ -123,19 +121,6 @@ def test_what_needs_no_code_and_no_folder_are_refused(tmp_path: Path, capsys: py
     with pytest.raises(SystemExit):
         cli.main(["export-code", str(tmp_path / "nothing")])
     assert "has no config.json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_copies_are_formatted(name: str, tmp_path: Path) -> None:
-    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if ruff is None:
-        pytest.skip("ruff is not installed")
-    for file, text in copy_files(hea.hub.include_code(shared_model(name)).config).items():
-        (tmp_path / file).write_text(text)
-    for words in (["format", "--check"], ["check", "--select", "E501,I001"]):
-        words = [ruff, *words, "--isolated", "--line-length", "120", tmp_path]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
 
 
 def test_files_say_where_they_come_from_and_hold_no_absolute_import() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import run_fresh
 from hub_server import running_hub
-from sharing.hub_client import output_digest
+from sharing.compared import output_digest
 from sharing.shared_models import FAMILIES, MODELS, shared_model
 
 CLIENT = Path(__file__).parent / "stub_client.py"
@@ -85,15 +85,3 @@ def test_transformers_serve_loads_it(name: str, answers: tuple[dict[str, Any], d
 
 def test_nothing_else_is_registered(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
     assert answers[1]["registered"] == []
-
-
-def test_command_lines_of_trl_follow_the_pattern_where_they_trust(tmp_path: Path) -> None:
-    """They pass attn_implementation=None, for which transformers drops the attention that is saved."""
-    model = shared_model("llama")
-    model.save_pretrained(tmp_path)
-    done = run_fresh([sys.executable, CLIENT.with_name("trl_client.py"), tmp_path])
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["trusted"] == {"attention": "efficient", "digest": output_digest(model)}
-    assert not said["was_imported"]
-    assert 'experts_implementation="hf_efficient_attn"` is not supported' in said["untrusted"]

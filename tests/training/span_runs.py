@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import transformers
+from models_cases import trainer_arguments
 
 import hf_efficient_attn as hea
 
@@ -48,16 +49,11 @@ def build_trainer(
         "max_steps": 4,
         "max_grad_norm": 0.0,
         "logging_steps": 1,
-        "save_strategy": "no",
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "report_to": "none",
-        "disable_tqdm": True,
         **changes,
     }
     return transformers.Trainer(
         model=model,
-        args=transformers.TrainingArguments(str(folder), **options),
+        args=trainer_arguments(folder, **options),
         train_dataset=train,
         eval_dataset=train,
         data_collator=hea.SegmentCollator(),

@@ -163,7 +163,7 @@ def split(checkpoint: Path, processes: int, arguments: int | None = None, **flag
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_every_process_counts(run: Path, counted: bool) -> None:
-    """The last one too, where the arguments count them; a real checkpoint of two is looked at in test_distributed."""
+    """The last one too, where the arguments count them; `processes/test_trainer.py` has a real checkpoint of two."""
     newest = run / f"checkpoint-{STEPS}"
     split(newest, 3, 3 if counted else None)
     assert why_incomplete(newest) is None

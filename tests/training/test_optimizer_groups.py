@@ -1,10 +1,7 @@
 """optimizer_groups decays matrices and nothing else, for every block and every kind of norm and bias."""
 
-from pathlib import Path
-
 import pytest
 import torch
-import transformers
 from torch import nn
 from training.tiny_models import two_blocks
 
@@ -61,49 +58,6 @@ def test_matrices_are_decayed_and_the_rest_is_not(block: str) -> None:
     assert any("bias" in name for name in others)
 
 
-def test_update_of_the_kept_value_matrix_is_decayed() -> None:
-    """ΔW of the first layer's W^V, which SAS keeps, is decayed (so W^V is pulled to W_init); its gains are not."""
-    decayed, others = names_by_group(build_model("sas"))
-    assert "model.layers.0.self_attn.v_proj.weight" in decayed
-    assert "model.layers.0.self_attn.v_proj.update_gain.gain" in others
-    assert "model.layers.0.self_attn.v_proj.skip_gain.gain" in others
-
-
-def test_trainer_takes_the_groups(tmp_path: Path) -> None:
-    """One step of Trainer(optimizers=(AdamW, None)): decay moves each matrix by lr·decay·weight and nothing else."""
-    start = build_model().state_dict()
-    plain, decayed = (train_one_step(tmp_path, weight_decay) for weight_decay in (0.0, WEIGHT_DECAY))
-    names, _ = names_by_group(build_model())
-    for name, before in start.items():
-        pull = LR * WEIGHT_DECAY * before if name in {*names, "lm_head.weight"} else torch.zeros_like(before)
-        torch.testing.assert_close(plain[name] - decayed[name], pull, atol=1e-7, rtol=0)
-
-
-def train_one_step(folder: Path, weight_decay: float) -> dict[str, torch.Tensor]:
-    model = build_model()
-    optimizer = torch.optim.AdamW(hea.optimizer_groups(model, weight_decay), lr=LR)
-    args = transformers.TrainingArguments(
-        str(folder),
-        max_steps=1,
-        save_strategy="no",
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        report_to="none",
-        disable_tqdm=True,
-    )
-    rows = torch.randint(0, 64, (8, 8), generator=torch.Generator().manual_seed(1)).tolist()
-    trainer = transformers.Trainer(
-        model=model,
-        args=args,
-        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-        data_collator=transformers.default_data_collator,
-        optimizers=(optimizer, None),
-    )
-    trainer.train()
-    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [weight_decay, 0.0]
-    return model.state_dict()
-
-
 def test_frozen_parameters_are_left_out() -> None:
     """A frozen parameter is in no group."""
     model = build_model()
@@ -138,19 +92,6 @@ def test_spans_are_a_group_of_their_own(span: str, names: set[str]) -> None:
     assert {name for name, parameter in model.named_parameters() if id(parameter) in listed} == expected
     everywhere = [id(parameter) for group in (*rest, spans) for parameter in group["params"]]
     assert sorted(everywhere) == sorted(id(parameter) for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.Adagrad])
-def test_rate_of_the_spans_alone(optimizer_class: type[torch.optim.Optimizer]) -> None:
-    """A first step moves each share by its own rate, else by the common one, whatever the size of the gradient."""
-    for span_lr, rate in ((0.25, 0.25), (None, 0.01)):
-        model = span_model(span="adaptive", span_init=0.5)
-        optimizer = optimizer_class(hea.optimizer_groups(model, WEIGHT_DECAY, span_lr), lr=0.01)
-        for module in span_modules(model):
-            module.ratio.grad = torch.full_like(module.ratio, 0.01)
-        optimizer.step()
-        for module in span_modules(model):
-            torch.testing.assert_close(module.ratio, torch.full_like(module.ratio, 0.5 - rate), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("options", [{"weight_decay": -1}, {"weight_decay": 0.1, "span_lr": float("nan")}])

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from models_cases import trainer_arguments
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -34,16 +35,6 @@ def sparse_llama(left: int) -> Any:
 
 def spans(limit: int) -> Any:
     return hea.AdaptiveSpanForCausalLM(hea.AdaptiveSpanConfig.modern(**TINY, span_limit=limit, span_ramp=2))
-
-
-def blocks(name: str) -> Any:
-    return hea.SimplifiedTransformerForCausalLM(hea.SimplifiedTransformerConfig(**TINY, block=name))
-
-
-def encoder_decoder(window: int) -> Any:
-    sizes = {name: value for name, value in TINY.items() if name != "num_hidden_layers"}
-    config = hea.SparseSeq2SeqConfig.led(**sizes, encoder_layers=2, decoder_layers=2, attention_window=window)
-    return hea.SparseSeq2SeqForConditionalGeneration(config)
 
 
 def step(model: Any) -> str:
@@ -99,12 +90,8 @@ def main(folder: str) -> None:
     is_last = int(rank == 2)
     cases = {
         "equal": lambda: sparse_llama(4),
-        "again": lambda: sparse_llama(4),
         "pattern": lambda: sparse_llama(4 + is_last),
         "spans": lambda: spans(8 + is_last),
-        "block": lambda: blocks(("sas", "sas_p")[is_last]),
-        "encoder": lambda: encoder_decoder(4 + 2 * is_last),
-        "equal spans": lambda: spans(8),
         "equal under DDP": lambda: in_ddp(sparse_llama(4)),
         "DDP": lambda: in_ddp(sparse_llama(4 + is_last)),
         "equal under FSDP": lambda: in_fsdp(sparse_llama(4)),
@@ -122,9 +109,7 @@ def main(folder: str) -> None:
 
 
 def train(model: Any, folder: str) -> None:
-    arguments = transformers.TrainingArguments(
-        folder, max_steps=1, use_cpu=True, ddp_backend="gloo", report_to="none", disable_tqdm=True, save_strategy="no"
-    )
+    arguments = trainer_arguments(folder, max_steps=1, ddp_backend="gloo")
     rows = [{"input_ids": IDS[0], "labels": IDS[0]}] * 24
     transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
 

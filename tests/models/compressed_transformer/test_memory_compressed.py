@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from models.compressed_transformer.tiny_models import build, random_ids
+from models.shared_checks import decode
 from models_cases import TOLERANCE
 from torch import Tensor
 
@@ -98,12 +99,8 @@ def test_cached_steps_of_any_size_compute_what_the_whole_text_does(has_null: boo
     mask[0, :4] = mask[1, 17:] = mask[2, 3:5] = mask[2, 11] = mask[3, :19] = 0
     full = model(ids, attention_mask=mask, use_cache=False).last_hidden_state
     for cache in (transformers.DynamicCache(), transformers.StaticCache(config=model.config, max_cache_len=20)):
-        start, parts = 0, []
-        for size in (7, 1, 1, 1, 4, 2, 1, 3):
-            stop = start + size
-            out = model(ids[:, start:stop], attention_mask=mask[:, :stop], **{CACHE_ARGUMENT: cache}, use_cache=True)
-            parts, start = [*parts, out.last_hidden_state], stop
-        torch.testing.assert_close(torch.cat(parts, 1)[mask.bool()], full[mask.bool()], atol=1e-10, rtol=1e-8)
+        found, _ = decode(model, ids, (7, 1, 1, 1, 4, 2, 1, 3), cache, mask, "last_hidden_state")
+        torch.testing.assert_close(found[mask.bool()], full[mask.bool()], atol=1e-10, rtol=1e-8)
         assert cache.layers[0].keys.shape == (4, 4, stride - 1 + 20 // stride, 8)
 
 
@@ -134,19 +131,6 @@ def test_steps_copy_what_is_held_only_when_its_room_is_full() -> None:
     assert rows == 4
 
 
-def test_gradients_flow_through_the_steps_of_a_cache() -> None:
-    model, ids, found = compressed(True, True), random_ids(2, 11), []
-    for sizes in ([11], [4, 1, 1, 5]):
-        cache, parts = transformers.DynamicCache(), []
-        for part in ids.split(sizes, 1):
-            parts.append(model(part, **{CACHE_ARGUMENT: cache}, use_cache=True).last_hidden_state)
-        attention = model.layers[0].self_attn
-        given = [attention.k_proj.weight, attention.value_conv.weight, attention.null_key]
-        found.append(torch.autograd.grad(torch.cat(parts, 1).square().sum(), given))
-    for own, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-8)
-
-
 @torch.no_grad()
 def test_a_cache_is_reordered_with_what_its_rows_have_and_no_fuller_than_its_room() -> None:
     model, ids = compressed(True, False), random_ids(2, 9)
@@ -165,20 +149,6 @@ def test_a_cache_is_reordered_with_what_its_rows_have_and_no_fuller_than_its_roo
     full = transformers.StaticCache(config=model.config, max_cache_len=8)
     with pytest.raises(hea.InputError, match="has room for 8 tokens, and holds 0: 9 more do not fit"):
         model(ids, **{CACHE_ARGUMENT: full})
-
-
-@torch.no_grad()
-def test_what_comes_after_packed_documents_reads_all_of_them() -> None:
-    """As their row were one text: slots go over where documents meet."""
-    model, ids = compressed(True, True), random_ids(1, 10)
-    positions = torch.cat([torch.arange(length) for length in (5, 4)])[None]
-    packed = model(ids[:, :9], position_ids=positions, use_cache=True).past_key_values
-    whole = model(ids[:, :9], use_cache=True).past_key_values
-    # of the first layer, whose states are those of tokens alone
-    positions_differ = model.config.position_embedding_type != "none"
-    assert positions_differ == (not torch.equal(packed.layers[0].keys, whole.layers[0].keys))
-    assert packed.layers[0].counts.tolist() == whole.layers[0].counts.tolist() == [9]
-    assert packed.layers[0].keys.shape == whole.layers[0].keys.shape
 
 
 def test_the_preset_has_the_layers_and_parameters_of_the_paper() -> None:

@@ -10,12 +10,11 @@ import transformers
 from models.etc_transformer.dense_etc import Text, chunked, dense_etc
 from models.etc_transformer.tiny_models import build, random_ids
 from models.shared_checks import check_compiled_training, check_exported
-from pretended_cuda import move_model, on_cuda, pretended_cuda
+from models_cases import trainer_arguments
 from word_tokenizer import word_tokenizer
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.etc_transformer.global_input import GlobalInput, encode_alone
-from hf_efficient_attn.patterns import Band, BlockLocal, Dilated, PerHead
+from hf_efficient_attn.patterns import BlockLocal, Dilated, PerHead
 
 # of unlike lengths, the longest beyond the band of 3; the last has the number of the first, and is another one
 CONTEXTS = [4] * 5 + [0] + [1] * 3 + [4] * 2
@@ -103,19 +102,6 @@ def test_padding_is_of_no_context(side: str, chunks: bool) -> None:
         assert torch.equal(model(**inputs, attention_mask=mask).last_hidden_state, out.last_hidden_state)
 
 
-@pytest.mark.filterwarnings("ignore:output_attentions=True")
-def test_weights_of_other_contexts_are_zero() -> None:
-    model = build(num_hidden_layers=1, num_attention_heads=2)
-    with torch.no_grad():
-        weights = model(**given(text_of(2)), output_attentions=True).attentions[0]
-    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-    pattern, index = Band(3, 3), range(SIZE)
-    numbers = [0] * 5 + [1] + [2] * 3 + [3] * 2
-    expected = [[numbers[i] == numbers[j] and pattern.allowed(i, j) for j in index] for i in index]
-    assert ((weights[0, 0, :, NUM_GLOBAL:] > 0) == torch.tensor(expected)).all()
-    assert (weights[..., :NUM_GLOBAL] > 0).all()
-
-
 def batch(rows: int = 2, tokens: int = 21) -> dict[str, torch.Tensor]:
     """Return rows of unlike contexts, of which the first is padded."""
     ids, mask = random_ids(rows, tokens), torch.ones(rows, tokens, dtype=torch.long)
@@ -136,16 +122,6 @@ def test_every_implementation_computes_the_same() -> None:
     torch.testing.assert_close(found["eager"], found["efficient"])
 
 
-def test_autocast_is_near_to_float32() -> None:
-    model, inputs = build(), batch()
-    with torch.no_grad():
-        expected = model(**inputs).last_hidden_state
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = model(**inputs).last_hidden_state
-    real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found[real].float(), expected[real], atol=0.1, rtol=0.1)
-
-
 def test_compiles_without_graph_breaks_and_trains() -> None:
     inputs = {**batch(), "labels": random_ids(2, 21)}
     check_compiled_training(build("AutoModelForMaskedLM", num_hidden_layers=1), inputs)
@@ -159,17 +135,6 @@ def test_exports_with_any_batch_and_length() -> None:
 
     model = build("AutoModelForMaskedLM", num_hidden_layers=1)
     check_exported(model, inputs, dict.fromkeys(inputs(1, 5), dims), [(3, 12), (2, 31), (1, 9)])
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_onnxruntime_computes_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from models.onnx_export import check_runs, export
-
-    model = build(num_hidden_layers=1, max_position_embeddings=64)
-    check_runs(export(model, batch(3, 12)), model, batch, tmp_path / "model.onnx")
 
 
 def test_packed_documents_have_contexts_too() -> None:
@@ -188,9 +153,7 @@ def test_packed_documents_have_contexts_too() -> None:
     ("contexts", "message"),
     [
         (torch.zeros(2, 5, dtype=torch.long), "long_contexts"),
-        (torch.zeros(6, dtype=torch.long), "long_contexts"),
         (torch.zeros(2, 6), "long_contexts"),
-        (torch.zeros(2, 6, dtype=torch.bool), "long_contexts"),
         (np.zeros((2, 6), dtype=int), "long_contexts"),
     ],
 )
@@ -234,22 +197,6 @@ def test_candidates_are_of_the_context_where_they_are_listed() -> None:
         )
 
 
-def test_masked_parts_are_read_alone_within_their_contexts() -> None:
-    """A part with mentions in two contexts: its tokens are gathered, and read those of their own."""
-    model = build(num_hidden_layers=2, num_attention_heads=2, cpc_loss_weight=0.25).double()
-    ids, contexts = random_ids(2, 6), torch.tensor([[0, 0, 0, 1, 1, 1], [0] * 6])
-    links = torch.tensor([[-1, 0, 0, 0, 0, -1], [0, 0, 0, -1, -1, -1]]).unsqueeze(-1)
-    tokens = GlobalInput(torch.ones(2, 1, dtype=torch.bool), links)
-    rows, numbers = torch.tensor([0, 1]), torch.tensor([0, 0])
-    with torch.no_grad():
-        global_ids = torch.tensor([[3], [4]])
-        found = encode_alone(model, global_ids, tokens, (None, None), ids, contexts, rows, numbers)
-        for row, own in enumerate((slice(1, 5), slice(0, 3))):
-            read, numbered = ids[row, own].tolist(), contexts[row, own].tolist()
-            text = Text(read, global_ids[row].tolist(), [{0}] * len(read), long_contexts=numbered)
-            torch.testing.assert_close(found[row], dense_etc(model, text)[1][0])
-
-
 def test_the_collator_takes_contexts(tmp_path: Path) -> None:
     items = [{"text": "w1 w2 w3 w4", "parts": [(0, 5), (6, 11), [(3, 5), (6, 8)]], "contexts": [0, 1, 2]}] * 4
     collate = hea.SentenceMaskingCollator(word_tokenizer(61), cpc_share=0.5)
@@ -258,23 +205,7 @@ def test_the_collator_takes_contexts(tmp_path: Path) -> None:
     assert inputs["global_contexts"].tolist() == [[0, 1, 2]] * 4
     with pytest.raises(hea.InputError, match="Some items of a batch have contexts, and others have none"):
         collate([items[0], {"text": "w1", "parts": [(0, 2)]}])
-    args = transformers.TrainingArguments(
-        str(tmp_path), max_steps=1, remove_unused_columns=False, use_cpu=True, report_to="none", disable_tqdm=True
-    )
+    args = trainer_arguments(tmp_path, max_steps=1, remove_unused_columns=False)
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25, num_hidden_layers=1)
     running = transformers.Trainer(model, args, train_dataset=items, data_collator=collate)
     assert running.train().training_loss > 0
-
-
-def test_a_step_of_training_waits_for_the_device_once() -> None:
-    model, found = build("AutoModelForMaskedLM").train(), []
-    with pretended_cuda() as waits, hea.use_backend("blocked"):
-        move_model(model)
-        for _ in range(2):
-            inputs = {name: on_cuda(each) for name, each in {**batch(), "labels": random_ids(2, 21)}.items()}
-            waits.clear()
-            loss = model(**inputs).loss
-            found.append(waits.of_package().total())
-            loss.backward()
-    # by then lengths are known
-    assert found[1] == 1

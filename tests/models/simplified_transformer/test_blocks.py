@@ -1,17 +1,21 @@
-"""Closed forms 1, 2, 8 and 11: what each block computes at initialisation, and what its first steps train."""
+"""What each block computes at initialisation and trains first, its matrices, its sizes, and what is refused."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from models_cases import TINY, head_inputs, randomize
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.prologue import prepare_call
 from hf_efficient_attn.models.simplified_transformer.centering import block_masks
 from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
 from hf_efficient_attn.models.simplified_transformer.modeling_simplified_transformer import (
+    ReparameterizedLinear,
     SimplifiedTransformerModel,
 )
 
@@ -185,15 +189,6 @@ def test_start_deviations_are_fields() -> None:
         assert matrix.weight.std().item() == pytest.approx(std, rel=0.05)
 
 
-def test_dropout_acts_in_training_only() -> None:
-    fields = {"embedding_dropout": 0.5, "hidden_dropout": 0.5, "attention_dropout": 0.5, "query_init_std": 1.0}
-    model = backbone("sas", **fields)
-    ids = torch.arange(3, 13)[None]
-    torch.testing.assert_close(model(ids).last_hidden_state, model(ids).last_hidden_state)
-    model.train()
-    assert not torch.allclose(model(ids).last_hidden_state, model(ids).last_hidden_state)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -224,3 +219,227 @@ def test_every_option_trains(fields: dict[str, Any]) -> None:
     loss.backward()
     assert torch.isfinite(loss)
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+Config = hea.SimplifiedTransformerConfig
+
+
+def sizes(config: Config) -> tuple[float, float]:
+    """Return millions of parameters, and of numbers in weight matrices other than the position table."""
+    model_class = hea.SimplifiedTransformerForCausalLM if config.is_causal else hea.SimplifiedTransformerForMaskedLM
+    with torch.device("meta"):
+        model = model_class(config)
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "positions" not in name)
+    return model.num_parameters() / 1e6, matrices / 1e6
+
+
+@pytest.mark.parametrize(("block", "millions"), [("pre_ln", 166.74), ("sas", 146.07)])
+def test_gpt_18_has_the_papers_size(block: str, millions: float) -> None:
+    assert round(sizes(Config.codeparrot_gpt(block))[0], 2) == millions
+
+
+@pytest.mark.parametrize(("block", "millions"), [("pre_ln", 119.54), ("sas", 101.25)])
+def test_bert_16_has_the_papers_size(block: str, millions: float) -> None:
+    """The paper's figure counts weight matrices."""
+    assert round(sizes(Config.crammed_bert(block))[1], 2) == millions
+
+
+@pytest.mark.parametrize(("block", "millions"), [("pre_ln", 378.1), ("sas", 293.8)])
+def test_depth_72_has_the_papers_size(block: str, millions: float) -> None:
+    """The paper's figure counts weight matrices."""
+    config = Config.codeparrot_gpt(block, num_hidden_layers=72, intermediate_size=1536)
+    assert round(sizes(config)[1], 1) == millions
+
+
+def test_papers_values_of_the_mlp_gain() -> None:
+    assert Config.codeparrot_gpt("sas").gain("mlp_gain") == pytest.approx(0.1)
+    assert Config.codeparrot_gpt("sas", intermediate_size=1536).gain("mlp_gain") == pytest.approx(0.2)
+    deep = Config.codeparrot_gpt("sas", num_hidden_layers=72, intermediate_size=1536)
+    assert deep.gain("mlp_gain") == pytest.approx(0.1)
+    assert Config.crammed_bert("sas").gain("mlp_gain") == 0.05
+    assert Config.codeparrot_gpt("pre_ln").gain("mlp_gain") == 1.0
+
+
+def test_only_first_layer_keeps_its_value_matrix() -> None:
+    config = Config(block="sas")
+    assert [config.gain("value_gain", layer) for layer in range(3)] == [1.0, 0.0, 0.0]
+    assert Config(block="sas", value_gain=0.2).gain("value_gain", 0) == 0.2
+    assert Config(block="sas", first_value_gain=0.0).gain("value_gain", 0) == 0.0
+
+
+def test_whole_numbers_are_numbers() -> None:
+    config = Config(mlp_gain=1, attention_dropout=0, query_init_std=0, trainable_gains=("mlp_gain",))
+    assert config.gain("mlp_gain") == 1
+    model = hea.SimplifiedTransformerModel(Config(mlp_gain=1, softmax_gain=1, **TINY))
+    assert model.layers[0].mlp_gain.gain.tolist() == [1.0]
+
+
+def test_heads_can_be_overridden_after_construction() -> None:
+    config = Config()
+    config.update_from_string("num_attention_heads=8")
+    config.check()
+    assert config.key_value_heads == 8
+
+
+def config_of(**fields: object) -> hea.SimplifiedTransformerConfig:
+    return hea.SimplifiedTransformerConfig(**{**TINY, "block": "sas", "num_hidden_layers": 3, **fields})
+
+
+def effective(module: torch.nn.Module | None) -> torch.Tensor:
+    return torch.eye(TINY["hidden_size"]) if module is None else module.effective_weight().detach()
+
+
+@pytest.mark.parametrize("matrix_init", ["identity", "orthogonal"])
+def test_weight_is_a_times_start_plus_b_times_update(matrix_init: str) -> None:
+    linear = ReparameterizedLinear(
+        config_of(matrix_init=matrix_init, value_gain=0.3, first_value_gain=0.3, value_skip_gain=0.7), 0, "value"
+    )
+    linear.initialize()
+    start = torch.eye(TINY["hidden_size"]) if matrix_init == "identity" else linear.initial_weight
+    torch.testing.assert_close(linear.effective_weight(), 0.7 * start)
+    with torch.no_grad():
+        linear.weight.normal_()
+    torch.testing.assert_close(linear.effective_weight(), 0.7 * start + 0.3 * linear.weight)
+    x = torch.randn(2, 5, TINY["hidden_size"])
+    torch.testing.assert_close(linear(x), x @ linear.effective_weight().T, atol=1e-5, rtol=1e-4)
+
+
+def test_one_sgd_step_moves_the_weight_by_lr_b_squared() -> None:
+    """Closed form 6: training ΔW at rate η moves W by η·b²·∂L/∂W."""
+    fields = {"value_gain": 0.3, "first_value_gain": 0.3, "trainable_gains": []}
+    linear = ReparameterizedLinear(config_of(**fields), 0, "value")
+    x = torch.randn(4, TINY["hidden_size"])
+    before = linear.effective_weight().detach()
+    plain = before.clone().requires_grad_()
+    (x @ plain.T).square().sum().backward()
+    linear(x).square().sum().backward()
+    torch.optim.SGD([linear.weight], lr=0.01).step()
+    torch.testing.assert_close(linear.effective_weight().detach() - before, -0.01 * 0.3**2 * plain.grad)
+
+
+@pytest.mark.parametrize("tie", ["last_layer", "all_layers"])
+def test_tied_products_are_the_identity(tie: str) -> None:
+    """Closed form 6, to 1e-4."""
+    model = hea.SimplifiedTransformerModel(
+        config_of(matrix_init="orthogonal", matrix_init_tie=tie, first_value_gain=0.0)
+    )
+    product = torch.eye(TINY["hidden_size"])
+    for layer in model.layers:
+        value, projection = effective(layer.self_attn.v_proj), effective(layer.self_attn.o_proj)
+        torch.testing.assert_close(value @ value.T, torch.eye(len(value)), atol=1e-5, rtol=0)
+        product = projection @ value @ product
+        if tie == "all_layers":
+            torch.testing.assert_close(product, torch.eye(len(product)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(product, torch.eye(len(product)), atol=1e-4, rtol=0)
+
+
+def test_layers_and_seeds_draw_different_matrices() -> None:
+    models = [
+        hea.SimplifiedTransformerModel(config_of(matrix_init="orthogonal", matrix_seed=seed)) for seed in (0, 0, 1)
+    ]
+    first, again, other = ([layer.self_attn.o_proj.initial_weight for layer in model.layers] for model in models)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.allclose(a, b) for a, b in zip(first, other, strict=True))
+    assert not torch.allclose(first[0], first[1])
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    ReparameterizedLinear(config_of(matrix_init="orthogonal"), 0, "value").initialize()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_loading_keeps_query_and_orthogonal_starts(tmp_path: Path) -> None:
+    """Closed form 9: from_pretrained keeps a trained W^Q (not its zero start) and the saved orthogonal W_init."""
+    model = hea.SimplifiedTransformerForCausalLM(config_of(matrix_init="orthogonal"))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.normal_()
+            layer.self_attn.o_proj.initial_weight.mul_(-1)
+    model.save_pretrained(tmp_path)
+    again = hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path)
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[key]), key
+
+
+def test_checkpoint_of_another_block(tmp_path: Path) -> None:
+    hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
+    message = "was saved with block='sas', and block='pre_ln' is asked for: the weights would not fit"
+    with pytest.raises(hea.CheckpointError, match=message):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, block="pre_ln")
+    with pytest.raises(hea.CheckpointError, match=message):
+        hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, config=Config(block="pre_ln", **TINY))
+    assert hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, block="sas").config.block == "sas"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reparameterized": False, "matrix_init": "normal"}, "reparameterized=True, .*reparameterized=False"),
+        ({"matrix_init": "orthogonal"}, "matrix_init='identity', .*matrix_init='orthogonal'"),
+        ({"attention_bias": "all"}, "attention_bias='query_key', .*attention_bias='all'"),
+        ({"gated_mlp": True}, "gated_mlp=False, .*gated_mlp=True"),
+        ({"trainable_gains": ["mlp_gain"]}, "trainable_gains="),
+        ({"block": "sasp"}, "block='sasp'; it must be .*Did you mean 'sas_p'"),
+    ],
+    ids=str,
+)
+def test_checkpoint_of_another_structure(changes: dict, message: str, tmp_path: Path) -> None:
+    """Where weights would be missing, and so random, loading is refused and names the field."""
+    hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
+    with pytest.raises(hea.EfficientAttentionError, match=message):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **changes)
+
+
+def test_options_of_loading_are_no_fields(tmp_path: Path) -> None:
+    hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
+    for options in ({"dtype": "auto"}, {"torch_dtype": "auto"}, {"dtype": torch.bfloat16}, {"low_cpu_mem_usage": True}):
+        assert hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, **options)
+
+
+def test_mask_of_the_new_tokens_alone() -> None:
+    model = hea.SimplifiedTransformerForCausalLM(Config(**TINY)).eval()
+    ids = torch.ones(1, 4, dtype=torch.long)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(
+        hea.InputError,
+        match="covers 4 tokens, but 4 are cached and 4 are new. Pass a mask of 8 .*another text, pass an empty cache",
+    ):
+        model(ids, attention_mask=torch.ones_like(ids), **{CACHE_ARGUMENT: cache})
+
+
+def test_sequence_past_the_learned_table() -> None:
+    model = hea.SimplifiedTransformerForCausalLM(Config(position_embedding_type="learned", **TINY)).eval()
+    ids = torch.ones(1, 64, dtype=torch.long)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(hea.InputError, match="reaches position 64, but .* max_position_embeddings=64"):
+        model(ids[:, :1], **{CACHE_ARGUMENT: cache})
+    with pytest.raises(hea.InputError, match="Truncate to 64 tokens"):
+        model(torch.ones(1, 65, dtype=torch.long))
+    with pytest.raises(hea.InputError, match="reaches position 64"):
+        model(ids[:, :4], position_ids=torch.arange(61, 65)[None])
+    with pytest.raises(hea.InputError, match="reaches position 64"):
+        model.generate(ids, max_new_tokens=4, min_new_tokens=4, cache_implementation="static")
+    # packed documents may be longer together than the table
+    positions = torch.arange(100)[None] % 50
+    assert model(torch.ones(1, 100, dtype=torch.long), position_ids=positions).logits.shape[1] == 100
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "scaled_sinusoidal", "rope", "alibi", "none"])
+def test_other_positions_have_no_longest_sequence(kind: str) -> None:
+    model = hea.SimplifiedTransformerForCausalLM(Config(position_embedding_type=kind, **TINY)).eval()
+    assert torch.isfinite(model(torch.ones(1, 150, dtype=torch.long)).logits).all()
+
+
+@pytest.mark.parametrize("mechanism", ["linear", [None, "prior"]], ids=str)
+def test_mechanisms_of_other_families_are_refused(mechanism: Any) -> None:
+    """In new configs and in saved ones, which may hold the fields of such layers at their defaults."""
+    with pytest.raises(hea.ConfigurationError, match="mechanism=.* is no field of SimplifiedT"):
+        hea.SimplifiedTransformerConfig(mechanism=mechanism)
+    saved = {**hea.SimplifiedTransformerConfig().to_dict(), "mechanism": mechanism, "chunk_tokens": 128}
+    with pytest.raises(hea.ConfigurationError, match="simplified blocks have softmax attention alone"):
+        hea.SimplifiedTransformerConfig.from_dict(saved)
+    loaded = hea.SimplifiedTransformerConfig.from_dict({**saved, "mechanism": None})
+    assert loaded.to_dict() == hea.SimplifiedTransformerConfig().to_dict()

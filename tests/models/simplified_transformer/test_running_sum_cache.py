@@ -8,7 +8,6 @@ from models_cases import TINY, randomize
 import hf_efficient_attn as hea
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.models.simplified_transformer.centering import (
-    RunningSumDynamicLayer,
     RunningSumStaticLayer,
     merge_heads,
 )
@@ -38,12 +37,6 @@ def resets_to_empty() -> bool:
     layer.update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4))
     layer.reset()
     return layer.get_seq_length() == 0
-
-
-def test_the_sum_is_kept(model: torch.nn.Module) -> None:
-    cache = filled(model)
-    assert all(isinstance(layer, RunningSumDynamicLayer) for layer in cache.layers)
-    assert sums_are_right(cache)
 
 
 def test_rows_move_with_the_sum(model: torch.nn.Module) -> None:
@@ -143,19 +136,6 @@ def test_mask_made_for_the_whole_static_cache(model: torch.nn.Module) -> None:
         first = model(ids[:, :5], attention_mask=mask, **{CACHE_ARGUMENT: cache}).logits
         last = model(ids[:, 5:], attention_mask=mask, **{CACHE_ARGUMENT: cache}).logits
     torch.testing.assert_close(torch.cat([first, last], 1)[:, 2:], full[:, 2:], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [transformers.DynamicCache, transformers.StaticCache])
-def test_autocast(model: torch.nn.Module, kind: type) -> None:
-    static = {"max_cache_len": 12} if kind is transformers.StaticCache else {}
-    cache = kind(config=model.config, **static)
-    ids = torch.arange(3, 27).view(3, 8)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        model(ids[:, :7], **{CACHE_ARGUMENT: cache})
-        last = model(ids[:, 7:], **{CACHE_ARGUMENT: cache}).logits
-        full = model(ids, use_cache=False).logits
-    assert cache.layers[0].keys.dtype == cache.layers[0].values.dtype == torch.bfloat16
-    torch.testing.assert_close(last.float(), full[:, 7:].float(), atol=0.1, rtol=0.1)
 
 
 def test_blocks_without_centring_keep_plain_caches() -> None:

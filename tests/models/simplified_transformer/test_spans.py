@@ -71,23 +71,15 @@ def run(attention: SimplifiedTransformerAttention, x: Tensor, padding: Tensor | 
 
 @pytest.mark.parametrize("padding", PADDING.values(), ids=PADDING)
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("block", ["sas", "sas_p"])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_identity_at_initialisation_for_every_span(
-    kind: dict[str, Any], block: str, is_causal: bool, padding: Tensor | None
+    kind: dict[str, Any], is_causal: bool, padding: Tensor | None
 ) -> None:
     """W^Q = 0 makes A what the soft mask leaves of equal logits, which is C; β = γ leaves the values."""
-    model = build("Model", block, is_random=False, is_causal=is_causal, **kind)
+    model = build("Model", is_random=False, is_causal=is_causal, **kind)
     x, real = inputs(), torch.ones(2, TOKENS) if padding is None else padding
     actual = run(model.layers[1].self_attn, x, padding)
     torch.testing.assert_close(actual[real.bool()], x[real.bool()], atol=2e-6, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_identity_at_initialisation_in_low_precision(dtype: torch.dtype) -> None:
-    model, x = build("Model", is_random=False, span="adaptive").to(dtype), inputs(dtype)
-    error = (run(model.layers[1].self_attn, x, None).float() - x.float()).abs().max()
-    assert error <= 4 * torch.finfo(dtype).eps
 
 
 def dense(attention: SimplifiedTransformerAttention, x: Tensor, real: Tensor) -> Tensor:
@@ -115,7 +107,7 @@ def dense(attention: SimplifiedTransformerAttention, x: Tensor, real: Tensor) ->
 
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("block", ["v_skipinit", "sas", "sas_p"])
+@pytest.mark.parametrize("block", ["v_skipinit", "sas_p"])
 @pytest.mark.parametrize("kind", ["adaptive", "dynamic", "fixed"])
 def test_equals_the_dense_form_in_float64(kind: str, block: str, is_causal: bool, padding: str) -> None:
     """Outputs and every gradient, that of the spans through A and through C included."""
@@ -136,22 +128,8 @@ def test_equals_the_dense_form_in_float64(kind: str, block: str, is_causal: bool
         assert torch.allclose(actual, expected, atol=1e-9 * scale, rtol=1e-9), message
 
 
-@pytest.mark.parametrize("block", ["pre_ln", "parallel", "v_skipinit", "sas", "sas_p", "sas_p_no_norm"])
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_spans_that_reach_everything_change_nothing(block: str, is_causal: bool) -> None:
-    """A limit beyond the text gives every block's own attention."""
-    head = "ForCausalLM" if is_causal else "ForMaskedLM"
-    fields = {"position_embedding_type": "rope", "is_causal": is_causal}
-    plain = build(head, block, **fields)
-    spanned = build(head, block, **fields, span="fixed", span_limit=64)
-    spanned.load_state_dict(plain.state_dict())
-    ids = random_ids(2, 60)
-    with torch.no_grad():
-        torch.testing.assert_close(spanned(ids).logits, plain(ids).logits, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kernel", ["efficient", "eager", "sdpa"])
-@pytest.mark.parametrize("block", ["pre_ln", "sas", "sas_p"])
+@pytest.mark.parametrize("kernel", ["efficient", "eager"])
+@pytest.mark.parametrize("block", ["pre_ln", "sas"])
 def test_frozen_spans_compute_what_they_computed(block: str, kernel: str) -> None:
     model, ids = build(block=block, span="adaptive"), random_ids(2, 60)
     with torch.no_grad():
@@ -161,17 +139,8 @@ def test_frozen_spans_compute_what_they_computed(block: str, kernel: str) -> Non
         torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_frozen_spans_are_saved(tmp_path: Path) -> None:
-    model, ids = hea.freeze_spans(build(span="adaptive")), random_ids(2, 60)
-    model.save_pretrained(tmp_path)
-    again = hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path).eval()
-    assert again.config.frozen_spans == model.config.frozen_spans
-    assert torch.equal(again(ids).logits, model(ids).logits)
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("block", ["pre_ln", "sas"])
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+@pytest.mark.parametrize(("block", "options"), [("pre_ln", {}), ("sas", {"num_beams": 3})], ids=["greedy", "beams"])
 def test_generation_holds_what_spans_can_read(block: str, kind: dict[str, Any], options: dict[str, Any]) -> None:
     """C, too, is computed from these keys, and not from a running mean."""
     model, ids = build(block=block, **kind, position_embedding_type="rope"), random_ids(2, 50)
@@ -192,50 +161,6 @@ def test_penalty() -> None:
     plain = model(ids, labels=ids).loss
     penalty = 0.01 * sum(sum(tokens) / 4 for tokens in SPANS)
     torch.testing.assert_close(model.train()(ids, labels=ids).loss, plain + penalty)
-
-
-def test_penalty_of_dynamic_spans_is_over_real_tokens() -> None:
-    model, ids = build(span="dynamic", span_penalty=0.01).train(), random_ids(2, 20)
-    mask = torch.ones_like(ids)
-    mask[:, 12:] = 0
-    alone = model.model(ids[:, :12]).auxiliary_loss
-    torch.testing.assert_close(model.model(ids, attention_mask=mask).auxiliary_loss, alone)
-
-
-def test_spans_outside_of_their_bounds_compute_what_the_bounds_do() -> None:
-    model, ids = build(span="adaptive"), random_ids(2, 50)
-    ratio = span_modules(model)[0].ratio.data
-    with torch.no_grad():
-        ratio.copy_(torch.tensor([0.0, 1.0, 0.3, 1.0]))
-        expected = model(ids).logits
-        ratio.copy_(torch.tensor([-20.0, 1.4, 0.3, 1.0]))
-        assert torch.equal(model(ids).logits, expected)
-        model.train()(ids)
-    assert ratio.tolist() == pytest.approx([0.0, 1.0, 0.3, 1.0])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_spans_are_loaded_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
-    model = build(span="adaptive", span_limit=8192)
-    model.save_pretrained(tmp_path)
-    again = hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype)
-    assert again.model.layers[0].mlp.up_proj.weight.dtype == dtype
-    for module, other in zip(span_modules(again), span_modules(model), strict=True):
-        assert module.ratio.dtype == torch.float32
-        assert torch.equal(module.ratio, other.ratio)
-
-
-def test_another_limit(tmp_path: Path) -> None:
-    model, ids = build(span="adaptive"), random_ids(2, 60)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(hea.CheckpointError, match="span_limit=40"):
-        hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, span_limit=80)
-    # a span of all of the limit has no ramp, and gets one
-    model.model.layers[0].self_attn.spanned.spans.ratio.data[3] = 0.5
-    with torch.no_grad():
-        expected = model(ids).logits
-        actual = hea.set_span_limit(model, 80)(ids).logits
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_checkpoints_with_other_spans(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Presets, their parameter counts and start values, and what no model can be built from."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 import hf_efficient_attn as hea
 
 Config = hea.SparseSeq2SeqConfig
-CARD = Path(__file__).parents[3] / "model_cards" / "sparse_seq2seq.md"
 
 
 def count(model: nn.Module, matrices: bool) -> int:
@@ -24,10 +22,8 @@ def on_meta(config: Any) -> Any:
         return hea.SparseSeq2SeqForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize(
-    ("size", "width", "matrices", "millions"), [("base", 512, 62_984_192, 63.0), ("big", 1024, 214_048_768, 214.0)]
-)
-def test_vanilla_has_the_parameters_of_the_paper(size: str, width: int, matrices: int, millions: float) -> None:
+@pytest.mark.parametrize(("size", "width", "matrices"), [("base", 512, 62_984_192), ("big", 1024, 214_048_768)])
+def test_vanilla_has_the_parameters_of_the_paper(size: str, width: int, matrices: int) -> None:
     """Matrices by hand: 6 encoder layers of 4d² + 8d², 6 decoder layers of 8d² + 8d², one embedding of 37,000·d.
 
     The paper's 65M and 213M are of its own vocabularies, and do not say what is counted. Vectors: a norm has 2d, an
@@ -36,8 +32,6 @@ def test_vanilla_has_the_parameters_of_the_paper(size: str, width: int, matrices
     assert 6 * 12 * width**2 + 6 * 16 * width**2 + 37_000 * width == matrices
     model = on_meta(Config.vanilla(size))
     assert count(model, matrices=True) == matrices
-    assert round(matrices / 1e6, 1) == millions
-    assert f"{millions:.1f}M" in CARD.read_text(encoding="utf-8")
     encoder, decoder = 4 + 5 + 2 * 2, 8 + 5 + 3 * 2
     assert count(model, matrices=False) == 6 * (encoder + decoder) * width
 
@@ -88,13 +82,6 @@ def test_global_projections_start_as_copies() -> None:
         config = Config.led(attention_window=4, max_position_embeddings=16, matrix_init=matrix_init, **sizes)
         attention = hea.SparseSeq2SeqModel(config).encoder.layers[1].self_attn
         assert torch.equal(attention.global_attention.k_proj.weight, attention.k_proj.weight)
-
-
-@pytest.mark.parametrize("preset", ["led", "bigbird_pegasus", "vanilla"])
-def test_presets_survive_json(preset: str, tmp_path: Any) -> None:
-    config = getattr(Config, preset)()
-    config.save_pretrained(tmp_path)
-    assert Config.from_pretrained(tmp_path).to_dict() == config.to_dict()
 
 
 def test_options_of_the_original_transformer() -> None:

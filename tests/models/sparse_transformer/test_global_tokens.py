@@ -1,14 +1,21 @@
-"""Which tokens are global, by every rule and by a mask: in the forward pass, with a cache, and what is refused."""
+"""Which tokens are global, by every rule and by a mask: in the forward pass, in generation, in collators."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from models_cases import TINY, randomize
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import patterns
+from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
+
+pytestmark = pytest.mark.filterwarnings("ignore:output_attentions=True")
+
 
 Config = hea.SparseTransformerConfig
 SEP = 2
@@ -36,7 +43,6 @@ def with_globals(tokens: int, positions: list[int]) -> torch.Tensor:
     return allowed
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:output_attentions=True")
 IDS = torch.tensor([[5, 6, 7, SEP, SEP, 8, 9, 10, SEP, 11]])
 
 
@@ -165,7 +171,7 @@ def test_padding_that_looks_like_the_separator_ends_no_question() -> None:
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["first", {"every": 3}, {"token_ids": list(range(20, 40))}, "mask"])
+@pytest.mark.parametrize("rule", [{"token_ids": list(range(20, 40))}, "mask"])
 @pytest.mark.parametrize("projections", [False, True])
 def test_generation_knows_global_tokens(rule: Any, projections: bool) -> None:
     config = Config.longformer(
@@ -244,3 +250,79 @@ def test_row_that_is_all_padding_has_no_positions_to_miss() -> None:
 def test_last_positions_and_tokens_are_allowed() -> None:
     Config(**TINY, global_tokens={"positions": [63]}, attention_pattern=patterns.GlobalTokens([-64, 63]))
     Config(**TINY, global_tokens={"token_ids": [60]}, attention_pattern=patterns.Blocks(patterns.GlobalTokens([7]), 8))
+
+
+OPTIONS = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+
+def causal_model(**fields: Any) -> Any:
+    config = hea.SparseTransformerConfig.longformer(**{**TINY, "attention_window": 8, **fields}, is_causal=True)
+    return randomize(hea.SparseTransformerForCausalLM(config).eval())
+
+
+def prompt(tokens: int = 30) -> torch.Tensor:
+    return torch.randint(3, 60, (2, tokens), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("rule", [None, "first", {"positions": [0, 1]}])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_pattern_cache_gives_what_the_default_cache_gives(rule: Any, padding: int) -> None:
+    model, ids = causal_model(global_tokens=rule), prompt()
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    cache = hea.PatternCache(model.config)
+    small = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **OPTIONS)
+    assert torch.equal(small, model.generate(ids, attention_mask=mask, **OPTIONS))
+    num_globals = {None: 0, "first": 1}.get(rule, 2) if not isinstance(rule, dict) else 2
+    assert cache.layers[0].keys.shape[2] <= 4 + num_globals
+
+
+def test_pattern_cache_refuses_what_it_cannot_hold() -> None:
+    for fields in (
+        {"global_tokens": {"every": 5}},
+        {"global_tokens": {"token_ids": [7]}},
+        {"global_tokens": "first", "global_projections": True},
+    ):
+        with pytest.raises(hea.ConfigurationError, match="PatternCache"):
+            hea.PatternCache(causal_model(**fields).config)
+    with pytest.raises(hea.ConfigurationError):
+        hea.PatternCache(causal_model(global_tokens={"positions": [0, 7]}).config)
+    model, ids = causal_model(), prompt()
+    chosen = torch.zeros_like(ids)
+    chosen[:, 0] = 1
+    cache = hea.PatternCache(model.config)
+    with pytest.raises(hea.InputError, match="Generate with the default cache"):
+        model.generate(ids, global_attention_mask=chosen, **{CACHE_ARGUMENT: cache}, **OPTIONS)
+
+
+def test_prompt_as_embeddings_with_a_mask_of_global_tokens() -> None:
+    model, ids = causal_model(global_tokens="first"), prompt(12)
+    more = {"attention_mask": torch.ones_like(ids), "global_attention_mask": torch.zeros_like(ids)}
+    more["global_attention_mask"][:, 3] = 1
+    expected = model.generate(ids, **more, **OPTIONS)[:, 12:]
+    assert torch.equal(model.generate(inputs_embeds=model.get_input_embeddings()(ids), **more, **OPTIONS), expected)
+
+
+CARD = Path(__file__).parents[3] / "model_cards" / "sparse_transformer.md"
+ROWS = [{"input_ids": [4] * tokens, "global_attention_mask": [1] + [0] * (tokens - 1)} for tokens in (2, 4)]
+
+
+def tokenizer(padding_side: str) -> Any:
+    raw = Tokenizer(models.WordLevel({"[PAD]": 0, "[MASK]": 1, "[UNK]": 2, "w": 4}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "[PAD]", "mask_token": "[MASK]"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, padding_side=padding_side, **special)
+
+
+@pytest.mark.parametrize("name", ["DataCollatorWithPadding", "DataCollatorForLanguageModeling"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_collator_of_the_card(name: str, side: str) -> None:
+    stock = getattr(transformers, name)(tokenizer(side))
+    with pytest.raises(ValueError, match="Unable to create tensor"):
+        stock(ROWS)
+    (snippet,) = re.findall(r"```python\n(def collate.*?)```", CARD.read_text(), flags=re.DOTALL)
+    scope = {"torch": torch, "collator": stock, "tokenizer": stock.tokenizer}
+    exec(snippet, scope)
+    batch = scope["collate"](ROWS)
+    first = (batch["attention_mask"].cumsum(1) == 1) & batch["attention_mask"].bool()
+    assert torch.equal(batch["global_attention_mask"], first.long())

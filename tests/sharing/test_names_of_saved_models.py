@@ -1,0 +1,278 @@
+"""What programs find that choose code by the names of a saved model: engines, pipelines, transformers."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from distributed import run_fresh
+from sharing.shared_models import shared_model
+from sharing.test_parts import images_and_text, two_berts
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from word_tokenizer import word_tokenizer
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.patterns import Band
+
+BAND = Band(left=4, right=0)
+
+
+def bert() -> Any:
+    config = transformers.BertConfig(**TINY, max_position_embeddings=32)
+    return hea.sparsify(transformers.BertForMaskedLM(config), Band(left=4, right=4))
+
+
+MODELS = {"bert": bert, "llama": lambda: shared_model("llama"), "bart": lambda: shared_model("bart")}
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    return PreTrainedConfig.get_config_dict(folder)[0]
+
+
+def class_for_engine(folder: Path) -> Any:
+    """Return the class that vLLM 0.33 and SGLang 0.5 ask whether they may replace its attention."""
+    saved = saved_config(folder)
+    [name] = saved["architectures"]
+    assert not name.startswith(("Llama", "Bart", "Bert")), "code of their own knows no patterns"
+    return getattr(transformers, name, None) or get_class_from_dynamic_module(saved["auto_map"]["AutoModel"], folder)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sparsified_model_is_saved_under_a_name_that_engines_refuse(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path)
+    stock = type(model).__name__
+    assert saved_config(tmp_path)["architectures"] == [f"HfEfficientAttn{stock}"]
+    stub = get_class_from_dynamic_module(saved_config(tmp_path)["auto_map"]["AutoModel"], tmp_path)
+    for found in (class_for_engine(tmp_path), stub):
+        assert not found._can_set_attn_implementation()
+        with pytest.raises(hea.UnsupportedBackendError, match="would compute full attention instead"):
+            found.is_backend_compatible()
+    # engines load configs with the code of the repository, too
+    assert issubclass(class_for_engine(tmp_path), transformers.PreTrainedModel)
+    again = transformers.AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
+    assert again.architectures == [f"HfEfficientAttn{stock}"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_without_its_pattern_a_model_has_its_own_name_again(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path / "sparse")
+    again = type(model).from_pretrained(tmp_path / "sparse")
+    hea.sparsify(again, None).save_pretrained(tmp_path / "dense")
+    assert saved_config(tmp_path / "dense")["architectures"] == [type(model).__name__]
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "sparse")
+    hea.sparsify(config, None).save_pretrained(tmp_path / "config")
+    assert saved_config(tmp_path / "config")["architectures"] == [type(model).__name__]
+
+
+def test_pattern_of_a_part_is_enough_and_names_of_others_stay(tmp_path: Path) -> None:
+    text = LlamaConfig(**TINY, attention_pattern=BAND.to_dict())
+    names = ["LlavaForConditionalGeneration", "Second"]
+    transformers.LlavaConfig(text_config=text, architectures=names).save_pretrained(tmp_path / "llava")
+    assert saved_config(tmp_path / "llava")["architectures"] == [f"HfEfficientAttn{name}" for name in names]
+    LlamaConfig(**TINY, architectures=names).save_pretrained(tmp_path / "dense")
+    assert saved_config(tmp_path / "dense")["architectures"] == names
+
+
+def test_families_keep_their_names_which_transformers_then_knows(tmp_path: Path) -> None:
+    model = shared_model("sparse_transformer")
+    model.save_pretrained(tmp_path)
+    assert class_for_engine(tmp_path) is hea.SparseTransformerForMaskedLM
+    assert not hea.SparseTransformerForMaskedLM.is_backend_compatible()
+
+
+def test_saved_name_loads_the_model(tmp_path: Path) -> None:
+    """As `transformers serve`, TRL and a line that many scripts have look it up."""
+    shared = shared_model("llama")
+    shared.save_pretrained(tmp_path)
+    [name] = transformers.AutoConfig.from_pretrained(tmp_path).architectures
+    options = {"trust_remote_code": True, "attn_implementation": None}
+    model = getattr(transformers, name).from_pretrained(tmp_path, **options)
+    assert type(model) is transformers.LlamaForCausalLM
+    assert model.config.attention_pattern == shared.config.attention_pattern is not None
+    assert model.config._attn_implementation == "efficient"
+    assert getattr(transformers, name) is getattr(transformers, name)
+    with pytest.raises(AttributeError):
+        _ = transformers.HfEfficientAttnNothing
+
+
+def test_pipeline_takes_it(tmp_path: Path) -> None:
+    word_tokenizer(TINY["vocab_size"]).save_pretrained(tmp_path)
+    bert().save_pretrained(tmp_path)
+    pipe = transformers.pipeline("fill-mask", model=str(tmp_path), device="cpu")
+    assert type(pipe.model) is transformers.BertForMaskedLM
+    assert pipe("w1 w2 [MASK] w3")
+
+
+def test_explain_finds_the_class_by_its_saved_name(tmp_path: Path) -> None:
+    shared_model("llama").save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert hea.explain(config, 64).model.startswith("LlamaForCausalLM (llama)")
+
+
+def test_saved_again_it_has_one_prefix(tmp_path: Path) -> None:
+    shared_model("llama").save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    config.save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    for folder in (tmp_path, tmp_path / "again"):
+        assert saved_config(folder)["architectures"] == ["HfEfficientAttnLlamaForCausalLM"]
+
+
+NAME = "hf_efficient_attn"
+TINY = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+EXPERTS = {**TINY, "num_key_value_heads": 2, "num_experts_per_tok": 2, "head_dim": 8}
+CONFIGS = {
+    "mixtral": lambda: transformers.MixtralConfig(**EXPERTS, num_local_experts=4),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS, num_experts=4, moe_intermediate_size=16),
+    "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, num_local_experts=4, layer_types=["full_attention"]),
+}
+LOADED_BY = {
+    "llama": ["AutoModelForCausalLM", "AutoModel", "AutoModelForSequenceClassification", "LlamaForCausalLM"],
+    "mixtral": ["AutoModelForCausalLM"],
+    "qwen3_moe": ["AutoModelForCausalLM"],
+    "t5": ["AutoModelForSeq2SeqLM", "AutoModelForTextEncoding"],
+    "images and text": ["AutoModelForImageTextToText", "AutoModel", "AutoModelForCausalLM", "Gemma3ForCausalLM"],
+    "two BERTs": ["AutoModelForSeq2SeqLM", "EncoderDecoderModel"],
+}
+
+
+def with_experts(name: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), **options).eval()
+    return hea.sparsify(model, Band(3, 0))
+
+
+def t5() -> Any:
+    config = transformers.T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    return hea.sparsify(transformers.T5ForConditionalGeneration(config), Band(3, 3))
+
+
+def built(name: str) -> Any:
+    if name in CONFIGS:
+        return with_experts(name)
+    others = {"llama": lambda: shared_model("llama"), "t5": t5, "images and text": images_and_text}
+    return others.get(name, two_berts)()
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What transformers says to those who have not imported the package, by model and way of loading."""
+    place = tmp_path_factory.mktemp("stock")
+    for name in LOADED_BY:
+        built(name).save_pretrained(place / name)
+    word_tokenizer(300).save_pretrained(place / "llama")
+    client = Path(__file__).with_name("stock_client.py")
+    done = run_fresh([sys.executable, client, json.dumps(LOADED_BY)], place)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", LOADED_BY)
+def test_without_the_package_no_way_leads_to_full_attention(name: str, said: dict[str, dict[str, str]]) -> None:
+    assert len(said[name]) >= 7
+    for way, sentence in said[name].items():
+        assert f'implementation="{NAME}"` is not supported' in sentence, f"{way}: {sentence}"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_experts_are_computed_as_their_user_says(name: str, tmp_path: Path) -> None:
+    """Not as was saved, which is no choice of a user: transformers does not save that."""
+    model, ids = with_experts(name, experts_implementation="eager"), torch.arange(20)[None]
+    assert model.config._experts_implementation == "eager"
+    model.save_pretrained(tmp_path)
+    assert saved_config(tmp_path)["experts_implementation"] == NAME
+    default = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).config._experts_implementation
+    for chosen in (None, "eager", default):
+        options = {} if chosen is None else {"experts_implementation": chosen}
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **options).eval()
+        assert again.config._experts_implementation == (chosen or default)
+        assert again.config._attn_implementation == "efficient"
+        with torch.no_grad():
+            torch.testing.assert_close(again(ids).logits, model(ids).logits)
+    again.set_experts_implementation("batched_mm")
+    assert again.config._experts_implementation == "batched_mm"
+    with pytest.raises(ValueError, match=f'experts_implementation="{NAME}"` is not supported'):
+        again.set_experts_implementation(NAME)
+
+
+def test_what_a_config_says_of_experts_is_saved_beside_the_name(tmp_path: Path) -> None:
+    model = with_experts("mixtral")
+    # the attribute that transformers saves, and does not look at again before it has loaded it
+    model.config.experts_implementation = "eager"
+    model.save_pretrained(tmp_path / "sparse")
+    assert saved_config(tmp_path / "sparse")["experts_implementation"] == {"": NAME, "own": "eager"}
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    assert again.config._experts_implementation == "eager"
+    hea.sparsify(model, None).save_pretrained(tmp_path / "dense")
+    assert saved_config(tmp_path / "dense")["experts_implementation"] == "eager"
+
+
+def test_what_the_config_of_a_part_says_of_experts_stays(tmp_path: Path) -> None:
+    config = hea.sparsify(images_and_text().config, Band(3, 0))
+    config.text_config.experts_implementation = "eager"
+    config.experts_implementation = {"vision_config": "batched_mm"}
+    config.save_pretrained(tmp_path)
+    written = {"text_config": NAME, "own": {"vision_config": "batched_mm"}}
+    assert saved_config(tmp_path)["experts_implementation"] == written
+    again = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert again._experts_implementation is None
+    assert again.text_config._experts_implementation == "eager"
+    assert again.vision_config._experts_implementation == "batched_mm"
+
+
+@pytest.mark.parametrize("name", ["mixtral", "images and text", "two BERTs"])
+def test_saved_again_the_config_is_the_same_and_without_pattern_has_no_name(name: str, tmp_path: Path) -> None:
+    model = built(name)
+    for turn in range(3):
+        model.save_pretrained(tmp_path / str(turn))
+        model = type(model).from_pretrained(tmp_path / str(turn))
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "2")
+    config.save_pretrained(tmp_path / "config")
+    texts = [(tmp_path / each / "config.json").read_text() for each in ("1", "2", "config")]
+    assert len(set(texts)) == 1
+    names = [{key: value for key, value in saved_config(tmp_path / each).items() if "impl" in key} for each in "01"]
+    assert names[0] == names[1]
+    assert names[0]["experts_implementation"] == names[0]["attn_implementation"]
+    dense = hea.sparsify(model.encoder, None) and model if name == "two BERTs" else hea.sparsify(model, None)
+    dense.save_pretrained(tmp_path / "dense")
+    assert "implementation" not in (tmp_path / "dense" / "config.json").read_text()
+
+
+def test_model_on_another_attention_is_refused_as_well(tmp_path: Path) -> None:
+    """Its pattern is saved, which nothing else would follow."""
+    model = shared_model("llama")
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path)
+    saved = saved_config(tmp_path)
+    assert "attn_implementation" not in saved
+    assert saved["experts_implementation"] == NAME
+
+
+def test_config_that_was_loaded_before_the_package_makes_models() -> None:
+    config = with_experts("mixtral").config
+    # as without the package
+    config._experts_implementation_internal = NAME
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert model.config._experts_implementation in ("eager", "grouped_mm")
+
+
+def test_config_that_was_updated_by_another_does_not_keep_its_names() -> None:
+    config = CONFIGS["mixtral"]()
+    before = config.to_dict()
+    config.update(with_experts("mixtral").config.to_dict())
+    assert config.to_dict()["experts_implementation"] == NAME
+    after = hea.sparsify(config, None).to_dict()
+    assert not {"attn_implementation", "experts_implementation"} & after.keys()
+    assert before.keys() <= after.keys()
+
+
+def test_families_need_no_name_of_experts(tmp_path: Path) -> None:
+    shared_model("sparse_transformer").save_pretrained(tmp_path)
+    assert saved_config(tmp_path)["attn_implementation"] == NAME
+    assert "experts_implementation" not in saved_config(tmp_path)
