@@ -311,7 +311,7 @@ def test_a_start_token_has_the_number_of_the_first_token_of_a_padded_prompt(of_p
 
 def test_compiles() -> None:
     inputs = {"input_ids": random_ids(2, 11), "labels": random_ids(2, 9), **sentences(2)}
-    model = build(num_hidden_layers=1).train()
+    model = build(encoder_layers=1, decoder_layers=1).train()
     switch_off_dropout(model)
     check_compiled_training(model, {**inputs, "use_cache": False})
 
