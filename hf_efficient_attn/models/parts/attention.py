@@ -41,8 +41,9 @@ class MultiHeadAttention(nn.Module):
     def make_maps(self, key_width: int | None = None) -> None:
         """Make the maps of queries, keys, values and output; `key_width`: of keys and values, None: as of queries."""
         hidden, width, bias = self.config.hidden_size, self.num_heads * self.head_dim, self.config.attention_bias
-        widths = (width, *(2 * (width if key_width is None else key_width,)))
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, each, bias=bias) for each in widths)
+        key_width = width if key_width is None else key_width
+        self.q_proj = nn.Linear(hidden, width, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(hidden, key_width, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(width, hidden, bias=self.config.attention_output_bias)
 
     def heads(self, states: Tensor) -> Tensor:
