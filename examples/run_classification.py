@@ -67,8 +67,8 @@ def main() -> None:
     script_inputs.check_lengths(data, model, tokenizer)
 
     def compute_metrics(output: tuple) -> dict[str, float]:
-        said, true = output[0].argmax(-1), output[1]
-        return {"accuracy": accuracy_score(true, said), "f1_macro": f1_score(true, said, average="macro")}
+        predicted, true = output[0].argmax(-1), output[1]
+        return {"accuracy": accuracy_score(true, predicted), "f1_macro": f1_score(true, predicted, average="macro")}
 
     trainer = Trainer(model, training, DataCollatorWithPadding(tokenizer), *data.values(), tokenizer)
     trainer.compute_metrics = compute_metrics

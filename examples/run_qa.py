@@ -78,8 +78,10 @@ def main() -> None:
     true = [answers["text"] or [""] for answers in rows["answers"]]
 
     def compute_metrics(output: tuple) -> dict[str, float]:
-        said = best_answers(rows["context"], windows["validation"], output[0], args.max_answer_length, can_be_empty)
-        return squad_scores(said, true)
+        predicted = best_answers(
+            rows["context"], windows["validation"], output[0], args.max_answer_length, can_be_empty
+        )
+        return squad_scores(predicted, true)
 
     options = {"train_dataset": windows["train"], "eval_dataset": windows["validation"], "processing_class": tokenizer}
     trainer = InOrder(model, training, DataCollatorWithPadding(tokenizer), compute_metrics=compute_metrics, **options)

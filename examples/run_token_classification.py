@@ -75,8 +75,8 @@ def main() -> None:
     script_inputs.check_lengths(pieces, model, tokenizer)
 
     def compute_metrics(output: tuple) -> dict[str, float]:
-        said, true = output[0].argmax(-1)[output[1] >= 0], output[1][output[1] >= 0]
-        return {"accuracy": accuracy_score(true, said), "f1_macro": f1_score(true, said, average="macro")}
+        predicted, true = output[0].argmax(-1)[output[1] >= 0], output[1][output[1] >= 0]
+        return {"accuracy": accuracy_score(true, predicted), "f1_macro": f1_score(true, predicted, average="macro")}
 
     options = {"processing_class": tokenizer, "compute_metrics": compute_metrics}
     trainer = Trainer(model, training, DataCollatorForTokenClassification(tokenizer), *pieces.values(), **options)
@@ -87,8 +87,8 @@ def main() -> None:
     if training.do_eval:
         tables = (rows.to_pandas().explode(rows.column_names).dropna() for rows in data.values())
         train, validation = (table.set_axis(["word", "label"], axis=1).query("label >= 0") for table in tables)
-        said = validation.word.map(train.groupby("word").label.agg(mode)).fillna(mode(train.label))
-        simple = {"accuracy_of_most_frequent": (said == validation.label).mean()}
+        predicted = validation.word.map(train.groupby("word").label.agg(mode)).fillna(mode(train.label))
+        simple = {"accuracy_of_most_frequent": (predicted == validation.label).mean()}
         trainer.log_metrics("eval", metrics := trainer.evaluate() | simple)
         trainer.save_metrics("eval", metrics)
 

@@ -11,7 +11,7 @@ from hf_efficient_attn.backends import reference
 from hf_efficient_attn.backends.machine_costs import Machine, known_machines
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.layout.call import cap
-from hf_efficient_attn.layout.dense_mask import allowed_pairs, chosen_pairs, close_pairs, term_bias
+from hf_efficient_attn.layout.dense_mask import allowed_pairs, close_pairs, selected_pairs, term_bias
 from hf_efficient_attn.layout.grouped_reference import in_groups
 from hf_efficient_attn.layout.score_terms import Term
 
@@ -79,7 +79,7 @@ def plain_attention(case: Case, dtype: torch.dtype) -> Results:
         bias, allowed = close_pairs(bias, allowed)
         scores = scores + bias.to(dtype)
     if chosen is not None:
-        allowed, counts = chosen_pairs(chosen, allowed, case.layout, tokens, case.heads[1])
+        allowed, counts = selected_pairs(chosen, allowed, case.layout, tokens, case.heads[1])
         scores = scores + counts.to(dtype).log()
     allowed = torch.ones((), dtype=torch.bool) if allowed is None else allowed
     lowest = torch.finfo(dtype).min

@@ -84,7 +84,7 @@ def pairs_of(case: Case) -> tuple[Tensor, Tensor]:
     else:
         allowed, distances = pairs_and_distances(case.pattern, case.masks, batch, keys, listed)
     allowed, distances = allowed[:, :, rows], distances[rows]
-    return (allowed if case.chosen is None else allowed & chosen_pairs(case, allowed, distances)), distances
+    return (allowed if case.chosen is None else allowed & selected_pairs(case, allowed, distances)), distances
 
 
 def counts_of_case(case: Case) -> Tensor:
@@ -92,7 +92,7 @@ def counts_of_case(case: Case) -> Tensor:
     return counts_of(case.chosen, case.masks, case.sizes[:5], rows_of(case).start)
 
 
-def chosen_pairs(case: Case, allowed: Tensor, distances: Tensor) -> Tensor:
+def selected_pairs(case: Case, allowed: Tensor, distances: Tensor) -> Tensor:
     """Return the pairs that are chosen; in an order, a query reads itself only where it may read nothing else."""
     chosen = counts_of_case(case) > 0
     if not getattr(case.chosen, "reads_self_last", False):

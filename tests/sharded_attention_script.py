@@ -20,7 +20,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.sharded.layer import attend_shard, exchange_of
 from hf_efficient_attn.attention.sharded.plan import HeadSizes, Traffic
-from hf_efficient_attn.attention.sharded.shards import SequenceShards, shard_bounds, texts_of
+from hf_efficient_attn.attention.sharded.shards import SequenceShards, sequences_of, shard_bounds
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.score_terms import Distance, Slope, SoftSpan, Term
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -134,7 +134,7 @@ def masks_of(case: Case) -> TokenMask:
 def formula(case: Case, size: int, mode: str) -> Traffic:
     """Return what is to be exchanged."""
     layout = Layout(case.pattern, case.heads, case.tokens, case.tokens, layer=1 if case.pattern.is_random else 0)
-    texts = tuple(dict.fromkeys(texts_of(masks_of(case), BATCH, case.tokens)))
+    texts = tuple(dict.fromkeys(sequences_of(masks_of(case), BATCH, case.tokens)))
     bounds, values = shard_bounds(case.tokens, size), (1 if case.ramp else 0) + (case.labels or 0)
     sizes = HeadSizes(case.heads, case.key_heads, DIM, DIM, 0 if case.is_table else values)
     return exchange_of(layout, texts, bounds, sizes, mode, case.has_terms)[1]
@@ -143,8 +143,8 @@ def formula(case: Case, size: int, mode: str) -> Traffic:
 def explained(case: Case, size: int) -> Any:
     """Return what `explain` says is exchanged, for a text without masks."""
     heads = {"num_heads": case.heads, "num_key_heads": case.key_heads, "head_dim": DIM}
-    said = hea.explain(case.pattern, case.tokens, dtype=torch.float64, layer=1, sequence_ranks=size, **heads)
-    return said.exchange
+    explanation = hea.explain(case.pattern, case.tokens, dtype=torch.float64, layer=1, sequence_ranks=size, **heads)
+    return explanation.exchange
 
 
 def states_of(case: Case) -> dict[str, Tensor]:
@@ -212,12 +212,12 @@ def together(case: Case, shards: SequenceShards) -> dict[str, Tensor]:
         name: (each if is_of_all(case, name) else each[:, :, own]).clone().requires_grad_(name != "weights")
         for name, each in states_of(case).items()
     }
-    followed = LayerPattern(case.pattern, layer=1, is_own=False)
+    layer_spec = LayerPattern(case.pattern, layer=1, is_own=False)
     options: dict[str, Any] = {"sinks": states.get("sinks"), "softcap": case.softcap}
     options["terms"] = terms_of(case, states)
     expected = formula(case, shards.size, shards.mode)
     with Link(0) as forward:
-        out = attend_shard(*(states[name] for name in "qkv"), followed, shards, masks_of(case), DIM**-0.5, **options)
+        out = attend_shard(*(states[name] for name in "qkv"), layer_spec, shards, masks_of(case), DIM**-0.5, **options)
     with Link(0) as backward:
         (out * states["weights"]).sum().backward()
     check_bytes(case, expected, forward, backward, shards)
@@ -235,10 +235,10 @@ def check_bytes(case: Case, expected: Traffic, forward: Link, backward: Link, sh
     assert (forward.reduced, backward.reduced) == (width * expected.reduced, width * expected.reduced_backward)
     if case.masks or case.has_terms or shards.mode != "auto":
         return
-    said = explained(case, shards.size)
-    found = said.mode, BATCH * said.forward_bytes[rank], BATCH * said.backward_bytes[rank]
+    exchange = explained(case, shards.size)
+    found = exchange.mode, BATCH * exchange.forward_bytes[rank], BATCH * exchange.backward_bytes[rank]
     assert found == (expected.mode, forward.sent, backward.sent)
-    assert [BATCH * each for each in said.reduced_bytes] == [forward.reduced, backward.reduced]
+    assert [BATCH * each for each in exchange.reduced_bytes] == [forward.reduced, backward.reduced]
 
 
 def errors(case: Case, expected: dict[str, Tensor], found: dict[str, Tensor], own: slice) -> dict[str, float]:

@@ -100,16 +100,16 @@ def check_bytes(model: Any) -> None:
     model = copy.deepcopy(model).float().eval()
     ids = torch.randint(3, model.config.vocab_size, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
     try:
-        said = [hea.explain(model, TOKENS, layer=layer).exchange for layer in range(model.config.num_hidden_layers)]
+        exchange = [hea.explain(model, TOKENS, layer=layer).exchange for layer in range(model.config.num_hidden_layers)]
     except hea.UnsupportedBackendError:
         # layers that ask the engine for nothing are not explained
         return
-    if None in said:
+    if None in exchange:
         # they send more than is forecast
         return
     with Link(0) as link, torch.no_grad():
         model(ids)
-    assert link.sent == ROWS * sum(each.forward_bytes[distributed.get_rank()] for each in said)
+    assert link.sent == ROWS * sum(each.forward_bytes[distributed.get_rank()] for each in exchange)
 
 
 def check_autocast(model: Any, inputs: dict[str, Tensor]) -> None:

@@ -33,20 +33,20 @@ def error_in_child(act: Callable[[], Any], before: Callable[[], Any] = lambda: N
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:
-        said = ""
+        message = ""
         try:
             before()
             act()
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
         finally:
-            os.write(writer, said.encode())
+            os.write(writer, message.encode())
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        said = pipe.read()
+        message = pipe.read()
     os.waitpid(process, 0)
-    return said
+    return message
 
 
 def limit_files(num_bytes: int) -> None:
@@ -69,8 +69,8 @@ def test_a_conversion_onto_a_full_disk(tmp_path: Path) -> None:
     in_tree("roberta").save_pretrained(old)
     (old / "notes.txt").write_text("mine")
     before = contents(old)
-    said = error_in_child(lambda: hea.convert(bert, old, overwrite=True), lambda: limit_files(20_000))
-    assert said.startswith("CheckpointError: ")
+    message = error_in_child(lambda: hea.convert(bert, old, overwrite=True), lambda: limit_files(20_000))
+    assert message.startswith("CheckpointError: ")
     assert contents(old) == before
     assert {path.name for path in tmp_path.iterdir()} == {"bert", "old"}
     hea.convert(bert, old, overwrite=True)
@@ -85,11 +85,11 @@ def test_a_conversion_into_a_folder_of_others() -> None:
         before = contents(old)
         for path in (place, old):
             path.chmod(0o555)
-        said = error_in_child(lambda: hea.convert(model, old, overwrite=True), be_nobody)
+        message = error_in_child(lambda: hea.convert(model, old, overwrite=True), be_nobody)
         for path in (place, old):
             path.chmod(0o755)
-        assert said.startswith("CheckpointError: ")
-        assert "Permission denied" in said
+        assert message.startswith("CheckpointError: ")
+        assert "Permission denied" in message
         assert contents(old) == before
 
 
@@ -98,8 +98,8 @@ def sparse_bert() -> Any:
 
 
 def test_a_model_saved_onto_a_full_disk(tmp_path: Path) -> None:
-    said = error_in_child(lambda: sparse_bert().save_pretrained(tmp_path), lambda: limit_files(100))
-    assert "File too large" in said
+    message = error_in_child(lambda: sparse_bert().save_pretrained(tmp_path), lambda: limit_files(100))
+    assert "File too large" in message
     assert list(tmp_path.iterdir()) == []
     sparse_bert().save_pretrained(tmp_path)
     assert (tmp_path / FILE).is_file()
@@ -110,8 +110,8 @@ def test_code_exported_onto_a_full_disk(tmp_path: Path) -> None:
     sparse_bert().save_pretrained(tmp_path)
     largest = max(len(text.encode()) for text in copy_files(sparse_bert().config).values())
     before, export = contents(tmp_path), lambda: cli.main(["export-code", str(tmp_path)])
-    said = error_in_child(export, lambda: limit_files(largest - 1))
-    assert said.startswith(("OSError", "SystemExit"))
+    message = error_in_child(export, lambda: limit_files(largest - 1))
+    assert message.startswith(("OSError", "SystemExit"))
     after = contents(tmp_path)
     assert before.items() <= after.items()
     assert not [name for name in after if name.startswith(".")]
@@ -127,8 +127,8 @@ def test_a_training_onto_a_full_disk_goes_on_later(tmp_path: Path) -> None:
     assert error_in_child(lambda: train(whole, None)) == ""
     largest = max(path.stat().st_size for path in whole.rglob("*.safetensors"))
     shutil.copytree(whole / "checkpoint-1", run / "checkpoint-1")
-    said = error_in_child(lambda: train(run, str(run / "checkpoint-1")), lambda: limit_files(largest // 2))
-    assert "Error" in said
+    message = error_in_child(lambda: train(run, str(run / "checkpoint-1")), lambda: limit_files(largest // 2))
+    assert "Error" in message
     assert hea.last_complete_checkpoint(run) == str(run / "checkpoint-1")
     assert error_in_child(lambda: train(run, hea.last_complete_checkpoint(run))) == ""
     assert (run / LOSSES).read_text() == (whole / LOSSES).read_text()

@@ -81,15 +81,15 @@ def drawn(source: str, args: argparse.Namespace) -> str:
         return pattern.draw(args.tokens, layer=args.layer, head=args.head)
     if args.causal:
         raise InputError(f"--causal is for patterns; {source} is a model, which says itself whether it is causal.")
-    asked, _, _ = layer_request(config, args.layer, args.part, args.tokens)
-    if not 0 <= args.head < asked.num_heads:
-        raise InputError(f"--head {args.head}: the layer has {asked.num_heads} heads, counted from 0.")
-    if asked.chosen is not None:
+    request, _, _ = layer_request(config, args.layer, args.part, args.tokens)
+    if not 0 <= args.head < request.num_heads:
+        raise InputError(f"--head {args.head}: the layer has {request.num_heads} heads, counted from 0.")
+    if request.chosen is not None:
         raise InputError(
             f"Layer {args.layer} of {source} chooses what it reads by what the tokens say, which a drawing without "
             "text cannot show. hf-efficient-attn explore --model shows it on a text."
         )
-    return asked.followed.pattern.draw(args.tokens, layer=asked.followed.layer, head=args.head)
+    return request.layer_spec.pattern.draw(args.tokens, layer=request.layer_spec.layer, head=args.head)
 
 
 def patterns_figure(drawings: Mapping[str, str]) -> Any:

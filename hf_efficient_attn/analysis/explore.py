@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_efficient_attn.analysis.explore_model import (
     DEFAULT_ROWS,
-    followed_patterns,
+    attention_patterns,
     load_explored,
     model_data,
     read_rows,
@@ -118,7 +118,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 def page_data(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the page shows, in JSON types."""
-    shown, followed = (None, []) if args.model is None else model_on_text(args)
+    shown, own_patterns = (None, []) if args.model is None else model_on_text(args)
     if shown is None:
         tokens, layers, heads = args.tokens or TOKENS, args.layers or LAYERS, args.heads or HEADS
     else:
@@ -127,7 +127,7 @@ def page_data(args: argparse.Namespace) -> dict[str, Any]:
     # refuses a device that torch does not know
     explain(Full(), 1, device=args.device)
     offered, notes = [], [] if shown is None else shown["notes"]
-    for each in followed:
+    for each in own_patterns:
         try:
             offered.append(own_preset(each, heads, tokens, args.device))
         except EfficientAttentionError as error:
@@ -151,9 +151,9 @@ def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
     text = read_tokens(args.model, model.config.get_text_config(), content, args.tokens)
     rows = sampled_rows(len(text.ids), args.num_rows or DEFAULT_ROWS, list(map(int, wanted)))
     read = read_rows(model, text.ids, rows)
-    patterns, is_causal = followed_patterns(model, read.global_tokens)
-    followed: list[Own] = [(f"{name}, all layers", patterns, is_causal)] if patterns else []
-    return model_data(name, model, text, read, patterns), followed
+    patterns, is_causal = attention_patterns(model, read.global_tokens)
+    own_patterns: list[Own] = [(f"{name}, all layers", patterns, is_causal)] if patterns else []
+    return model_data(name, model, text, read, patterns), own_patterns
 
 
 def render_page(data: dict[str, Any]) -> str:

@@ -232,7 +232,7 @@ def load_explored(source: str) -> Any:
     return model
 
 
-def followed_patterns(model: Any, global_tokens: Sequence[int]) -> tuple[tuple[Pattern | None, ...], bool]:
+def attention_patterns(model: Any, global_tokens: Sequence[int]) -> tuple[tuple[Pattern | None, ...], bool]:
     """Return the patterns of a model's layers, none if its config has none, and whether they are followed causally.
 
     None: the layer keeps its own attention.

@@ -208,15 +208,15 @@ def explanations(pattern: Pattern, tokens: int, heads: int, device: str) -> list
     ]
 
 
-def _facts(said: Explanation, training: bool) -> dict[str, Any]:
-    inputs, layout = said.call.inputs, said.call.layout
+def _facts(explanation: Explanation, training: bool) -> dict[str, Any]:
+    inputs, layout = explanation.call.inputs, explanation.call.layout
     dtype = str(inputs.dtype).removeprefix("torch.")
     return {
         "setting": "training" if training else "inference",
         "call": f"{layout.num_heads} heads of width {inputs.head_dim}, {dtype} on {inputs.device}, one layer",
-        "backend": said.backend,
-        "cost": said.relative_cost,
-        "baseline": said.baseline,
-        "memory": f"{said.memory_bytes / MEBIBYTE:,.0f} MiB beyond q, k and v",
-        "reasons": said.reasons,
+        "backend": explanation.backend,
+        "cost": explanation.relative_cost,
+        "baseline": explanation.baseline,
+        "memory": f"{explanation.memory_bytes / MEBIBYTE:,.0f} MiB beyond q, k and v",
+        "reasons": explanation.reasons,
     }

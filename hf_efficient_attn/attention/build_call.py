@@ -21,7 +21,7 @@ from hf_efficient_attn.layout.dense_mask import lse_dtype
 from hf_efficient_attn.layout.grouped_reference import unit
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.listed_keys import ChosenBlocks
-from hf_efficient_attn.layout.onnx import refuse_choice
+from hf_efficient_attn.layout.onnx import refuse_selected_keys
 from hf_efficient_attn.layout.score_terms import Label, Term
 from hf_efficient_attn.layout.selected_keys import MEAN, ChosenKeys, States
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -30,7 +30,7 @@ from hf_efficient_attn.layout.tracing import autocast_off, autocast_states, is_a
 from hf_efficient_attn.messages import warn_once
 from hf_efficient_attn.patterns.bands import Causal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
-from hf_efficient_attn.patterns.intervals import SMALL_SHARE, bounded
+from hf_efficient_attn.patterns.intervals import SMALL_SHARE, work_budget
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import MAX_INTEGER, check_kind, is_integer
 
@@ -230,11 +230,11 @@ def check_softcap(softcap: float | None) -> None:
         )
 
 
-def check_chosen(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cross: bool, sinks: Tensor | None) -> None:
+def check_selected_keys(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cross: bool, sinks: Tensor | None) -> None:
     """Raise an error for chosen keys that do not fit q and k, or a mean of groups with sinks, or if ONNX is written."""
     if chosen is None:
         return
-    refuse_choice()
+    refuse_selected_keys()
     if not isinstance(chosen, ChosenKeys):
         raise InputError(
             f"chosen is a {type(chosen).__name__}; it must be ChosenTokens, ChosenBlocks, KeyGroups or ChunkedOrder, "
@@ -295,8 +295,8 @@ def check_terms(terms: Sequence[Term], q: Tensor) -> None:
 # What a pattern that chooses keys by their content becomes once there are queries and keys: a choice among keys.
 
 
-def with_choice(
-    followed: LayerPattern,
+def with_selected_keys(
+    layer_spec: LayerPattern,
     chosen: ChosenKeys | None,
     query: Tensor,
     key: Tensor,
@@ -314,39 +314,39 @@ def with_choice(
         InputError: keys were chosen already, or masks that do not fit.
         UnsupportedBackendError: queries and keys are of different sequences.
     """
-    pattern: Any = followed.pattern
+    pattern: Any = layer_spec.pattern
     # what is no pattern is refused where the call is built
     if not getattr(pattern, "chooses_by_content", False):
-        return followed, chosen
+        return layer_spec, chosen
     if chosen is not None:
         raise InputError(f"{shown(pattern)} chooses the keys itself: leave chosen out, or give Causal() with it.")
-    if followed.is_cross:
+    if layer_spec.is_cross:
         raise UnsupportedBackendError(f"{shown(pattern)} is for self-attention: leave cross=True out.")
     # lengths may be symbols to a compiler
     is_short = not torch.compiler.is_compiling() and key.shape[2] <= pattern.reads_all_up_to()
-    if is_short and not is_for_choices(backend):
-        return replace(followed, pattern=Causal()), None
+    if is_short and not needs_selected_keys(backend):
+        return replace(layer_spec, pattern=Causal()), None
     tokens.check(query.shape[0], key.shape[2], query.device)
     start = unknown_start(query_offset)
     if query_offset is None or start is not None:
         query_offset = key.shape[2] - query.shape[2]
     sizes = (pattern.block_tokens, pattern.num_chosen)
     blocks = choose_blocks(query.detach(), key.detach(), list(tokens.tensors), *sizes, int(query_offset), start)
-    return replace(followed, pattern=Causal()), ChosenBlocks(blocks, pattern.block_tokens)
+    return replace(layer_spec, pattern=Causal()), ChosenBlocks(blocks, pattern.block_tokens)
 
 
-def is_for_choices(backend: str) -> bool:
+def needs_selected_keys(backend: str) -> bool:
     """Return whether the backend that was asked for computes nothing but choices, also those of all keys."""
     return (preferred_backend() if backend == AUTO else backend) == gathered.NAME
 
 
-def planned_choice(
+def planned_selected_keys(
     pattern: Any, num_heads: int, num_queries: int, num_keys: int, backend: str = AUTO
 ) -> tuple[Pattern, ChosenKeys | None]:
-    """Return what `with_choice` would make of a pattern, with a choice that has a shape but no contents."""
+    """Return what `with_selected_keys` would make of a pattern, with a choice that has a shape but no contents."""
     if not pattern.chooses_by_content:
         return pattern, None
-    if num_keys <= pattern.reads_all_up_to() and not is_for_choices(backend):
+    if num_keys <= pattern.reads_all_up_to() and not needs_selected_keys(backend):
         return Causal(), None
     blocks = torch.empty(1, num_heads, num_queries, pattern.num_chosen, dtype=torch.int32, device="meta")
     return Causal(), ChosenBlocks(blocks, pattern.block_tokens)
@@ -385,7 +385,7 @@ def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
         # every token reads itself
         return None
     try:
-        with bounded("Looking for tokens without keys", share=SMALL_SHARE):
+        with work_budget("Looking for tokens without keys", share=SMALL_SHARE):
             return first_keyless(pattern, start, num_tokens - 1, num_tokens)
     except WorkLimitError:
         # it is only for a warning
@@ -429,7 +429,7 @@ def build_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     query_offset: int | Tensor | None,
     tokens: TokenMask,
     terms: Sequence[Term] = (),
@@ -445,15 +445,15 @@ def build_call(
         ConfigurationError: a pattern that does not fit these heads or this length.
         InputError: an argument that does not fit the states.
     """
-    check_numbers(followed.pattern, scale, dropout, query_offset, followed.layer)
-    check_heads(followed.first_head, followed.num_model_heads)
-    check_axes(followed.is_cross, tokens, query_offset)
+    check_numbers(layer_spec.pattern, scale, dropout, query_offset, layer_spec.layer)
+    check_heads(layer_spec.first_head, layer_spec.num_model_heads)
+    check_axes(layer_spec.is_cross, tokens, query_offset)
     check_terms(terms, q)
     check_softcap(softcap)
-    check_chosen(chosen, q, k, followed.is_cross, sinks)
-    layout = layout_of(followed, query_offset, q, k)
+    check_selected_keys(chosen, q, k, layer_spec.is_cross, sinks)
+    layout = layout_of(layer_spec, query_offset, q, k)
     tokens.check(q.shape[0], k.shape[2], q.device, layout.num_positions)
-    sinks = own_sinks(sinks, q, followed.first_head, followed.num_model_heads)
+    sinks = own_sinks(sinks, q, layer_spec.first_head, layer_spec.num_model_heads)
     return AttentionCall(
         layout=layout,
         inputs=inputs_of(q, k, v, *(term.values for term in terms), *(() if sinks is None else (sinks,))),
@@ -468,19 +468,19 @@ def build_call(
     )
 
 
-def layout_of(followed: LayerPattern, query_offset: int | Tensor | None, q: Tensor, k: Tensor) -> Layout:
+def layout_of(layer_spec: LayerPattern, query_offset: int | Tensor | None, q: Tensor, k: Tensor) -> Layout:
     """Return a layer's pattern laid over q and k; it warns of tokens that the pattern leaves without keys.
 
     query_offset: if None, the queries are the last positions, or the first ones on an axis of their own. That is also
         the guess for a tensor whose value is unknown while compiling: what asks where the queries are must be told
         `unknown_start`, too.
     """
-    pattern, num_heads, num_queries, num_keys = followed.pattern, q.shape[1], q.shape[2], k.shape[2]
+    pattern, num_heads, num_queries, num_keys = layer_spec.pattern, q.shape[1], q.shape[2], k.shape[2]
     is_compiling = torch.compiler.is_compiling()
     if query_offset is None or unknown_start(query_offset) is not None:
-        query_offset = 0 if followed.is_cross else num_keys - num_queries
-    place = (num_heads, num_queries, num_keys, int(query_offset), drawn_layer(pattern, followed.layer))
-    heads = (followed.first_head, followed.num_model_heads, followed.is_cross)
+        query_offset = 0 if layer_spec.is_cross else num_keys - num_queries
+    place = (num_heads, num_queries, num_keys, int(query_offset), drawn_layer(pattern, layer_spec.layer))
+    heads = (layer_spec.first_head, layer_spec.num_model_heads, layer_spec.is_cross)
     # lengths may be symbols to a compiler, and every step of decoding has one of its own
     return Layout(pattern, *place, *heads) if is_compiling or num_queries == 1 else _laid_out(pattern, *place, *heads)
 
@@ -508,10 +508,10 @@ def compute(
     if not call.inputs.is_compiling and 0 in (call.inputs.batch_size, call.layout.num_queries, call.layout.num_keys):
         return _without_pairs(q, k, v, call)
     name = preferred_backend() if backend == AUTO else backend
-    chosen_backend = select(call, name)
+    selected_backend = select(call, name)
     with autocast_off(q.device.type):
-        k, call = with_unit_keys(q, k, call, chosen_backend.NAME)
-        return chosen_backend.attend(q, k, v, call, need_lse=need_lse)
+        k, call = with_unit_keys(q, k, call, selected_backend.NAME)
+        return selected_backend.attend(q, k, v, call, need_lse=need_lse)
 
 
 def with_unit_keys(q: Tensor, k: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, AttentionCall]:
@@ -563,7 +563,7 @@ INSTEAD = {
 # inputs of models, and how alike a name must be that is taken for one of them misspelt: so alike that no argument of
 # another library is (`mm_token_type_ids`, `decoder_attention_mask`)
 INPUTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", "token_type_ids", "use_cache")
-LIKENESS = 0.92
+SIMILARITY = 0.92
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:
@@ -588,7 +588,7 @@ def _misspelt(name: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _near_input(name: str) -> str:
-    near = difflib.get_close_matches(name, INPUTS, n=1, cutoff=LIKENESS)
+    near = difflib.get_close_matches(name, INPUTS, n=1, cutoff=SIMILARITY)
     return near[0] if near else ""
 
 

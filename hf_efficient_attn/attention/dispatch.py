@@ -17,7 +17,7 @@ from hf_efficient_attn.attention.build_call import (
     build_call,
     checked_states,
     compute,
-    with_choice,
+    with_selected_keys,
     with_unit_keys,
 )
 from hf_efficient_attn.attention.joined import with_lse_gradient
@@ -35,7 +35,7 @@ from hf_efficient_attn.layout.tracing import autocast_off, autocast_states, is_a
 Key = tuple[Any, ...]
 # token mask, terms, sinks, chosen keys
 Tensors = tuple[TokenMask, Sequence[Term], Tensor | None, ChosenKeys | None]
-AS_IT_IS = nullcontext()
+NO_CONTEXT = nullcontext()
 NUMBERS = frozenset((int, float, bool, type(None)))
 
 
@@ -43,7 +43,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     query_offset: int | Tensor | None = None,
     tokens: TokenMask = NO_MASK,
     terms: Sequence[Term] = (),
@@ -61,15 +61,15 @@ def attend(
     Raises:
         ConfigurationError, InputError, UnsupportedBackendError: as `attention`.
     """
-    if getattr(followed.pattern, "chooses_by_content", False):
-        q, k, v = checked_states(q, k, v, followed.is_cross)
-        followed, chosen = with_choice(followed, chosen, q, k, tokens, query_offset, backend)
+    if getattr(layer_spec.pattern, "chooses_by_content", False):
+        q, k, v = checked_states(q, k, v, layer_spec.is_cross)
+        layer_spec, chosen = with_selected_keys(layer_spec, chosen, q, k, tokens, query_offset, backend)
     if need_lse and isinstance(chosen, ChosenKeys) and chosen.join == MEAN:
         raise InputError("A mean over groups (join='mean') has no log-sum-exp. Leave return_lse out.")
-    place = (followed.layer, followed.first_head, followed.num_model_heads, followed.is_cross)
+    place = (layer_spec.layer, layer_spec.first_head, layer_spec.num_model_heads, layer_spec.is_cross)
     numbers = (query_offset, softcap, scale, dropout, lse_gradient, lse_gradient and need_lse, *place)
     tensors = (tokens, terms, sinks, chosen)
-    key = plan_key(q, k, v, followed.pattern, numbers, tensors, backend)
+    key = plan_key(q, k, v, layer_spec.pattern, numbers, tensors, backend)
     try:
         entry = None if key is None else _plans.find(key)
     except TypeError:
@@ -77,8 +77,8 @@ def attend(
         key = entry = None
     if entry is not None:
         return entry.value.run(q, k, v, tensors, need_lse)
-    q, k, v = checked_states(q, k, v, followed.is_cross)
-    call = build_call(q, k, v, followed, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
+    q, k, v = checked_states(q, k, v, layer_spec.is_cross)
+    call = build_call(q, k, v, layer_spec, query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen)
     call = with_lse_gradient(call, need_lse) if lse_gradient else call
     if key is None:
         return compute(q, k, v, call, backend, need_lse)
@@ -114,7 +114,7 @@ class Plan:
         """Return the output and, if needed, its log-sum-exp."""
         if self.is_cast:
             q, k, v = autocast_states(q, k, v)
-        with autocast_off(q.device.type) if self.is_cast else AS_IT_IS:
+        with autocast_off(q.device.type) if self.is_cast else NO_CONTEXT:
             if self.direct is not None and not need_lse:
                 out = self.direct.run(q, k, v)
                 if out is not None:

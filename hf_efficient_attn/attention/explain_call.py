@@ -7,7 +7,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.attention.build_call import planned_choice
+from hf_efficient_attn.attention.build_call import planned_selected_keys
 from hf_efficient_attn.attention.explanation import Explanation, LayerRequest
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends import sdpa
@@ -18,7 +18,7 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.dense_mask import allowed_pairs as dense_pairs
-from hf_efficient_attn.layout.dense_mask import chosen_pairs
+from hf_efficient_attn.layout.dense_mask import selected_pairs
 from hf_efficient_attn.layout.layout import Layout, drawn_layer
 from hf_efficient_attn.layout.listed_keys import ChosenTokens
 from hf_efficient_attn.layout.score_terms import Label, Term
@@ -34,7 +34,7 @@ BASELINES = {True: "dense causal attention", False: "dense attention"}
 
 
 def requested_call(
-    asked: LayerRequest,
+    request: LayerRequest,
     num_queries: int,
     num_keys: int,
     device: str,
@@ -44,24 +44,24 @@ def requested_call(
     backend: str = AUTO,
 ) -> AttentionCall:
     """Return the call that a layer makes, without tensors."""
-    followed = asked.followed
-    offset = 0 if followed.is_cross else num_keys - num_queries
-    lengths, layer = (num_queries, num_keys, offset), drawn_layer(followed.pattern, followed.layer)
-    sizes = (asked.head_dim, asked.value_dim, asked.num_key_heads, 1)
-    pattern, chosen = planned_choice(
-        followed.pattern, asked.num_heads, num_queries, num_keys, asked.backend if backend == AUTO else backend
+    layer_spec = request.layer_spec
+    offset = 0 if layer_spec.is_cross else num_keys - num_queries
+    lengths, layer = (num_queries, num_keys, offset), drawn_layer(layer_spec.pattern, layer_spec.layer)
+    sizes = (request.head_dim, request.value_dim, request.num_key_heads, 1)
+    pattern, chosen = planned_selected_keys(
+        layer_spec.pattern, request.num_heads, num_queries, num_keys, request.backend if backend == AUTO else backend
     )
-    if asked.chosen is not None:
-        chosen = asked.chosen
-    elif asked.most_keys is not None and num_keys > asked.most_keys:
+    if request.chosen is not None:
+        chosen = request.chosen
+    elif request.most_keys is not None and num_keys > request.most_keys:
         # an indexer's, the same for all heads
-        chosen = ChosenTokens(torch.empty(1, 1, num_queries, asked.most_keys, dtype=torch.int32, device="meta"))
+        chosen = ChosenTokens(torch.empty(1, 1, num_queries, request.most_keys, dtype=torch.int32, device="meta"))
     return AttentionCall(
-        layout=Layout(pattern, asked.num_heads, *lengths, layer, is_cross=followed.is_cross),
+        layout=Layout(pattern, request.num_heads, *lengths, layer, is_cross=layer_spec.is_cross),
         inputs=Inputs(device, dtype, *sizes, needs_grad=training),
-        terms=(*terms_of(asked.labels, num_queries), *terms_of(asked.fixed_labels)),
-        sinks=torch.empty(asked.num_heads, device="meta") if asked.has_sinks else None,
-        softcap=asked.softcap,
+        terms=(*terms_of(request.labels, num_queries), *terms_of(request.fixed_labels)),
+        sinks=torch.empty(request.num_heads, device="meta") if request.has_sinks else None,
+        softcap=request.softcap,
         dropout=dropout,
         chosen=chosen,
     )
@@ -88,34 +88,36 @@ def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
     return replace(call, chosen=chosen)
 
 
-def explained(call: AttentionCall, asked: LayerRequest, wanted: str, line: str | None = None) -> Explanation:
+def explained(call: AttentionCall, request: LayerRequest, wanted: str, line: str | None = None) -> Explanation:
     """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
-    chosen = select(call, _wanted(asked, wanted))
-    time, baseline = _own_times(call, asked, chosen)
-    said = Explanation(
-        pattern=asked.followed.pattern,
+    selected_backend = select(call, _wanted(request, wanted))
+    time, baseline = _own_times(call, request, selected_backend)
+    explanation = Explanation(
+        pattern=request.layer_spec.pattern,
         call=call,
-        backend=chosen.NAME,
+        backend=selected_backend.NAME,
         reasons={
-            name: _reason(call, name, _wanted(asked, wanted), chosen, (baseline, BASELINES[asked.is_causal]))
+            name: _reason(
+                call, name, _wanted(request, wanted), selected_backend, (baseline, BASELINES[request.is_causal])
+            )
             for name in sorted(BACKENDS)
-            if name != chosen.NAME
+            if name != selected_backend.NAME
         },
-        allowed_pairs=asked_pairs(call, asked),
-        computed_pairs=chosen.computed_pairs(call),
+        allowed_pairs=requested_pairs(call, request),
+        computed_pairs=selected_backend.computed_pairs(call),
         total_pairs=call.layout.num_pairs,
-        baseline=BASELINES[asked.is_causal],
+        baseline=BASELINES[request.is_causal],
         relative_cost=time / baseline,
-        memory_bytes=_memory(call, chosen),
+        memory_bytes=_memory(call, selected_backend),
         model=line,
-        notes=(*asked.notes, *_notes(call)),
+        notes=(*request.notes, *_notes(call)),
     )
-    said = _with_bias(said) if asked.has_bias else said
-    if asked.beside is None:
-        return said
+    explanation = _with_bias(explanation) if request.has_bias else explanation
+    if request.beside is None:
+        return explanation
     layout, inputs = call.layout, call.inputs
     sizes = (layout.num_queries, layout.num_keys, inputs.device, inputs.dtype, inputs.needs_grad, call.dropout)
-    return with_beside(said, explained(requested_call(asked.beside, *sizes), asked.beside, wanted))
+    return with_beside(explanation, explained(requested_call(request.beside, *sizes), request.beside, wanted))
 
 
 def _notes(call: AttentionCall) -> list[str]:
@@ -126,24 +128,24 @@ def _notes(call: AttentionCall) -> list[str]:
     return notes if is_measured else [*notes, UNCONFIRMED.format(device=device)]
 
 
-def _own_times(call: AttentionCall, asked: LayerRequest, chosen: Backend) -> tuple[float, float]:
+def _own_times(call: AttentionCall, request: LayerRequest, selected_backend: Backend) -> tuple[float, float]:
     """Return the estimated times of a call and of its baseline, in scores of dense attention."""
-    baseline = sdpa.dense_cost(call, asked.is_causal)
-    if asked.has_bias:
+    baseline = sdpa.dense_cost(call, request.is_causal)
+    if request.has_bias:
         return baseline, baseline
-    cost = chosen.cost(call)
-    return cost if isfinite(cost) else float(chosen.computed_pairs(call)), baseline
+    cost = selected_backend.cost(call)
+    return cost if isfinite(cost) else float(selected_backend.computed_pairs(call)), baseline
 
 
-def with_beside(said: Explanation, beside: Explanation) -> Explanation:
+def with_beside(explanation: Explanation, beside: Explanation) -> Explanation:
     """Return the explanation of all heads of a layer, of which some do something else."""
     return replace(
-        said,
-        allowed_pairs=said.allowed_pairs + beside.allowed_pairs,
-        computed_pairs=said.computed_pairs + beside.computed_pairs,
-        total_pairs=said.total_pairs + beside.total_pairs,
-        memory_bytes=said.memory_bytes + beside.memory_bytes,
-        relative_cost=joined_cost([said, beside]),
+        explanation,
+        allowed_pairs=explanation.allowed_pairs + beside.allowed_pairs,
+        computed_pairs=explanation.computed_pairs + beside.computed_pairs,
+        total_pairs=explanation.total_pairs + beside.total_pairs,
+        memory_bytes=explanation.memory_bytes + beside.memory_bytes,
+        relative_cost=joined_cost([explanation, beside]),
         beside=beside,
     )
 
@@ -154,39 +156,39 @@ def joined_cost(parts: Sequence[Explanation]) -> float:
     return sum(each.relative_cost * time for each, time in zip(parts, baselines, strict=True)) / sum(baselines)
 
 
-def baseline_time(said: Explanation) -> float:
+def baseline_time(explanation: Explanation) -> float:
     """Return the estimated time of what would be computed without the pattern, in scores of dense attention."""
-    beside = 0.0 if said.beside is None else baseline_time(said.beside)
-    return sdpa.dense_cost(said.call, said.baseline == BASELINES[True]) + beside
+    beside = 0.0 if explanation.beside is None else baseline_time(explanation.beside)
+    return sdpa.dense_cost(explanation.call, explanation.baseline == BASELINES[True]) + beside
 
 
-def _wanted(asked: LayerRequest, wanted: str) -> str:
-    if asked.has_bias:
+def _wanted(request: LayerRequest, wanted: str) -> str:
+    if request.has_bias:
         return sdpa.NAME
-    wanted = asked.backend if wanted == AUTO else wanted
+    wanted = request.backend if wanted == AUTO else wanted
     return preferred_backend() if wanted == AUTO else wanted
 
 
-def _with_bias(said: Explanation) -> Explanation:
+def _with_bias(explanation: Explanation) -> Explanation:
     """Return the explanation of a layer that adds a matrix to its scores, as it would without a pattern."""
     reason = "the layer adds a matrix to its scores (position_bias), which takes all pairs, whatever the pattern."
     return replace(
-        said,
-        reasons=dict.fromkeys(said.reasons, reason),
-        computed_pairs=said.total_pairs,
-        memory_bytes=said.memory_bytes + said.total_pairs * said.call.inputs.dtype.itemsize,
+        explanation,
+        reasons=dict.fromkeys(explanation.reasons, reason),
+        computed_pairs=explanation.total_pairs,
+        memory_bytes=explanation.memory_bytes + explanation.total_pairs * explanation.call.inputs.dtype.itemsize,
     )
 
 
-def asked_pairs(call: AttentionCall, asked: LayerRequest) -> int:
+def requested_pairs(call: AttentionCall, request: LayerRequest) -> int:
     """Return how many pairs a call reads in all heads, also of a pattern that chooses them by content."""
-    pattern = asked.followed.pattern
+    pattern = request.layer_spec.pattern
     if pattern.chooses_by_content:
         return call.layout.num_heads * pattern.num_pairs(*call.layout.extent)
-    if call.chosen is not None and asked.most_keys is not None:
-        by_query = most_pairs(call.layout, asked.most_keys, call.chosen.reads_self_last)
+    if call.chosen is not None and request.most_keys is not None:
+        by_query = most_pairs(call.layout, request.most_keys, call.chosen.reads_self_last)
         return min(by_query, call.chosen.most_pairs(call.layout, call.inputs.num_key_heads))
-    return allowed_pairs(call.layout) if call.chosen is None else chosen_pairs_of(call, call.chosen)
+    return allowed_pairs(call.layout) if call.chosen is None else selected_pairs_of(call, call.chosen)
 
 
 @cached()
@@ -214,7 +216,7 @@ def allowed_pairs(layout: Layout) -> int:
     return _num_allowed(layout)
 
 
-def chosen_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
+def selected_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
     """Return how many pairs are chosen and allowed, in all heads; without contents, the most that can be."""
     layout, num_key_heads = call.layout, call.inputs.num_key_heads
     if any(each is not None and each.is_meta for each in chosen.tensors):
@@ -226,7 +228,7 @@ def chosen_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
         )
     device = next(each.device for each in chosen.tensors if each is not None)
     allowed = dense_pairs(layout, NO_MASK, 1, device)
-    read, _ = chosen_pairs(chosen, allowed, layout, NO_MASK, num_key_heads)
+    read, _ = selected_pairs(chosen, allowed, layout, NO_MASK, num_key_heads)
     return int(read.expand(-1, layout.num_heads, -1, -1)[0].sum())
 
 
@@ -241,7 +243,7 @@ def _num_allowed(layout: Layout) -> int:
             raise refusal from None
 
 
-def _reason(call: AttentionCall, name: str, wanted: str, chosen: Backend, baseline: tuple[float, str]) -> str:
+def _reason(call: AttentionCall, name: str, wanted: str, selected_backend: Backend, baseline: tuple[float, str]) -> str:
     """Return one sentence on why a backend does not compute a call; `baseline`: its time and its name."""
     other = BACKENDS[name]
     cannot = other.why_not(call)
@@ -252,15 +254,18 @@ def _reason(call: AttentionCall, name: str, wanted: str, chosen: Backend, baseli
     remark, cost = other.remark(call), other.cost(call)
     if not isfinite(cost):
         return remark
-    said = remark.removesuffix(".")
+    sentence = remark.removesuffix(".")
     # costs are not compared where one is known to be the fastest
-    if chosen.is_fastest(call):
-        share = other.computed_pairs(call) / max(1, chosen.computed_pairs(call))
-        said = f"{said}, here {share:.0%} as many pairs as {chosen.NAME}"
-        if cost < chosen.cost(call):
-            return f"{said}; {chosen.NAME} is the fastest without masks, and for a single query or very few pairs."
+    if selected_backend.is_fastest(call):
+        share = other.computed_pairs(call) / max(1, selected_backend.computed_pairs(call))
+        sentence = f"{sentence}, here {share:.0%} as many pairs as {selected_backend.NAME}"
+        if cost < selected_backend.cost(call):
+            return (
+                f"{sentence}; {selected_backend.NAME} is the fastest without masks, and for a single query or very few "
+                "pairs."
+            )
     time, what = baseline
-    return f"{said}; its cost would be {cost / time:.3f} × {what}."
+    return f"{sentence}; its cost would be {cost / time:.3f} × {what}."
 
 
 def _memory(call: AttentionCall, backend: Backend) -> int:

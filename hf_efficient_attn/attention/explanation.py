@@ -19,11 +19,11 @@ from hf_efficient_attn.patterns.pattern import Pattern
 # What a choice of keys lets a query read, in words, for explanations.
 
 
-def choice_in_words(chosen: ChosenKeys) -> str:
+def selection_in_words(chosen: ChosenKeys) -> str:
     """Return the most that a query reads, by the shapes of the choice.
 
     >>> import torch
-    >>> choice_in_words(ChosenBlocks(torch.zeros(1, 1, 4, 3, dtype=torch.int32), block_tokens=512))
+    >>> selection_in_words(ChosenBlocks(torch.zeros(1, 1, 4, 3, dtype=torch.int32), block_tokens=512))
     'up to 3 blocks of 512 keys for every query'
     """
     match chosen:
@@ -153,7 +153,7 @@ class Explanation:
         rows = {
             **({} if self.model is None else {"model": self.model}),
             "pattern": _expression(self.pattern),
-            **({} if self.call.chosen is None else {"chosen": choice_in_words(self.call.chosen)}),
+            **({} if self.call.chosen is None else {"chosen": selection_in_words(self.call.chosen)}),
             "call": f"{layout.num_heads} heads{f' ({inputs.num_key_heads} of keys)' if keys_shared else ''}, "
             f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
@@ -225,7 +225,7 @@ class LayerRequest:
     """What one attention layer asks for.
 
     Attributes:
-        followed: the pattern of the layer, and its number.
+        layer_spec: the pattern of the layer, and its number.
         num_heads, num_key_heads, head_dim, value_dim: of its queries, keys and values.
         config: of the module that asks.
         part: the part of an encoder-decoder.
@@ -244,7 +244,7 @@ class LayerRequest:
         sends_more: whether processes that share a text exchange more in the layer than its pattern needs.
     """
 
-    followed: LayerPattern
+    layer_spec: LayerPattern
     num_heads: int
     num_key_heads: int
     head_dim: int
@@ -270,4 +270,4 @@ class LayerRequest:
     def alike(self) -> "LayerRequest":
         """What is equal in layers that compute alike: all but their index, on which blocks depend that are drawn."""
         beside = None if self.beside is None else self.beside.alike
-        return replace(self, layer=None, followed=replace(self.followed, layer=0), beside=beside)
+        return replace(self, layer=None, layer_spec=replace(self.layer_spec, layer=0), beside=beside)

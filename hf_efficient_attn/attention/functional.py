@@ -123,12 +123,12 @@ def attention(
     if unknown:
         refuse_unknown(unknown, attention)
     pattern = _parsed(pattern) if isinstance(pattern, str) else pattern
-    followed = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
+    layer_spec = LayerPattern(pattern, layer, first_head=first_head, num_model_heads=num_model_heads, is_cross=cross)
     tokens = NO_MASK
     if not (key_mask is segment_ids is global_mask is query_mask is query_segment_ids is None):
         tokens = TokenMask(key_mask, segment_ids, global_mask, query_mask, query_segment_ids)
     settings = (query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen, backend)
-    out, lse = attend(q, k, v, followed, *settings, need_lse=return_lse, lse_gradient=lse_gradient)
+    out, lse = attend(q, k, v, layer_spec, *settings, need_lse=return_lse, lse_gradient=lse_gradient)
     return out if lse is None or not return_lse else (out, lse)
 
 

@@ -14,11 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_efficient_attn.attention.build_call import (
     LayerPattern,
     QueryOffset,
-    check_chosen,
+    check_selected_keys,
     layout_of,
     own_sinks,
     unknown_start,
-    with_choice,
+    with_selected_keys,
 )
 from hf_efficient_attn.attention.dispatch import attend
 from hf_efficient_attn.attention.select import AUTO
@@ -154,7 +154,7 @@ def warn_of_weights() -> None:
 AttendLayer = Callable[..., tuple[Tensor, Tensor | None]]
 
 # the innermost block comes last
-_chosen: list[tuple[int, ...]] = []
+_selected_rows: list[tuple[int, ...]] = []
 
 
 @contextmanager
@@ -165,16 +165,16 @@ def weights_of_rows(rows: Iterable[int]) -> Iterator[None]:
     are those of a forward pass, and those of the rows. Not for generation, nor for cross-attention.
     """
     own = tuple(rows)
-    _chosen.append(own)
+    _selected_rows.append(own)
     try:
         yield
     finally:
-        _chosen.remove(own)
+        _selected_rows.remove(own)
 
 
-def chosen_rows() -> tuple[int, ...] | None:
+def selected_rows() -> tuple[int, ...] | None:
     """Return the rows that `weights_of_rows` has set, or None outside of it."""
-    return _chosen[-1] if _chosen else None
+    return _selected_rows[-1] if _selected_rows else None
 
 
 def rows_or_all(attend: AttendLayer) -> AttendLayer:
@@ -184,7 +184,7 @@ def rows_or_all(attend: AttendLayer) -> AttendLayer:
     def attend_layer(query: Tensor, key: Tensor, *states: Any, need_weights: bool = False, **options: Any) -> Any:
         if not need_weights:
             return attend(query, key, *states, **options)
-        rows = chosen_rows()
+        rows = selected_rows()
         if rows is None:
             warn_of_weights()
             return attend(query, key, *states, need_weights=True, **options)
@@ -238,7 +238,7 @@ def attend_layer(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     tokens: TokenMask,
     scale: float,
     dropout: float = 0.0,
@@ -267,26 +267,26 @@ def attend_layer(
     Raises:
         InputError: a mask that does not belong to these queries and keys.
     """
-    if followed.shards is not None:
+    if layer_spec.shards is not None:
         refuse_on_shards(matrix is not None, bias is not None, need_weights, chosen is not None)
         options: dict[str, Any] = {"terms": terms, "sinks": sinks, "softcap": softcap, "backend": backend}
-        out = attend_shard(query, key, value, followed, followed.shards, tokens, scale, dropout, **options)
+        out = attend_shard(query, key, value, layer_spec, layer_spec.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
     if len(terms) > 0:
         # torch alone would keep several numbers for each pair
-        followed = replace(followed, reads_all=False)
-    tokens = tokens_of_layer(tokens, followed, key)
-    if matrix is not None and not followed.is_own:
+        layer_spec = replace(layer_spec, reads_all=False)
+    tokens = tokens_of_layer(tokens, layer_spec, key)
+    if matrix is not None and not layer_spec.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
-    reads_all = followed.reads_all and tokens.segment_ids is None and chosen is None
+    reads_all = layer_spec.reads_all and tokens.segment_ids is None and chosen is None
     if not (reads_all or matrix is not None or bias is not None or need_weights):
         settings = (query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen, backend)
-        return attend(query, key, value, followed, *settings)[0].transpose(1, 2).contiguous(), None
-    followed, chosen = with_choice(followed, chosen, query, key, tokens, query_offset, backend)
+        return attend(query, key, value, layer_spec, *settings)[0].transpose(1, 2).contiguous(), None
+    layer_spec, chosen = with_selected_keys(layer_spec, chosen, query, key, tokens, query_offset, backend)
     key = unit(key) if chosen is not None and chosen.unit_keys else key
-    sinks = own_sinks(sinks, query, followed.first_head, followed.num_model_heads)
-    pairs, added = pairs_and_scores(query, key, followed, tokens, query_offset, matrix, bias, terms, chosen)
+    sinks = own_sinks(sinks, query, layer_spec.first_head, layer_spec.num_model_heads)
+    pairs, added = pairs_and_scores(query, key, layer_spec, tokens, query_offset, matrix, bias, terms, chosen)
     out, weights = dense_attention(query, key, value, pairs, added, scale, dropout, need_weights, sinks, softcap)
     return out.transpose(1, 2).contiguous(), weights
 
@@ -294,7 +294,7 @@ def attend_layer(
 def pairs_and_scores(
     query: Tensor,
     key: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     tokens: TokenMask,
     query_offset: QueryOffset,
     matrix: Tensor | None,
@@ -304,22 +304,22 @@ def pairs_and_scores(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return which query may read which key, and what is added to the scores, for attention over all pairs."""
     added = added_scores(matrix, bias, query, key)
-    pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)
+    pairs = pairs_of(layer_spec, query_offset, tokens, matrix, query, key)
     if chosen is not None:
-        check_choice(chosen, query, key, followed)
+        check_keys_of_layer(chosen, query, key, layer_spec)
         pairs = open_pairs(pairs, added)
     # the layout of cross-attention with a bias alone cannot be traced at any two lengths
     if len(terms) > 0 or chosen is not None:
-        layout = layout_of(followed, query_offset, query, key)
+        layout = layout_of(layer_spec, query_offset, query, key)
         where = (layout, tokens, key.shape[1], lse_dtype(query), key.device, unknown_start(query_offset))
         pairs, learned = read_pairs(pairs, terms, chosen, *where)
         added = learned if added is None else added + cast(Tensor, learned)
     return pairs, added
 
 
-def check_choice(chosen: ChosenKeys, query: Tensor, key: Tensor, followed: LayerPattern) -> None:
+def check_keys_of_layer(chosen: ChosenKeys, query: Tensor, key: Tensor, layer_spec: LayerPattern) -> None:
     """Raise InputError for a choice that does not fit, or has an output for each of its groups."""
-    check_chosen(chosen, query, key, followed.is_cross, None)
+    check_selected_keys(chosen, query, key, layer_spec.is_cross, None)
     if chosen.needs_groups:
         raise InputError(
             "Groups with outputs or labels of their own (join='mean', labels_count='places') are computed without "
@@ -335,7 +335,7 @@ def open_pairs(pairs: Tensor | None, added: Tensor | None) -> Tensor | None:
     return is_open if pairs is None else pairs & is_open
 
 
-def tokens_of_layer(tokens: TokenMask, followed: LayerPattern, key: Tensor) -> TokenMask:
+def tokens_of_layer(tokens: TokenMask, layer_spec: LayerPattern, key: Tensor) -> TokenMask:
     """Return the token mask of a layer's keys, which may be only the last keys of the mask.
 
     Raises:
@@ -343,16 +343,16 @@ def tokens_of_layer(tokens: TokenMask, followed: LayerPattern, key: Tensor) -> T
     """
     if tokens.shape is None:
         return tokens
-    check_shape(tokens.shape, followed, key)
+    check_shape(tokens.shape, layer_spec, key)
     return tokens if tokens.shape[1] == key.shape[2] else tokens.last(key.shape[2])
 
 
-def check_shape(shape: tuple[int, int], followed: LayerPattern, key: Tensor) -> None:
+def check_shape(shape: tuple[int, int], layer_spec: LayerPattern, key: Tensor) -> None:
     """Raise InputError if a mask of this shape, [batch, keys], was made for other keys than a layer's."""
     num_rows, width = shape
     num_keys = key.shape[2]
     # a PatternCache holds fewer keys than there are tokens
-    if num_rows not in (1, key.shape[0]) or width < num_keys or (width > num_keys and followed.is_own):
+    if num_rows not in (1, key.shape[0]) or width < num_keys or (width > num_keys and layer_spec.is_own):
         raise InputError(
             f"The padding mask is for {num_rows} x {width} keys, but there are {key.shape[0]} x {num_keys}. "
             "Pass an attention_mask with one column per token, cached tokens first."
@@ -390,7 +390,7 @@ def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
 
 
 def pairs_of(
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     query_offset: QueryOffset,
     tokens: TokenMask,
     matrix: Tensor | None,
@@ -402,10 +402,10 @@ def pairs_of(
     A matrix that the user gave replaces the layer's own attention; a pattern restricts it further.
     """
     allowed = None
-    if followed.reads_all and tokens.segment_ids is None:
+    if layer_spec.reads_all and tokens.segment_ids is None:
         allowed = None if tokens.key_mask is None else tokens.key_mask[:, None, None]
-    elif matrix is None or not followed.is_own:
-        layout = layout_of(followed, query_offset, query, key)
+    elif matrix is None or not layer_spec.is_own:
+        layout = layout_of(layer_spec, query_offset, query, key)
         allowed = allowed_pairs(layout, tokens, query.shape[0], query.device, unknown_start(query_offset))
     if matrix is not None and matrix.dtype == torch.bool:
         allowed = matrix if allowed is None else allowed & matrix

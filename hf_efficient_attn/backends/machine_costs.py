@@ -211,10 +211,10 @@ def nearest(processor: Processor, machines: Sequence[Machine]) -> Machine:
     name and its vendor count first.
     """
 
-    def likeness(machine: Machine) -> list[bool]:
+    def matching_fields(machine: Machine) -> list[bool]:
         return [value == getattr(machine.processor, name) for name, value in asdict(processor).items()]
 
-    return max(machines, key=likeness)
+    return max(machines, key=matching_fields)
 
 
 @lru_cache

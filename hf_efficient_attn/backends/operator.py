@@ -16,12 +16,12 @@ from hf_efficient_attn.backends.gathered import execute as gathered
 from hf_efficient_attn.backends.kernels import empty_output, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.grouped_keys import read_chosen, write_chosen_text
+from hf_efficient_attn.layout.grouped_keys import read_selected_keys, write_chosen_text
 from hf_efficient_attn.layout.onnx import refuse_operator
 from hf_efficient_attn.layout.operator_args import read_call, write_call_text
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off
-from hf_efficient_attn.layout.transfer import as_they_are
+from hf_efficient_attn.layout.transfer import snapshot
 
 # they look at masks on the host, which a CUDA graph cannot replay
 TAGS = (torch.Tag.cudagraph_unsafe,)
@@ -65,7 +65,7 @@ class _Attention(torch.autograd.Function):
         out, lse, alone = _forward(q, k, v, call, seed)
         # no zeros for an lse that nothing was computed from: with them the fused kernel could not be used
         ctx.set_materialize_grads(False)
-        masks = [as_they_are(mask) for mask in call.tokens.tensors]
+        masks = [snapshot(mask) for mask in call.tokens.tensors]
         tensors = [*masks, *([] if call.chosen is None else call.chosen.tensors), *learned]
         # all tensors are saved, none is held by the call, for checkpointing and for the hooks of saved tensors
         ctx.call, ctx.seed = _with_tensors(call, [None] * len(tensors)), seed
@@ -155,7 +155,7 @@ def _arguments(call: AttentionCall, seed: Tensor | None) -> tuple[Any, ...]:
 def _read_call(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[AttentionCall, int]:
     """Return the call and the seed that the arguments of an operator say."""
     masks, chosen, values, sinks, seed, query_start, call_text, chosen_text, *numbers = arguments
-    choice = read_chosen(chosen_text, chosen) if chosen_text else None
+    choice = read_selected_keys(chosen_text, chosen) if chosen_text else None
     call = read_call(q, k, v, masks, choice, values, sinks, query_start, call_text, *numbers)
     return call, 0 if seed is None else int(seed)
 
@@ -236,7 +236,7 @@ def attention_backward_operator(
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     chosen, call_text, chosen_text = rest[1], rest[6], rest[7]
     refuse_operator("gathered" if chosen_text else "blocked", call_text)
-    reads_self_last = bool(chosen_text) and read_chosen(chosen_text, chosen).reads_self_last
+    reads_self_last = bool(chosen_text) and read_selected_keys(chosen_text, chosen).reads_self_last
     alone = q.new_empty(q.shape[:3] if reads_self_last else (0,), dtype=torch.bool)
     return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype)), alone
 
@@ -244,7 +244,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tens
 @attention_backward_operator.register_fake
 def _(grad: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
     _, _, _, _, chosen, term_values, sinks, _, _, _, chosen_text, *_ = rest
-    is_shared = bool(chosen_text) and read_chosen(chosen_text, chosen).unit_keys
+    is_shared = bool(chosen_text) and read_selected_keys(chosen_text, chosen).unit_keys
     learned = [*term_values, *([] if sinks is None else [sinks])]
     dk = q.new_empty(0) if is_shared else torch.empty_like(k)
     return [torch.empty_like(q), dk, torch.empty_like(v), *(torch.empty_like(each) for each in learned)]
@@ -255,7 +255,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     out, lse, alone = output
     ctx.mark_non_differentiable(alone)
     ctx.set_materialize_grads(False)
-    kept = [as_they_are(mask) for mask in masks]
+    kept = [snapshot(mask) for mask in masks]
     ctx.num_lists = (len(kept), len(chosen))
     ctx.save_for_backward(q, k, v, out, lse, alone, sinks, seed, query_start, *kept, *chosen, *term_values)
 

@@ -11,7 +11,7 @@ from hf_efficient_attn.backends.kernels import aligned, fused_attention, plain_r
 from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.cache import MEBIBYTE
 from hf_efficient_attn.layout.call import AttentionCall, join_sinks
-from hf_efficient_attn.layout.decode_keys import ReadKeys, maskless, read_keys, row_of
+from hf_efficient_attn.layout.decode_keys import ReadKeys, keys_of_query, maskless, read_keys
 from hf_efficient_attn.layout.dense_mask import (
     additive,
     additive_mask,
@@ -90,7 +90,7 @@ SCORES_PER_MASK_ENTRY = 50
 # ... and for a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
 SCORES_PER_UNFUSED_SCORE = 4.0
 # ... and for a pair of a choice of keys, whose mask is counted first, and about how many bytes that takes
-SCORES_PER_CHOSEN_PAIR, BYTES_PER_CHOSEN_PAIR = 10, 20
+SCORES_PER_SELECTED_PAIR, BYTES_PER_SELECTED_PAIR = 10, 20
 # of a causal triangle, kernels skip blocks of so many keys (measured on a CPU: 1.00, 0.76, 0.64, 0.59 and 0.50 of the
 # time of all pairs at 512, 1,024 ... 8,192 tokens); elsewhere estimated, not measured
 TRIANGLE_BLOCK_TOKENS = 512
@@ -136,7 +136,7 @@ def is_fastest(call: AttentionCall) -> bool:
         return True
     if not is_single(call):
         return is_bare(call)
-    return len(row_of(layout.fitted).common) > 0 or computed_pairs(call) <= MAX_KEY_READS
+    return len(keys_of_query(layout.fitted).common) > 0 or computed_pairs(call) <= MAX_KEY_READS
 
 
 def is_single(call: AttentionCall) -> bool:
@@ -166,7 +166,7 @@ def cost(call: AttentionCall) -> float:
         per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
         per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_masked
         per_key = per_score * layout.num_queries + costs.key + per_mask
-    return layout.num_heads * layout.num_keys * per_key + SCORES_PER_CHOSEN_PAIR * num_counted(call.chosen, layout)
+    return layout.num_heads * layout.num_keys * per_key + SCORES_PER_SELECTED_PAIR * num_counted(call.chosen, layout)
 
 
 def _unmasked(call: AttentionCall) -> tuple[int, int, bool] | None:
@@ -201,7 +201,7 @@ def computed_pairs(call: AttentionCall) -> int:
     """Return the number of all pairs, without the keys and the half of a triangle that are left out without a mask."""
     layout = call.layout
     if is_single(call):
-        return layout.num_heads * row_of(layout.fitted).num_computed
+        return layout.num_heads * keys_of_query(layout.fitted).num_computed
     plain = _unmasked(call)
     if plain is None:
         return layout.num_pairs
@@ -221,7 +221,7 @@ def working_bytes(call: AttentionCall) -> int:
     layout, inputs = call.layout, call.inputs
     if is_single(call):
         # keys and values that are copied
-        num_keys = inputs.batch_size * inputs.num_key_heads * row_of(layout.fitted).num_computed
+        num_keys = inputs.batch_size * inputs.num_key_heads * keys_of_query(layout.fitted).num_computed
         return num_keys * (inputs.head_dim + inputs.value_dim) * inputs.dtype.itemsize
     has_mask = not call.tokens.is_empty or call.terms or maskless(layout.fitted) is None or call.chosen is not None
     num_examples = 1 if call.tokens.is_empty and call.chosen is None else inputs.batch_size
@@ -229,7 +229,7 @@ def working_bytes(call: AttentionCall) -> int:
     num_bytes = num_mask_bytes(layout, num_examples, num_mask_numbers) if has_mask else 0
     if call.terms:
         num_bytes += BYTES_PER_BIAS * num_examples * layout.num_pairs
-    num_bytes += BYTES_PER_CHOSEN_PAIR * num_examples * num_counted(call.chosen, layout)
+    num_bytes += BYTES_PER_SELECTED_PAIR * num_examples * num_counted(call.chosen, layout)
     # torch's kernel for CPUs has no gradient of the mask
     is_unfused = inputs.device == "cpu" and (has_no_kernel(call) or (call.terms and inputs.needs_grad))
     if is_unfused or call.differentiates_lse:
@@ -364,7 +364,7 @@ class DirectStep:
         """Return the output [B, H, 1, Dv]; None: keys apart from each other are read, or others by other heads."""
         stop = k.shape[2]
         if self.left is None:
-            intervals = row_of(self.layout.at_step(stop)).common
+            intervals = keys_of_query(self.layout.at_step(stop)).common
             if len(intervals) != 1:
                 return None
             read = slice(*intervals[0])

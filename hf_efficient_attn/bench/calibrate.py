@@ -27,7 +27,7 @@ from hf_efficient_attn.attention.select import AUTO, is_light
 from hf_efficient_attn.backends import sdpa
 from hf_efficient_attn.backends.blocked import execute
 from hf_efficient_attn.backends.blocked.backend import NAME as BLOCKED
-from hf_efficient_attn.backends.blocked.regions import take
+from hf_efficient_attn.backends.blocked.call_slices import take
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.backends.machine_costs import (

@@ -145,7 +145,7 @@ def publish(
         args: with the options of `add_results`.
         draw: None: there is no picture.
     """
-    written, said = json_text(without_samples(results)), sys.stderr if args.json else sys.stdout
+    written, stream = json_text(without_samples(results)), sys.stderr if args.json else sys.stdout
     print(written if args.json else markdown)
     paths = [args.output / f"{name}.{suffix}" for suffix in ("json", "md")]
     paths[0].write_text(written + "\n", encoding="utf-8")
@@ -154,8 +154,8 @@ def publish(
         paths.append(args.output / f"{name}.png")
         draw(results).savefig(paths[2], dpi=160)
     elif draw is not None:
-        print("\nNo picture: matplotlib is not installed. Run: pip install matplotlib", file=said)
-    print("\nWritten: " + ", ".join(str(path) for path in paths), file=said)
+        print("\nNo picture: matplotlib is not installed. Run: pip install matplotlib", file=stream)
+    print("\nWritten: " + ", ".join(str(path) for path in paths), file=stream)
 
 
 def without_samples(value: Any) -> Any:

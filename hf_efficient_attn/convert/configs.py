@@ -209,9 +209,9 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
     lost = differences(ours if offset is None else with_fields(ours, position_offset=offset), again, head)
     unsayable = [name for name in lost if name not in counterpart.deviations]
     if unsayable:
-        listed = ", ".join(_said(ours, name) for name in unsayable)
+        listed = ", ".join(_shown_field(ours, name) for name in unsayable)
         raise ConfigurationError(f"{counterpart.model_type} models cannot have: {listed}.")
-    notes = {name: f"{_said(ours, name)} is not kept: {counterpart.deviations[name]}." for name in lost}
+    notes = {name: f"{_shown_field(ours, name)} is not kept: {counterpart.deviations[name]}." for name in lost}
     return TheirConfig(theirs, offset or 0, notes)
 
 
@@ -264,8 +264,8 @@ def apply_request(config: Any, request: ConversionRequest, counterpart: Counterp
     _check_mechanism(request, () if counterpart is None else counterpart.mechanisms)
     is_dense = counterpart is not None and counterpart.is_dense
     lengths = _length_fields(config, request, is_dense)
-    if counterpart is not None and counterpart.asked is not None:
-        return with_fields(config, **counterpart.asked(config, request), **lengths)
+    if counterpart is not None and counterpart.requested_fields is not None:
+        return with_fields(config, **counterpart.requested_fields(config, request), **lengths)
     fields = {**_pattern_fields(config, request, is_dense), **lengths}
     if request.global_projections is not None:
         fields["global_projections"] = request.global_projections
@@ -360,7 +360,7 @@ def _meaning(config: Any) -> dict[str, Any]:
     return fields
 
 
-def _said(config: Any, name: str) -> str:
+def _shown_field(config: Any, name: str) -> str:
     """Return a field with its value, as short as a message has room for; for None what it stands for."""
     value = _meaning(config)[name] if getattr(config, name) is None else getattr(config, name)
     return f"{name}={shorten(repr(value), LETTERS)}"
@@ -379,7 +379,7 @@ def keeps_pattern(counterpart: Counterpart, theirs: Any, request: ConversionRequ
     pattern = getattr(theirs, FIELD, None)
     if pattern is None or asks_for_another(request):
         return False
-    if counterpart.asked is not None or not counterpart.is_dense:
+    if counterpart.requested_fields is not None or not counterpart.is_dense:
         raise ConfigurationError(
             f"This {type(theirs).__name__} has attention_pattern={shown(pattern)}, which is not kept where a "
             f"{counterpart.model_type} becomes a model of {counterpart.family}, whose layers read otherwise. Say what "
@@ -393,8 +393,8 @@ def with_own_pattern(ours: Any, theirs: Any) -> Any:
     """Return our config with the pattern of theirs; layers that are sparse by themselves stay as they are."""
     spec, own = getattr(theirs, FIELD), getattr(ours, FIELD)
     if isinstance(own, list):
-        followed = config_patterns(spec, theirs, ENCODER) or ()
-        spec = [sparse or mine for sparse, mine in zip(followed, own, strict=True)]
+        sparse_layers = config_patterns(spec, theirs, ENCODER) or ()
+        spec = [sparse or mine for sparse, mine in zip(sparse_layers, own, strict=True)]
     return with_fields(ours, **{FIELD: spec})
 
 

@@ -65,8 +65,8 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
     rest = [name for name in missing if name not in copied]
     source.notes += check_missing(rest, (*_new_names(source), *_started(rest, source)), model)
     if source.counterpart is not None and source.counterpart.warning is not None:
-        said = source.counterpart.warning(config)
-        source.notes += [said] if said else []
+        warning = source.counterpart.warning(config)
+        source.notes += [warning] if warning else []
     return model
 
 

@@ -63,8 +63,8 @@ class Counterpart:
         to_ours: (their config, head, parity) → further fields of our config.
         to_theirs: (our config) → further fields of their config; raises ConfigurationError for what they cannot say.
             None: a source only.
-        asked: (our config, `ConversionRequest`) → fields that say which pattern and global tokens a caller asks for, in
-            the words of the family; None: in those of sparse families.
+        requested_fields: (our config, `ConversionRequest`) → fields that say which pattern and global tokens a caller
+            asks for, in the words of the family; None: in those of sparse families.
         left_behind: their modules that our family lacks.
         recomputed: their parameters that a formula gives.
         copies: their parameters that equal another one.
@@ -90,7 +90,7 @@ class Counterpart:
     fields: Mapping[str, str | tuple[str, ...]]
     to_ours: Callable[[Any, str, bool], dict[str, Any]]
     to_theirs: Callable[[Any], dict[str, Any]] | None = None
-    asked: Callable[[Any, Any], dict[str, Any]] | None = None
+    requested_fields: Callable[[Any, Any], dict[str, Any]] | None = None
     left_behind: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)

@@ -48,8 +48,8 @@ def find_on_hub(name: str, files: Sequence[str] = (CONFIG_NAME,)) -> str:
         # a copy answers for a Hub that is silent, but not for one that says no
         if copy is not None and _is_silent(error):
             return os.path.dirname(copy)
-        said = why_not_from_hub(name, error) or f"{shown(name)} cannot be looked for: {type(error).__name__}."
-        raise CheckpointError(said) from error
+        message = why_not_from_hub(name, error) or f"{shown(name)} cannot be looked for: {type(error).__name__}."
+        raise CheckpointError(message) from error
     return name
 
 
@@ -85,7 +85,7 @@ def _ask(name: str, file: str) -> None:
 
 def why_not_from_hub(name: str, error: BaseException) -> str | None:
     """Return why the Hub did not give what was asked for, by an error of any library above it; None: not its answer."""
-    return next((said for each in _causes(error) if (said := _say(name, each)) is not None), None)
+    return next((message for each in _causes(error) if (message := _say(name, each)) is not None), None)
 
 
 def _say(name: str, error: BaseException) -> str | None:
@@ -169,8 +169,8 @@ def one_line(error: BaseException) -> str:
         return "no file of torch.save, or one that holds more than tensors"
     text = " ".join(str(error).split()).rstrip(".")
     known = isinstance(error, OSError | ValueError | RuntimeError) and " " in text
-    said = text if known else f"{type(error).__name__}{': ' if text else ''}{text}"
-    return cut(said, LETTERS, LETTERS // 4)
+    message = text if known else f"{type(error).__name__}{': ' if text else ''}{text}"
+    return cut(message, LETTERS, LETTERS // 4)
 
 
 def summarize(names: Iterable[str]) -> str:

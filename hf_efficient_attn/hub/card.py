@@ -50,7 +50,7 @@ def attention_text(model_or_config: Any) -> str:
         return f"{start}Its cost is not known here: {refusal}"
     rows = [row(part, layers, each) for part, found in described.items() for layers, each in found]
     # the layers that read the fewest keys
-    part, layers, said = min(
+    part, layers, explanation = min(
         ((part, *each) for part, found in described.items() for each in found), key=lambda each: each[2].density
     )
     notes = dict.fromkeys(note for found in described.values() for _, each in found for note in each.notes)
@@ -64,7 +64,7 @@ def attention_text(model_or_config: Any) -> str:
             "Times are estimates of `hf_efficient_attn.explain` for attention alone, on a CPU.",
             *(["", *notes] if notes else []),
             "",
-            *drawing(said, part, layers[0], tokens),
+            *drawing(explanation, part, layers[0], tokens),
         ]
     )
 
@@ -95,20 +95,26 @@ def pattern_of(config: PreTrainedConfig) -> Any:
     return getattr(config, FIELD, None) or getattr(config.get_text_config(), FIELD, None)
 
 
-def row(part: str | None, layers: list[int], said: Explanation) -> str:
+def row(part: str | None, layers: list[int], explanation: Explanation) -> str:
     """Return a line of the table."""
     where = f"{part} {numbers(layers)}" if part else numbers(layers)
-    text = reading(said).replace("|", "\\|")
-    keys = said.allowed_pairs / (said.num_heads * said.call.layout.num_queries)
-    return f"| {where} | {text} | {keys:,.1f} | {said.relative_cost:.3f} × {said.baseline} |"
+    text = reading(explanation).replace("|", "\\|")
+    keys = explanation.allowed_pairs / (explanation.num_heads * explanation.call.layout.num_queries)
+    return f"| {where} | {text} | {keys:,.1f} | {explanation.relative_cost:.3f} × {explanation.baseline} |"
 
 
-def reading(said: Explanation) -> str:
+def reading(explanation: Explanation) -> str:
     """Return what a token reads, in Markdown: patterns of all heads, and whether keys are chosen among them."""
-    is_gathered = "" if said.call.chosen is None else f" keys chosen by what tokens say ({said.backend})"
-    heads = "" if said.beside is None else f"{said.call.layout.num_heads} of {said.num_heads} heads: "
-    others = "" if said.beside is None else f"; the other {said.beside.num_heads}: {reading(said.beside)}"
-    return f"{heads}`{expression(said.pattern)}`{',' * bool(is_gathered)}{is_gathered}{others}"
+    is_gathered = "" if explanation.call.chosen is None else f" keys chosen by what tokens say ({explanation.backend})"
+    heads = (
+        "" if explanation.beside is None else f"{explanation.call.layout.num_heads} of {explanation.num_heads} heads: "
+    )
+    others = (
+        ""
+        if explanation.beside is None
+        else f"; the other {explanation.beside.num_heads}: {reading(explanation.beside)}"
+    )
+    return f"{heads}`{expression(explanation.pattern)}`{',' * bool(is_gathered)}{is_gathered}{others}"
 
 
 def numbers(layers: list[int]) -> str:
@@ -131,9 +137,9 @@ def expression(pattern: Pattern) -> str:
     return cut(write_expression(pattern), PATTERN_LETTERS, PATTERN_LETTERS // 4)
 
 
-def drawing(said: Explanation, part: str | None, layer: int, tokens: int) -> list[str]:
+def drawing(explanation: Explanation, part: str | None, layer: int, tokens: int) -> list[str]:
     """Return the lines of a pattern's drawing, and what they mean."""
-    pattern = said.pattern if said.beside is None else said.beside.pattern
+    pattern = explanation.pattern if explanation.beside is None else explanation.beside.pattern
     step = -(-tokens // SIGNS)
     try:
         drawn_text = drawn(pattern, tokens, None, layer, 0, 0, step)

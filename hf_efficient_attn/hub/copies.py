@@ -131,9 +131,9 @@ def copied_source(module: str, imports: Iterable[Import], is_imported_itself: bo
     if is_imported_itself:
         text = with_import_of_sys(text) + THIS_MODULE
     origin = file_of(module).relative_to(ROOT / PACKAGE).as_posix()
-    said, licence = f"{ORIGIN}{origin}, version {VERSION};", "licensed under Apache-2.0."
-    gap = " " if len(f"{said} {licence}") <= LONGEST_LINE else "\n# "
-    return f"{said}{gap}{licence}\n{text}"
+    notice, licence = f"{ORIGIN}{origin}, version {VERSION};", "licensed under Apache-2.0."
+    gap = " " if len(f"{notice} {licence}") <= LONGEST_LINE else "\n# "
+    return f"{notice}{gap}{licence}\n{text}"
 
 
 def first_line(found: Import) -> int:

@@ -52,9 +52,9 @@ def layer_request(
     """
     name, config, numbered = numbered_requests(model_or_config, part, num_keys, layer)
     if layer not in numbered:
-        said = f" of its {part or ENCODER}" if config.get_text_config().is_encoder_decoder else ""
+        of_part = f" of its {part or ENCODER}" if config.get_text_config().is_encoder_decoder else ""
         raise ConfigurationError(
-            f"layer={shown(layer)} of {name} has no attention; the layers with attention{said} are "
+            f"layer={shown(layer)} of {name} has no attention; the layers with attention{of_part} are "
             f"{shown(sorted(numbered))}."
         )
     request = numbered[layer]
@@ -80,18 +80,18 @@ def numbered_requests(
     part = _checked_part(part, text_config)
     model_class = saved_class(config) if model_or_config is config else type(model_or_config)
     name = type(config).__name__ if model_class is None else model_class.__name__
-    asked = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys, layer)
-    asked = [each for each in asked if not each.is_cross and type(each.config) is type(text_config)]
-    if not asked:
+    requests = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys, layer)
+    requests = [each for each in requests if not each.is_cross and type(each.config) is type(text_config)]
+    if not requests:
         raise UnsupportedBackendError(
             f"Nothing is known about the attention of {name}: no trial of it can be run, or it does not call the "
             "attention interface of transformers. Explain its pattern, with num_heads and head_dim."
         )
     if text_config.is_encoder_decoder:
-        asked = [each for each in asked if each.part == part]
+        requests = [each for each in requests if each.part == part]
     # modules that do not know their index are counted
-    are_counted = any(each.layer is None for each in asked)
-    return name, config, {index if are_counted else each.layer: each for index, each in enumerate(asked)}  # type: ignore[misc]
+    are_counted = any(each.layer is None for each in requests)
+    return name, config, {index if are_counted else each.layer: each for index, each in enumerate(requests)}  # type: ignore[misc]
 
 
 def saved_class(config: PreTrainedConfig) -> Any:
@@ -125,10 +125,10 @@ def _requests(
         own_requests = _own_requests(own, num_keys, getattr(model, "task", None), layer)
         return [with_indexer(each, field) for each in own_requests]
     check_class(model_class, config)
-    asked = trial_requests(model_class, config) or []
+    requests = trial_requests(model_class, config) or []
     notes = getattr(text_config, "attention_notes", ())
     # trials leave indexers out
-    found = [with_indexer(each, field) for each in asked]
+    found = [with_indexer(each, field) for each in requests]
     return [replace(each, notes=(*each.notes, *notes)) for each in found]
 
 
@@ -138,39 +138,39 @@ def _own_requests(own: list[Any], num_keys: int, task: str | None, layer: int | 
     Raises:
         UnsupportedBackendError: one with this index does, or one with any (None).
     """
-    asked: list[LayerRequest] = []
+    requests: list[LayerRequest] = []
     silent: dict[int, UnsupportedBackendError] = {}
     for module in own:
         try:
-            asked.append(module.layer_request(num_keys, task))
+            requests.append(module.layer_request(num_keys, task))
         except UnsupportedBackendError as refusal:
             if layer in (None, module.layer_idx):
                 raise
             silent[module.layer_idx] = refusal
-    if not asked:
+    if not requests:
         raise next(iter(silent.values()))
     which = f"layer {next(iter(silent), 0)} asks" if len(silent) == 1 else f"layers {shown([*silent])} ask"
     notes = (f"{which} the engine for nothing, and no cost here is of what is computed there.",) if silent else ()
-    return [replace(each, notes=(*each.notes, *notes)) for each in asked]
+    return [replace(each, notes=(*each.notes, *notes)) for each in requests]
 
 
-def with_indexer(asked: LayerRequest, field: dict[str, Any] | None) -> LayerRequest:
+def with_indexer(request: LayerRequest, field: dict[str, Any] | None) -> LayerRequest:
     """Return what a layer asks for with the indexer that the config has, which `index` gave it; None: it has none."""
     if field is None or field["stage"] == DENSE:
-        return asked
+        return request
     top_k = field["top_k"]
     what = f"An indexer of {field['num_heads']} heads of {field['head_dim']} dimensions"
-    asked = replace(asked, sends_more=True)
+    request = replace(request, sends_more=True)
     if field["stage"] == WARMUP:
-        return replace(asked, notes=(*asked.notes, f"{what} learns which {top_k:,} keys are worth reading."))
+        return replace(request, notes=(*request.notes, f"{what} learns which {top_k:,} keys are worth reading."))
     note = f"{what} chooses up to {top_k:,} keys for a query; the time of its scores is left out."
-    return replace(asked, most_keys=top_k, notes=(*asked.notes, note))
+    return replace(request, most_keys=top_k, notes=(*request.notes, note))
 
 
 def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]:
     """Return a note on the layers that read otherwise, if there are any."""
-    pattern = numbered[layer].followed.pattern
-    others = [number for number, each in numbered.items() if each.followed.pattern != pattern]
+    pattern = numbered[layer].layer_spec.pattern
+    others = [number for number, each in numbered.items() if each.layer_spec.pattern != pattern]
     if not others:
         return ()
     which = f"layer {others[0]} reads" if len(others) == 1 else f"layers {shown(others)} read"
@@ -190,7 +190,7 @@ def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerReq
     implementation = (
         model_or_config.config._attn_implementation if isinstance(model_or_config, PreTrainedModel) else None
     )
-    if implementation in (None, NAME) or not request.followed.is_own:
+    if implementation in (None, NAME) or not request.layer_spec.is_own:
         return ()
     return (
         f"The model runs on attn_implementation={shown(implementation)} now; this is what "
@@ -202,7 +202,7 @@ def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int
     where = f"layer {layer} of {num_layers} with attention"
     if config.get_text_config().is_encoder_decoder:
         where = f"{request.part} {where}"
-    follows = "its own attention" if request.followed.is_own else "attention_pattern"
+    follows = "its own attention" if request.layer_spec.is_own else "attention_pattern"
     return f"{name} ({config.model_type}), {where}, {'causal' if request.is_causal else 'bidirectional'}, {follows}"
 
 
@@ -228,18 +228,25 @@ def explain_layers(
     return found
 
 
-def with_all_layers(said: Explanation, requests: Iterable[LayerRequest], backend: str) -> Explanation:
+def with_all_layers(explanation: Explanation, requests: Iterable[LayerRequest], backend: str) -> Explanation:
     """Return what is said about a layer, and the cost of all layers for the same lengths and inputs."""
     groups = _groups(enumerate(requests))
     try:
-        return replace(said, all_layers=_all_layers(said, groups, backend))
+        return replace(explanation, all_layers=_all_layers(explanation, groups, backend))
     except EfficientAttentionError as refusal:
-        return replace(said, notes=(*said.notes, f"The cost of all layers is not known here: {refusal}"))
+        return replace(explanation, notes=(*explanation.notes, f"The cost of all layers is not known here: {refusal}"))
 
 
-def _all_layers(said: Explanation, groups: list[tuple[LayerRequest, list[int]]], backend: str) -> AllLayers:
-    layout, inputs = said.call.layout, said.call.inputs
-    sizes = (layout.num_queries, layout.num_keys, inputs.device, inputs.dtype, inputs.needs_grad, said.call.dropout)
+def _all_layers(explanation: Explanation, groups: list[tuple[LayerRequest, list[int]]], backend: str) -> AllLayers:
+    layout, inputs = explanation.call.layout, explanation.call.inputs
+    sizes = (
+        layout.num_queries,
+        layout.num_keys,
+        inputs.device,
+        inputs.dtype,
+        inputs.needs_grad,
+        explanation.call.dropout,
+    )
     total = total_baseline = 0.0
     for request, layers in groups:
         each = explained(requested_call(request, *sizes), request, backend)
@@ -356,8 +363,8 @@ def explain(
             "library wraps it (model.module, model.get_base_model())."
         )
     else:
-        request = _asked(spec_pattern(what, layer, part), layer, cross, heads)
-    check_numbers(request.followed.pattern, None, dropout, None, request.followed.layer)
+        request = _request(spec_pattern(what, layer, part), layer, cross, heads)
+    check_numbers(request.layer_spec.pattern, None, dropout, None, request.layer_spec.layer)
     dtype = torch.float32 if dtype is None else dtype
     check_dtype(dtype)
     call = requested_call(
@@ -368,11 +375,11 @@ def explain(
     ranks = _ranks(shards, sequence_ranks)
     exchange, unshared = _exchange(call, request, ranks, AUTO if shards is None else shards.mode)
     request = replace(
-        request, notes=(*request.notes, *_missing_positions(request.followed.pattern, num_keys), *unshared)
+        request, notes=(*request.notes, *_missing_positions(request.layer_spec.pattern, num_keys), *unshared)
     )
-    said = explained(call, request, backend, line)
-    said = said if layers is None else with_all_layers(said, layers.values(), backend)
-    return replace(said, exchange=exchange)
+    explanation = explained(call, request, backend, line)
+    explanation = explanation if layers is None else with_all_layers(explanation, layers.values(), backend)
+    return replace(explanation, exchange=exchange)
 
 
 def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
@@ -384,17 +391,17 @@ def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
     return (f"Of the global positions that the pattern names, {num_keys:,} keys lack {some}.",)
 
 
-def _ranks(shards: SequenceShards | None, asked: int | None) -> int | None:
+def _ranks(shards: SequenceShards | None, requested: int | None) -> int | None:
     """Return how many processes share the text, those that were asked about or those of the model; None: one has it."""
-    if asked is not None:
-        check_length("sequence_ranks", asked)
+    if requested is not None:
+        check_length("sequence_ranks", requested)
     elif shards is not None:
-        asked = shards.size
-    return None if asked == 1 else asked
+        requested = shards.size
+    return None if requested == 1 else requested
 
 
 def _exchange(
-    call: AttentionCall, asked: LayerRequest, ranks: int | None, mode: str
+    call: AttentionCall, request: LayerRequest, ranks: int | None, mode: str
 ) -> tuple[LayerExchange | None, tuple[str, ...]]:
     """Return what so many processes send that share the text, or why that is not said; ranks None: one has it.
 
@@ -403,14 +410,14 @@ def _exchange(
     """
     if ranks is None:
         return None, ()
-    reason = None if asked.config is None else why_whole(asked.config)
+    reason = None if request.config is None else why_whole(request.config)
     if reason is not None:
         raise UnsupportedBackendError(f"sequence_ranks={ranks}, but this model cannot share them: {reason}")
-    if asked.sends_more:
+    if request.sends_more:
         return None, (SENDS_MORE,)
     # a choice takes all keys of a head, whatever it then reads
-    call = replace(call, layout=replace(call.layout, pattern=asked.followed.pattern))
-    return layer_exchange(call, asked.has_bias, ranks, mode), ()
+    call = replace(call, layout=replace(call.layout, pattern=request.layer_spec.pattern))
+    return layer_exchange(call, request.has_bias, ranks, mode), ()
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
@@ -446,7 +453,7 @@ def spec_pattern(spec: Any, layer: int = 0, part: str | None = None) -> Pattern:
     return pattern
 
 
-def _asked(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | None]) -> LayerRequest:
+def _request(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | None]) -> LayerRequest:
     num_heads = NUM_HEADS if heads["num_heads"] is None else heads["num_heads"]
     num_key_heads = num_heads if heads["num_key_heads"] is None else heads["num_key_heads"]
     head_dim = HEAD_DIM if heads["head_dim"] is None else heads["head_dim"]
@@ -454,10 +461,12 @@ def _asked(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int | 
         check_length(name, count)
     if num_heads % num_key_heads:
         raise InputError(f"num_key_heads={num_key_heads} does not divide num_heads={num_heads}.")
-    followed = LayerPattern(pattern, layer, is_own=False, is_cross=cross)
+    layer_spec = LayerPattern(pattern, layer, is_own=False, is_cross=cross)
     is_causal = pattern.is_causal and not cross
     notes = (PARTLY_CAUSAL,) if not (cross or pattern.is_causal) and _has_causal_part(pattern) else ()
-    return LayerRequest(followed, num_heads, num_key_heads, head_dim, head_dim, None, is_causal=is_causal, notes=notes)
+    return LayerRequest(
+        layer_spec, num_heads, num_key_heads, head_dim, head_dim, None, is_causal=is_causal, notes=notes
+    )
 
 
 def _has_causal_part(pattern: Pattern) -> bool:

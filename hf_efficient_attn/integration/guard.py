@@ -86,10 +86,10 @@ class FollowCheck:
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> None:
         """Raise UnsupportedBackendError if a layer of the part has not asked for its pattern."""
-        run_untraced(check_followed, module, self.part)
+        run_untraced(check_pattern_requested, module, self.part)
 
 
-def check_followed(module: Any, part: str) -> None:
+def check_pattern_requested(module: Any, part: str) -> None:
     """Raise UnsupportedBackendError if a layer of a part has not asked for its pattern; not again once all have."""
     config = module.config.get_text_config()
     spec = getattr(config, FIELD, None)
@@ -97,14 +97,14 @@ def check_followed(module: Any, part: str) -> None:
         return
     patterns = config_patterns(spec, config, part) or ()
     layers = layers_of(module)
-    asked = {getattr(each, "layer_idx", None) for each in layers.values() if asked_pattern(each) is not None}
+    requested = {getattr(each, "layer_idx", None) for each in layers.values() if requested_pattern(each) is not None}
     # beside the attention of a layer, its cross-attention may be of the same class
     expected = {number for each in layers.values() if (number := patterned_layer(each, part, patterns)) is not None}
-    missing = set() if None in asked else expected - asked
+    missing = set() if None in requested else expected - requested
     if module.training and any(getattr(config, name, None) for name in LAYER_DROPS):
         return
-    if missing or (not asked and any(each is not None for each in patterns)):
-        which = f"layer {min(missing)} does not call" if asked else "none of its layers calls"
+    if missing or (not requested and any(each is not None for each in patterns)):
+        which = f"layer {min(missing)} does not call" if requested else "none of its layers calls"
         raise UnsupportedBackendError(
             f"{type(module).__name__} has computed without its attention_pattern: {which} the attention interface of "
             "transformers with it. Leave out the library that has replaced its attention, or take the pattern away "
@@ -119,7 +119,7 @@ def layers_of(module: nn.Module) -> dict[str, Any]:
     return {name: each for name, each in module.named_modules() if type(each) in kinds}
 
 
-def asked_pattern(module: nn.Module) -> Any:
+def requested_pattern(module: nn.Module) -> Any:
     """Return the pattern that a module has asked for; None: it has not, or computes its own attention."""
     return module.__dict__.get(KNOWN, (None, None, None))[2]
 

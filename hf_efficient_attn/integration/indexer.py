@@ -313,10 +313,10 @@ STATES, LOSSES, RECALLS = "index_states", "index_losses", "index_recalls"
 OTHER_SCORES = ("s_aux", "softcap", "position_bias")
 
 
-def indexed_choice(
+def indexed_selected_keys(
     module: nn.Module,
     options: Mapping[str, Any],
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     tokens: TokenMask,
     query_offset: QueryOffset,
     matrix: Tensor | None,
@@ -338,7 +338,7 @@ def indexed_choice(
     field = getattr(module.config, INDEXER, None)
     if field is None or field["stage"] == DENSE:
         return chosen
-    check_layer(module, options, followed, tokens, matrix)
+    check_layer(module, options, layer_spec, tokens, matrix)
     states: IndexStates = options[STATES]
     if states.keys.shape[1] != key.shape[2]:
         raise InputError(
@@ -346,13 +346,13 @@ def indexed_choice(
             "cached before index_stage turned it on. Give an empty cache."
         )
     needs_tokens = states.stage == SPARSE or options.get(RECALLS) is not None
-    listed = chosen_tokens(states, tokens, query_offset) if needs_tokens else None
+    listed = selected_tokens(states, tokens, query_offset) if needs_tokens else None
     learn(module, states, options, tokens, query_offset, query.detach(), key.detach(), scale, listed)
     return None if listed is None or states.stage != SPARSE else ChosenTokens(listed)
 
 
 def check_layer(
-    module: nn.Module, options: Mapping[str, Any], followed: LayerPattern, tokens: TokenMask, matrix: Tensor | None
+    module: nn.Module, options: Mapping[str, Any], layer_spec: LayerPattern, tokens: TokenMask, matrix: Tensor | None
 ) -> None:
     """Raise UnsupportedBackendError if a layer's scores or masks are not what its indexer learns from."""
     if options.get(STATES) is None:
@@ -362,7 +362,7 @@ def check_layer(
     found = [name for name in OTHER_SCORES if options.get(name) is not None]
     if matrix is not None:
         found.append("a mask over all pairs")
-    if not followed.is_own and followed.pattern != Causal():
+    if not layer_spec.is_own and layer_spec.pattern != Causal():
         found.append("an attention_pattern")
     if tokens.global_mask is not None:
         found.append("global tokens")
@@ -372,7 +372,7 @@ def check_layer(
         )
 
 
-def chosen_tokens(states: IndexStates, tokens: TokenMask, query_offset: QueryOffset) -> Tensor | None:
+def selected_tokens(states: IndexStates, tokens: TokenMask, query_offset: QueryOffset) -> Tensor | None:
     """Return the keys that an indexer chooses, int [B, 1, Nq, top_k]; None: all."""
     # lengths may be symbols to a compiler
     if not torch.compiler.is_compiling() and states.keys.shape[1] <= states.top_k:
@@ -436,7 +436,7 @@ def learn(
 
 def with_earlier_keys(
     module: nn.Module,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     key: Tensor,
     value: Tensor,
     masks: tuple[TokenMask, QueryOffset],
@@ -454,14 +454,14 @@ def with_earlier_keys(
         ConfigurationError: the mode that deals out heads.
         UnsupportedBackendError: code that is being compiled.
     """
-    field, said = getattr(module.config, INDEXER, None), options.get(STATES)
-    if followed.shards is None or field is None or field["stage"] == DENSE or said is None:
-        return followed, key, value, masks, dict(options)
-    key, value, index_keys = earlier_keys(module, key, value, said.keys, masks[0])
-    states = replace(said, keys=index_keys)
+    field, index_states = getattr(module.config, INDEXER, None), options.get(STATES)
+    if layer_spec.shards is None or field is None or field["stage"] == DENSE or index_states is None:
+        return layer_spec, key, value, masks, dict(options)
+    key, value, index_keys = earlier_keys(module, key, value, index_states.keys, masks[0])
+    states = replace(index_states, keys=index_keys)
     # the queries are the last of these tokens
     masks = masks[0].first(key.shape[2]), None
-    return replace(followed, shards=None), key, value, masks, {**options, STATES: states}
+    return replace(layer_spec, shards=None), key, value, masks, {**options, STATES: states}
 
 
 def earlier_keys(

@@ -18,14 +18,14 @@ from hf_efficient_attn.attention.layer import attend_layer, check_shape, refuse_
 from hf_efficient_attn.attention.sharded.shards import shards_of
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.integration.guard import guard_models
-from hf_efficient_attn.integration.indexer import indexed_choice, with_earlier_keys
+from hf_efficient_attn.integration.indexer import indexed_selected_keys, with_earlier_keys
 from hf_efficient_attn.integration.layer_patterns import NAME, layer_pattern
 from hf_efficient_attn.integration.masks import read_table, requested_table
 from hf_efficient_attn.integration.model_info import head_range
 from hf_efficient_attn.integration.names import is_table
-from hf_efficient_attn.integration.packing import with_marked_tokens, with_said_documents
+from hf_efficient_attn.integration.packing import with_marked_tokens, with_parsed_documents
 from hf_efficient_attn.integration.saving import name_architectures, write_implementations
-from hf_efficient_attn.integration.selected_keys import cached_choice, given_choice
+from hf_efficient_attn.integration.selected_keys import cached_selected_keys, given_selected_keys
 from hf_efficient_attn.integration.streaming_cache import in_cache_positions
 from hf_efficient_attn.integration.trial import TRIALS, refuse_mask_user
 from hf_efficient_attn.integration.unsupported import compare_processes, refuse_unsupported
@@ -85,8 +85,8 @@ def efficient_attention_forward(
         attention_mask: a token table (`masks.py`), a matrix [batch or 1, heads or 1, queries, keys] that a user
             gave, or None.
         kwargs: `is_causal`, `sliding_window`, `position_bias`, `position_terms` (of our families), `s_aux` (sinks),
-            `softcap`, `output_attentions`, chosen keys (`given_choice`), and the arguments about packed documents and
-            global tokens (`packing.py`) are used; others are ignored.
+            `softcap`, `output_attentions`, chosen keys (`given_selected_keys`), and the arguments about packed
+            documents and global tokens (`packing.py`) are used; others are ignored.
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
@@ -95,33 +95,35 @@ def efficient_attention_forward(
         UnsupportedBackendError: the model needs something that the engine cannot compute, or heads that have no number.
     """
     refuse_unsupported(module, query, kwargs)
-    followed = layer_pattern(module, kwargs, attention_mask)
-    first_head, num_model_heads = head_range(module, followed.pattern, query.shape[1])
+    layer_spec = layer_pattern(module, kwargs, attention_mask)
+    first_head, num_model_heads = head_range(module, layer_spec.pattern, query.shape[1])
     shards = shards_of(module)
     if num_model_heads is not None or shards is not None:
-        followed = replace(followed, first_head=first_head, num_model_heads=num_model_heads, shards=shards)
-    check_lengths(module, followed, query.shape[2], key.shape[2])
+        layer_spec = replace(layer_spec, first_head=first_head, num_model_heads=num_model_heads, shards=shards)
+    check_lengths(module, layer_spec, query.shape[2], key.shape[2])
     if not getattr(module, "layer_idx", None):
         compare_processes(module)
     is_matrix = attention_mask is not None and not is_table(attention_mask)
-    tokens, query_offset = said_masks(module, attention_mask, kwargs, followed, query, key)
-    followed, tokens = with_marked_tokens(module, tokens, query_offset, kwargs, followed, query, key)
+    tokens, query_offset = parsed_masks(module, attention_mask, kwargs, layer_spec, query, key)
+    layer_spec, tokens = with_marked_tokens(module, tokens, query_offset, kwargs, layer_spec, query, key)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     value_dim = value.shape[3]
-    followed, key, value, (tokens, query_offset), kwargs = with_earlier_keys(
-        module, followed, key, value, (tokens, query_offset), kwargs
+    layer_spec, key, value, (tokens, query_offset), kwargs = with_earlier_keys(
+        module, layer_spec, key, value, (tokens, query_offset), kwargs
     )
-    followed, chosen, matrix = given_choice(module, followed, kwargs, attention_mask if is_matrix else None, tokens)
+    layer_spec, chosen, matrix = given_selected_keys(
+        module, layer_spec, kwargs, attention_mask if is_matrix else None, tokens
+    )
     states = (query, key, scale)
-    chosen = indexed_choice(module, kwargs, followed, tokens, query_offset, matrix, *states, chosen)
+    chosen = indexed_selected_keys(module, kwargs, layer_spec, tokens, query_offset, matrix, *states, chosen)
     if chosen is None and matrix is None:
-        followed, chosen = cached_choice(module, followed, query, key, tokens, query_offset)
+        layer_spec, chosen = cached_selected_keys(module, layer_spec, query, key, tokens, query_offset)
     query, key, value = in_cache_positions(module, query, key, value)
     out, weights = attend_layer(
         query,
         key,
         value,
-        followed,
+        layer_spec,
         tokens,
         scale,
         dropout=dropout,
@@ -137,27 +139,27 @@ def efficient_attention_forward(
     return out if out.shape[3] == value_dim else out[..., :value_dim].contiguous(), weights
 
 
-def said_masks(
+def parsed_masks(
     module: nn.Module,
     attention_mask: Tensor | None,
     options: dict[str, Any],
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     query: Tensor,
     key: Tensor,
 ) -> tuple[TokenMask, QueryOffset]:
     """Return what the mask and the arguments of a call say about its keys, and where its queries stand among them."""
     is_read = attention_mask is not None and is_table(attention_mask)
-    if attention_mask is not None and not is_read and not followed.is_own:
+    if attention_mask is not None and not is_read and not layer_spec.is_own:
         refuse_later_keys(attention_mask, query.shape[2], key.shape[2])
-    tokens, query_offset = said_tokens(attention_mask if is_read else None, followed, query, key)
-    if followed.shards is None:
+    tokens, query_offset = parsed_tokens(attention_mask if is_read else None, layer_spec, query, key)
+    if layer_spec.shards is None:
         # otherwise the mask of the whole text tells its documents
-        tokens = with_said_documents(module, attention_mask, tokens, query_offset, options, followed, query, key)
+        tokens = with_parsed_documents(module, attention_mask, tokens, query_offset, options, layer_spec, query, key)
     return tokens, query_offset
 
 
-def said_tokens(
-    table: Tensor | None, followed: LayerPattern, query: Tensor, key: Tensor
+def parsed_tokens(
+    table: Tensor | None, layer_spec: LayerPattern, query: Tensor, key: Tensor
 ) -> tuple[TokenMask, QueryOffset]:
     """Return what a token table says about a layer's keys, and where its queries stand among them.
 
@@ -166,20 +168,20 @@ def said_tokens(
     """
     if table is None:
         return NO_MASK, None
-    if followed.shards is not None:
+    if layer_spec.shards is not None:
         return read_table(table, key.shape[0], query.shape[2], table.shape[3])
-    check_shape((table.shape[0], table.shape[3]), followed, key)
+    check_shape((table.shape[0], table.shape[3]), layer_spec, key)
     return read_table(table, key.shape[0], query.shape[2], key.shape[2])
 
 
-def check_lengths(module: nn.Module, followed: LayerPattern, num_queries: int, num_keys: int) -> None:
+def check_lengths(module: nn.Module, layer_spec: LayerPattern, num_queries: int, num_keys: int) -> None:
     """Refuse a pattern of the config if there are fewer queries than keys, and the pattern is not defined for that.
 
     Raises:
         ConfigurationError: a pattern that depends on the length, in cached decoding.
         UnsupportedBackendError: keys without queries in attention that is not causal.
     """
-    if not followed.is_own and num_queries != num_keys and not followed.is_causal:
+    if not layer_spec.is_own and num_queries != num_keys and not layer_spec.is_causal:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "
             "attention_pattern is not defined for such calls (prefix tuning of an encoder, cross-attention of an "

@@ -199,7 +199,7 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
     """
     reading = direction(module, options, attention_mask)
     if reading == CROSS:
-        refuse_unsaid_matrix(module, attention_mask)
+        refuse_ambiguous_matrix(module, attention_mask)
         return LayerPattern(Full(), reads_all=True)
     is_causal = reading == CAUSAL
     layer = getattr(module, "layer_idx", None)
@@ -210,7 +210,7 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
     return LayerPattern(pattern, layer or 0, is_own=False, is_causal=is_causal)
 
 
-def refuse_unsaid_matrix(module: nn.Module, attention_mask: Tensor | None) -> None:
+def refuse_ambiguous_matrix(module: nn.Module, attention_mask: Tensor | None) -> None:
     """Raise UnsupportedBackendError if a matrix may be the mask of a decoder's self-attention that has a pattern.
 
     By the flags of its modules, the self-attention of some decoders looks like cross-attention.
@@ -245,10 +245,10 @@ def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any],
             f"{type(module).__name__}, layer {layer}, has sliding attention but does not tell the attention function "
             'how far it reads. attn_implementation="efficient" cannot compute this model; use "sdpa".'
         )
-    said = getattr(module.config, "sliding_window", None)
-    if window is not None and said is not None and not is_causal:
+    declared = getattr(module.config, "sliding_window", None)
+    if window is not None and declared is not None and not is_causal:
         # bidirectional masks are made from this number, which only in some modules includes the token itself
-        return int(said) + 1
+        return int(declared) + 1
     return window
 
 
@@ -357,13 +357,13 @@ def refuse_two_axes(patterns: tuple[Pattern | None, ...]) -> None:
 def no_layer_left(config: Any, num_layers: int) -> str:
     """Return the message for a model without full attention in any layer, and what to do about it."""
     kinds = {str(local_kind(config, layer)) for layer in range(num_layers)}
-    said = f"None of the {num_layers} layers of this {type(config).__name__} has full attention that could follow "
-    said += f"attention_pattern; they are {', '.join(sorted(kinds))}. "
+    message = f"None of the {num_layers} layers of this {type(config).__name__} has full attention that could follow "
+    message += f"attention_pattern; they are {', '.join(sorted(kinds))}. "
     if not kinds <= {"sliding_attention", "chunked_attention"}:
-        return said + "Sparsify a model with layers of full attention."
+        return message + "Sparsify a model with layers of full attention."
     if getattr(config, "layer_types", None) is not None:
-        return said + f'Set entries of config.layer_types to "{FULL_ATTENTION}" for layers that should follow it.'
-    return said + "Set config.sliding_window to None for a model that should follow it instead."
+        return message + f'Set entries of config.layer_types to "{FULL_ATTENTION}" for layers that should follow it.'
+    return message + "Set config.sliding_window to None for a model that should follow it instead."
 
 
 def is_by_part(spec: Any) -> bool:

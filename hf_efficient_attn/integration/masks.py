@@ -32,7 +32,14 @@ from hf_efficient_attn.integration.selected_keys import is_indexed
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import refuse_tracing
-from hf_efficient_attn.layout.transfer import as_lasting, bring, counted_from, derived, lasting, on_host
+from hf_efficient_attn.layout.transfer import (
+    as_normal_tensor,
+    counted_from,
+    derived,
+    on_host,
+    outside_inference_mode,
+    prefetch_to_host,
+)
 
 # masks are shared as long as their table exists
 _read: BoundedCache[tuple[TokenMask, QueryOffset]] = BoundedCache(SMALL_BYTES)
@@ -77,8 +84,8 @@ def read_table(table: Tensor, batch_size: int, num_queries: int, num_keys: int) 
         return TokenMask(), None
     if torch.compiler.is_compiling():
         return _tokens(table, batch_size, num_queries, num_keys)
-    asked = (batch_size, num_queries, num_keys)
-    return _read.get_of((table,), asked, lambda: _tokens(table, *asked))
+    requested = (batch_size, num_queries, num_keys)
+    return _read.get_of((table,), requested, lambda: _tokens(table, *requested))
 
 
 def _tokens(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> tuple[TokenMask, QueryOffset]:
@@ -119,13 +126,13 @@ class Probe:
     positions: Tensor
     use_vmap: bool
 
-    def checked_documents(self, is_causal: bool, local_size: int | None, asked: tuple[Any, ...]) -> Tensor | None:
+    def checked_documents(self, is_causal: bool, local_size: int | None, requested: tuple[Any, ...]) -> Tensor | None:
         """Return the number of the document of each key, [batch, keys] from 1; None: all are one document.
 
         A key starts a document if it may not read the previous key. Chunks of chunked attention are documents, too.
 
         Args:
-            asked: tensors that will be needed on the host, too, and are copied with the answers.
+            requested: tensors that will be needed on the host, too, and are copied with the answers.
 
         Raises:
             UnsupportedBackendError: documents and distances do not describe the mask completely.
@@ -139,7 +146,7 @@ class Probe:
                 torch._assert_async(is_right, NOT_EXPRESSIBLE)
             return documents
         answers = torch.stack([follows.all(), *are_right])
-        bring(answers, documents, *asked)
+        prefetch_to_host(answers, documents, *requested)
         are_one, *are_right = on_host(answers).tolist()
         if not all(are_right):
             raise UnsupportedBackendError(NOT_EXPRESSIBLE)
@@ -214,8 +221,8 @@ def tokens_of_keys(
         UnsupportedBackendError: under `torch.jit.trace`.
     """
     refuse_tracing()
-    attention_mask = as_lasting(attention_mask)
-    bring(attention_mask, past_tokens)
+    attention_mask = as_normal_tensor(attention_mask)
+    prefetch_to_host(attention_mask, past_tokens)
     length = num_queries if is_causal else 0
     # torch 2.11 traces no conversion of such a number
     cache, first_key = (first_key.cache, 0) if isinstance(first_key, Origin) else (None, int(first_key))
@@ -329,22 +336,22 @@ def requested_table(
     lengths = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if is_causal and not allow_is_causal_skip and local_size is None and is_indexed(config):
         as_matrix: Any = sdpa_mask
-        asked_for = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
-        return as_matrix(*lengths, mask_function, attention_mask, **asked_for)  # type: ignore[no-any-return]
+        options = {"allow_is_causal_skip": False, "use_vmap": use_vmap, "device": device}
+        return as_matrix(*lengths, mask_function, attention_mask, **options)  # type: ignore[no-any-return]
     table = whole_table(config)
     if table is not None:
         return with_kind(table, is_causal)
     can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]
-    with lasting():
-        attention_mask = as_lasting(attention_mask)
+    with outside_inference_mode():
+        attention_mask = as_normal_tensor(attention_mask)
         # tensors that this function, or layers later, will read on the host
-        asked = (attention_mask, given_positions(config), q_offset)
+        requested = (attention_mask, given_positions(config), q_offset)
         documents = None
         # without these, the mask is plain causal or bidirectional
         if local_size is not None or not can_skip:
             probe = Probe(mask_function, batch_size, counted_from(int(kv_offset), kv_length, device), use_vmap)
-            documents = probe.checked_documents(is_causal, local_size, asked)
-        bring(*asked)
+            documents = probe.checked_documents(is_causal, local_size, requested)
+        prefetch_to_host(*requested)
         tokens, query_offset = tokens_of_keys(config, *lengths, attention_mask, documents, is_causal, device)
         table = write_table(tokens, query_offset, q_length if is_causal else kv_length)
         table = empty_table(batch_size, kv_length, device) if table is None else table

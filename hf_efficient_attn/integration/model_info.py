@@ -159,13 +159,13 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
     if not (pattern.is_random or pattern.num_head_patterns > 1):
         return 0, None
     run_untraced(keep_heads, module)
-    declared, shards, dealt = getattr(module, KNOWN)
-    if declared is None and not shards and dealt is None:
+    declared, shards, sequence_parallel = getattr(module, KNOWN)
+    if declared is None and not shards and sequence_parallel is None:
         return 0, None
     if declared is not None and num_heads >= declared:
         return 0, None
     # sequence parallelism distributes among its processes what the projections of a process compute
-    rank_within, num_within = dealt or (0, 1)
+    rank_within, num_within = sequence_parallel or (0, 1)
     for rank, num_shards in ((0, 1), *shards):
         if declared == num_shards * num_within * num_heads:
             return (rank * num_within + rank_within) * num_heads, declared

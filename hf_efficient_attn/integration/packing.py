@@ -31,7 +31,7 @@ from hf_efficient_attn.integration.names import is_table
 from hf_efficient_attn.integration.unsupported import MARKED, check_marked_shape
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import run_untraced
-from hf_efficient_attn.layout.transfer import bring, derived, on_host
+from hf_efficient_attn.layout.transfer import derived, on_host, prefetch_to_host
 from hf_efficient_attn.messages import shown
 
 ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -58,7 +58,7 @@ def position_starts(position_ids: Tensor, is_token: Tensor | None = None) -> Ten
     return breaks & is_token & (before >= 0) & ~follows
 
 
-def said_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Tensor | None:
+def parsed_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> Tensor | None:
     """Return where documents begin by the keyword arguments of a call, bool [B, T]; None: they do not say.
 
     Raises:
@@ -94,7 +94,7 @@ def _check_ends(ends: list[Tensor], batch_size: int, tokens: int) -> None:
         )
     if is_tracing(ends[0]):
         return
-    bring(*ends)
+    prefetch_to_host(*ends)
     first, last = on_host(ends[0]), on_host(ends[-1])
     is_whole = first.ndim == 1 and len(first) > 1 and first[0] == 0 and first[-1] == tokens
     if not is_whole or bool((first.diff() < 0).any()) or not torch.equal(first, last.to(first)):
@@ -109,7 +109,7 @@ def _shortened(values: Tensor) -> str:
     return f"{shown}{' ...' if values.numel() > 6 else ''}"
 
 
-def said_positions(
+def parsed_positions(
     position_ids: Tensor | None, options: Mapping[str, Any], batch_size: int, tokens: int, past_tokens: int | Tensor
 ) -> Tensor | None:
     """Return positions that restart with every document, if a call's keyword arguments say where these begin.
@@ -119,7 +119,7 @@ def said_positions(
     Raises:
         InputError: cached tokens, whose documents are unknown, or `position_ids` that contradict the arguments.
     """
-    starts = said_starts(options, batch_size, tokens)
+    starts = parsed_starts(options, batch_size, tokens)
     if starts is None:
         return position_ids
     if not isinstance(past_tokens, int) or past_tokens:
@@ -160,13 +160,13 @@ def warn_of_unseen_documents(config: Any) -> None:
 # What only the keyword arguments of an attention call say, and not its mask: packed documents, global tokens.
 
 
-def with_said_documents(
+def with_parsed_documents(
     module: nn.Module,
     attention_mask: Tensor | None,
     tokens: TokenMask,
     query_offset: QueryOffset,
     options: Mapping[str, Any],
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     query: Tensor,
     key: Tensor,
 ) -> TokenMask:
@@ -182,14 +182,14 @@ def with_said_documents(
         InputError: documents of other tokens than these, or documents that the positions of a model with absolute
             positions do not show.
     """
-    starts = said_starts(options, key.shape[0], query.shape[2])
+    starts = parsed_starts(options, key.shape[0], query.shape[2])
     if starts is None:
         if attention_mask is not None:
             _warn_of_restarts(module, attention_mask, tokens, query_offset, options, query, key)
             return tokens
         positions = _positions(options, query)
         # a layer that reads everything may not have asked for a mask, and its positions may count something else
-        if positions is None or query.shape[2] != key.shape[2] or (followed.reads_all and not is_overridden(NAME)):
+        if positions is None or query.shape[2] != key.shape[2] or (layer_spec.reads_all and not is_overridden(NAME)):
             return tokens
         starts = position_starts(positions)
         if not is_tracing(starts):
@@ -219,7 +219,7 @@ def with_marked_tokens(
     tokens: TokenMask,
     query_offset: QueryOffset,
     options: Mapping[str, Any],
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     query: Tensor,
     key: Tensor,
 ) -> tuple[LayerPattern, TokenMask]:
@@ -232,11 +232,13 @@ def with_marked_tokens(
         InputError: a mask of another shape, a text that processes share, or a pattern that chooses by content.
     """
     marked = options.get(MARKED)
-    if marked is None or followed.is_own or getattr(module, PART, None) == DECODER:
-        return followed, tokens
+    if marked is None or layer_spec.is_own or getattr(module, PART, None) == DECODER:
+        return layer_spec, tokens
     run_untraced(note_marked, module)
-    if followed.shards is not None or followed.pattern.chooses_by_content:
-        what = "processes share the texts" if followed.shards is not None else f"they follow {shown(followed.pattern)}"
+    if layer_spec.shards is not None or layer_spec.pattern.chooses_by_content:
+        what = (
+            "processes share the texts" if layer_spec.shards is not None else f"they follow {shown(layer_spec.pattern)}"
+        )
         raise InputError(
             f"{MARKED} is not taken by layers of a sparsified model where {what}. Leave it out, and give the positions "
             "in a pattern by position, band(...) | global(...)."
@@ -248,7 +250,7 @@ def with_marked_tokens(
         known = min(marked.shape[-1], num_keys)
     check_marked_shape(marked, key.shape[0], known)
     is_global = derived(lambda marked: pad(marked.bool(), (0, num_keys - marked.shape[1])), marked)
-    return followed.with_globals, replace(tokens, global_mask=is_global)
+    return layer_spec.with_globals, replace(tokens, global_mask=is_global)
 
 
 def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -317,7 +319,7 @@ def _warn_of_restarts(
     positions = _positions(options, query, given_positions(module.config))
     if positions is None or not is_table(mask) or tokens.segment_ids is not None:
         return
-    bring(positions, tokens.key_mask)
+    prefetch_to_host(positions, tokens.key_mask)
     is_token = None if tokens.key_mask is None else on_host(tokens.key_mask)
     if is_token is not None:
         first = key.shape[2] - num_queries if query_offset is None else int(query_offset)

@@ -18,7 +18,7 @@ from hf_efficient_attn.integration.forward_context import given_cache
 from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
 from hf_efficient_attn.layout.selected_keys import AXIS, ChosenKeys
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.layout.top_k import chosen_by_means
+from hf_efficient_attn.layout.top_k import blocks_by_means
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.patterns.bands import Causal, Full
 
@@ -33,8 +33,8 @@ def is_indexed(config: Any) -> bool:
     return not INDEXED.isdisjoint(getattr(config, "layer_types", None) or ())
 
 
-def given_choice(
-    module: nn.Module, followed: LayerPattern, options: Mapping[str, Any], matrix: Tensor | None, tokens: TokenMask
+def given_selected_keys(
+    module: nn.Module, layer_spec: LayerPattern, options: Mapping[str, Any], matrix: Tensor | None, tokens: TokenMask
 ) -> tuple[LayerPattern, ChosenKeys | None, Tensor | None]:
     """Return what a layer follows by position, the keys that it has chosen, and what is left of a mask over all pairs.
 
@@ -50,11 +50,11 @@ def given_choice(
     indices, blocks = options.get("indices"), options.get("block_indices")
     if indices is not None:
         if matrix is None:
-            return followed, ChosenTokens(indices[:, None]), None
+            return layer_spec, ChosenTokens(indices[:, None]), None
         # the matrix has taken part in the choice: it leaves out nothing else
-        return replace(followed, pattern=Full(), reads_all=False), ChosenTokens(open_indices(indices, matrix)), None
+        return replace(layer_spec, pattern=Full(), reads_all=False), ChosenTokens(open_indices(indices, matrix)), None
     if blocks is None:
-        return followed, None, matrix
+        return layer_spec, None, matrix
     block_tokens = getattr(module.config, "index_block_size", None)
     if not isinstance(block_tokens, int):
         raise UnsupportedBackendError(
@@ -62,7 +62,7 @@ def given_choice(
             'their length in tokens. Load it with attn_implementation="eager".'
         )
     refuse_other_starts(module, tokens)
-    return followed, ChosenBlocks(blocks, block_tokens, counted_from=AXIS), matrix
+    return layer_spec, ChosenBlocks(blocks, block_tokens, counted_from=AXIS), matrix
 
 
 def refuse_other_starts(module: nn.Module, tokens: TokenMask) -> None:
@@ -102,9 +102,9 @@ def open_indices(indices: Tensor, matrix: Tensor) -> Tensor:
 # The choice of blocks by the means that a cache keeps, so that decoding need not read all keys for it.
 
 
-def cached_choice(
+def cached_selected_keys(
     module: nn.Module,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     query: Tensor,
     key: Tensor,
     tokens: TokenMask,
@@ -112,28 +112,28 @@ def cached_choice(
 ) -> tuple[LayerPattern, ChosenKeys | None]:
     """Return what a layer follows by position and the blocks that are chosen, if its cache knows their means.
 
-    Otherwise (what it was given, None); `with_choice` then computes the means.
+    Otherwise (what it was given, None); `with_selected_keys` then computes the means.
     """
-    pattern: Any = followed.pattern
+    pattern: Any = layer_spec.pattern
     if torch.compiler.is_compiling() or not getattr(pattern, "chooses_by_content", False):
-        return followed, None
+        return layer_spec, None
     layer = layer_of(module, key)
     is_short = key.shape[2] <= pattern.reads_all_up_to()
     if layer is None or layer.block_tokens != pattern.block_tokens or is_short or query_offset is not None:
-        return followed, None
+        return layer_spec, None
     others = (tokens.segment_ids, tokens.global_mask, tokens.query_mask, tokens.query_segment_ids)
     # of a mask that the cache has not been told, it knows no means
-    is_told = (tokens.key_mask is None) == (layer.padding.num_tokens is None)
-    if followed.is_cross or any(each is not None for each in others) or not is_told:
-        return followed, None
+    knows_padding = (tokens.key_mask is None) == (layer.padding.num_tokens is None)
+    if layer_spec.is_cross or any(each is not None for each in others) or not knows_padding:
+        return layer_spec, None
     means = layer.means()
     own = own_blocks(layer, query.shape[2], key.shape[2])
     documents = torch.zeros_like(own)
     numbers = torch.arange(means.shape[2], device=means.device)[None]
-    blocks = chosen_by_means(
+    blocks = blocks_by_means(
         query.detach(), means, own, documents, numbers, torch.zeros_like(numbers), pattern.num_chosen
     )
-    return replace(followed, pattern=Causal()), ChosenBlocks(blocks, pattern.block_tokens)
+    return replace(layer_spec, pattern=Causal()), ChosenBlocks(blocks, pattern.block_tokens)
 
 
 def layer_of(module: nn.Module, key: Tensor) -> BlockLayer | None:

@@ -136,23 +136,23 @@ SHAPES: dict[str, Callable[[Any], tuple[int, ...]]] = {
 }
 
 
-def asked_by(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+def request_of(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, layer_spec: LayerPattern, options: dict[str, Any]
 ) -> LayerRequest:
     """Return what a module of transformers asks for; the arguments are those of the attention function."""
     part, config = part_of(module), getattr(module, "config", None)
-    own_is_causal = followed.is_own and followed.pattern.is_causal
+    own_is_causal = layer_spec.is_own and layer_spec.pattern.is_causal
     # a decoder never reads another sequence causally
-    is_cross = followed.reads_all and (part == DECODER or is_named_cross(module))
+    is_cross = layer_spec.reads_all and (part == DECODER or is_named_cross(module))
     return LayerRequest(
-        followed,
+        layer_spec,
         num_heads=query.shape[1],
         num_key_heads=key.shape[1],
         head_dim=query.shape[3],
         value_dim=value.shape[3],
         config=config,
         part=part,
-        is_causal=followed.is_causal or own_is_causal,
+        is_causal=layer_spec.is_causal or own_is_causal,
         is_cross=is_cross,
         layer=getattr(module, "layer_idx", None),
         softcap=options.get("softcap"),
@@ -173,7 +173,7 @@ NO_NUMBERS = "meta tensors"
 DTYPES = (torch.float32, torch.bfloat16)
 
 # what the layers have asked for in the running trial
-_asked: ContextVar[list[LayerRequest] | None] = ContextVar("_asked", default=None)
+_requests: ContextVar[list[LayerRequest] | None] = ContextVar("_requests", default=None)
 
 
 def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
@@ -189,11 +189,11 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
     """
     if getattr(config.get_text_config(), "follows_patterns", False):
         return True
-    asked = trial_requests(model_class, config)
-    if asked is not None:
-        followed = {(each.part, each.layer) for each in asked if not each.followed.is_own}
-        check_followed(model_class.__name__, config.get_text_config(), followed)
-    return asked is not None
+    requests = trial_requests(model_class, config)
+    if requests is not None:
+        sparse_layers = {(each.part, each.layer) for each in requests if not each.layer_spec.is_own}
+        check_sparse_layers(model_class.__name__, config.get_text_config(), sparse_layers)
+    return requests is not None
 
 
 def trial_requests(model_class: Any, config: PreTrainedConfig) -> list[LayerRequest] | None:
@@ -202,12 +202,12 @@ def trial_requests(model_class: Any, config: PreTrainedConfig) -> list[LayerRequ
     Raises:
         EfficientAttentionError: as `takes_tables`.
     """
-    asked: list[LayerRequest] = []
-    token = _asked.set(asked)
+    requests: list[LayerRequest] = []
+    token = _requests.set(requests)
     try:
-        return asked if takes_tables(model_class, config) else None
+        return requests if takes_tables(model_class, config) else None
     finally:
-        _asked.reset(token)
+        _requests.reset(token)
 
 
 def base_class(config: PreTrainedConfig) -> Any:
@@ -247,12 +247,12 @@ def _place(error: BaseException) -> tuple[str, int]:
     return frame.filename, frame.lineno or 0
 
 
-def check_followed(name: str, config: Any, followed: set[tuple[str, int | None]]) -> None:
+def check_sparse_layers(name: str, config: Any, sparse_layers: set[tuple[str, int | None]]) -> None:
     """Raise UnsupportedBackendError if layers that have a pattern did not call the attention function."""
     for part in (ENCODER, DECODER) if config.is_encoder_decoder else (ENCODER,):
         patterns = config_patterns(config.attention_pattern, config, part) or ()
         expected = {layer for layer, pattern in enumerate(patterns) if pattern is not None}
-        layers = {layer for each, layer in followed if each == part or not config.is_encoder_decoder}
+        layers = {layer for each, layer in sparse_layers if each == part or not config.is_encoder_decoder}
         # without types of layers, some may have no attention; modules that do not know their layer count as all layers
         known = getattr(config, "layer_types", None) is not None and None not in layers
         if expected and (not layers or (known and not expected <= layers)):
@@ -280,12 +280,12 @@ def trial_attention(
         ConfigurationError: a pattern that does not fit the layer or its heads.
     """
     refuse_unsupported(module, query, kwargs)
-    followed = layer_pattern(module, kwargs, attention_mask)
+    layer_spec = layer_pattern(module, kwargs, attention_mask)
     # refuses heads that cannot share the patterns
-    followed.pattern.heads(query.shape[1])
-    asked = _asked.get()
-    if asked is not None:
-        asked.append(asked_by(module, query, key, value, followed, kwargs))
+    layer_spec.pattern.heads(query.shape[1])
+    requests = _requests.get()
+    if requests is not None:
+        requests.append(request_of(module, query, key, value, layer_spec, kwargs))
     return matrix_trial_attention(module, query, key, value)
 
 
@@ -332,7 +332,7 @@ def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, d
             mark_parts(model)
             for inputs in trial_inputs(model):
                 # what an input asked for that did not work does not count
-                (_asked.get() or []).clear()
+                (_requests.get() or []).clear()
                 failures.append(_stopped_by(model, inputs))
                 if failures[-1] is None:
                     break

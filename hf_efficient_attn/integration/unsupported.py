@@ -13,7 +13,7 @@ from hf_efficient_attn.errors import ConfigurationError, InputError, Unsupported
 from hf_efficient_attn.integration.forward_context import cache_in, is_paged
 from hf_efficient_attn.integration.layer_patterns import NAME
 from hf_efficient_attn.layout.tracing import run_untraced
-from hf_efficient_attn.layout.transfer import bring, on_host
+from hf_efficient_attn.layout.transfer import on_host, prefetch_to_host
 from hf_efficient_attn.messages import shown
 
 # parts of scores that the engine does not have, by the argument that brings them
@@ -164,7 +164,7 @@ def check_marked(marked: Tensor, is_token: Tensor | None) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    bring(marked, is_token)
+    prefetch_to_host(marked, is_token)
     is_marked = on_host(marked)
     if bool(((is_marked != 0) & (is_marked != 1)).any()):
         raise InputError(

@@ -18,13 +18,14 @@ class Run:
     """Neighbouring blocks of queries of equal length that read equally many keys each.
 
     Block b holds the queries from place `first_query + b * block_tokens`. Its keys are the `key_tokens` keys from place
-    `first_key + b * key_step`, or, with `gathered`, the keys of the listed granules, each `granule` neighbouring keys.
+    `first_key + b * key_step`, or, with `gathered`, the keys of the listed gather blocks, each `gather_block`
+    neighbouring keys.
 
     Attributes:
         bias: [num_blocks or 1, block_tokens, key_tokens] of 0 and -inf; None: every query reads every key.
         empty_rows: bool [num_blocks or 1, block_tokens], True for queries without any key; None: there are none.
-        gathered: int64 [num_blocks, key_tokens // granule], indices of granules; None: keys are contiguous.
-        num_allowed: allowed pairs of all blocks; pieces cut from a run keep the number of the whole.
+        gathered: int64 [num_blocks, key_tokens // gather_block], indices of gather blocks; None: keys are contiguous.
+        num_allowed: allowed pairs of all blocks; chunks cut from a run keep the number of the whole.
         is_first: whether no run before it has queries of this one, in any head.
     """
 
@@ -37,7 +38,7 @@ class Run:
     bias: Tensor | None = None
     empty_rows: Tensor | None = None
     gathered: Tensor | None = None
-    granule: int = 1
+    gather_block: int = 1
     num_allowed: int = 0
     is_first: bool = False
 
@@ -52,7 +53,7 @@ class Run:
         return self.num_blocks * self.key_tokens
 
     def cut(self, max_queries: int) -> Iterator["Run"]:
-        """Yield the run in pieces of about `max_queries` queries; only a run of one block is cut within a block."""
+        """Yield the run in chunks of about `max_queries` queries; only a run of one block is cut within a block."""
         if self.num_blocks == 1:
             yield from self._cut_block(max_queries)
             return
@@ -86,7 +87,7 @@ def _of_blocks(tensor: Tensor | None, blocks: slice) -> Tensor | None:
 
 
 @dataclass(frozen=True, eq=False)
-class CompiledShare:
+class CompiledPartition:
     """Runs of some heads over one order of the tokens.
 
     Attributes:
@@ -102,15 +103,15 @@ class CompiledShare:
     runs: tuple[Run, ...]
 
     @cached_property
-    def _pieces(self) -> dict[Hashable, tuple[tuple[Run, Run], ...]]:
+    def _chunks(self) -> dict[Hashable, tuple[tuple[Run, Run], ...]]:
         return {}
 
-    def pieces(self, key: Hashable, max_queries: Callable[[Run], int]) -> tuple[tuple[Run, Run], ...]:
-        """Return each run with each of its pieces of about `max_queries(run)` queries; kept by key."""
-        found = self._pieces.get(key)
+    def chunks(self, key: Hashable, max_queries: Callable[[Run], int]) -> tuple[tuple[Run, Run], ...]:
+        """Return each run with each of its chunks of about `max_queries(run)` queries; kept by key."""
+        found = self._chunks.get(key)
         if found is None:
-            found = tuple((run, piece) for run in self.runs for piece in run.cut(max(1, max_queries(run))))
-            found = self._pieces.setdefault(key, found)
+            found = tuple((run, chunk) for run in self.runs for chunk in run.cut(max(1, max_queries(run))))
+            found = self._chunks.setdefault(key, found)
         return found
 
 
@@ -132,14 +133,14 @@ class BlockLayout:
         blanks: what has to be filled before the runs; the first of all runs with other queries writes these.
     """
 
-    shares: tuple[CompiledShare, ...]
+    partitions: tuple[CompiledPartition, ...]
     blanks: tuple[Blank, ...] = ()
 
     def on(self, device: torch.device) -> "BlockLayout":
         """Return a layout of the CPU with its tensors on a device."""
         if device.type == "cpu":
             return self
-        holders = [*self.shares, *(run for _, run in self.runs())]
+        holders = [*self.partitions, *(run for _, run in self.runs())]
         tensors = {id(each): each for holder in holders for each in vars(holder).values() if isinstance(each, Tensor)}
         sent = dict(zip(tensors, send(list(tensors.values()), device), strict=True))
 
@@ -147,22 +148,22 @@ class BlockLayout:
             own = {name: sent[id(each)] for name, each in vars(holder).items() if isinstance(each, Tensor)}
             return replace(holder, **own, **changes)
 
-        shares = (moved(share, runs=tuple(map(moved, share.runs))) for share in self.shares)
-        return replace(self, shares=tuple(shares))
+        partitions = (moved(partition, runs=tuple(map(moved, partition.runs))) for partition in self.partitions)
+        return replace(self, partitions=tuple(partitions))
 
-    def runs(self) -> Iterator[tuple[CompiledShare, Run]]:
-        """Yield every run with its share."""
-        return ((share, run) for share in self.shares for run in share.runs)
+    def runs(self) -> Iterator[tuple[CompiledPartition, Run]]:
+        """Yield every run with its partition."""
+        return ((partition, run) for partition in self.partitions for run in partition.runs)
 
     @cached_property
     def num_pairs(self) -> int:
         """How many scores are computed, allowed or not, in all heads."""
-        return sum(share.num_heads * run.num_pairs for share, run in self.runs())
+        return sum(partition.num_heads * run.num_pairs for partition, run in self.runs())
 
     @cached_property
     def num_allowed(self) -> int:
         """How many pairs are allowed in all heads."""
-        return sum(share.num_heads * run.num_allowed for share, run in self.runs())
+        return sum(partition.num_heads * run.num_allowed for partition, run in self.runs())
 
     @cached_property
     def num_mask_bytes(self) -> int:
@@ -172,19 +173,21 @@ class BlockLayout:
     @cached_property
     def num_gathered(self) -> int:
         """How many keys are copied to their places in all heads, counted once per block of queries."""
-        return sum(share.num_heads * run.num_keys for share, run in self.runs() if run.gathered is not None)
+        return sum(partition.num_heads * run.num_keys for partition, run in self.runs() if run.gathered is not None)
 
     @cached_property
     def num_moved(self) -> int:
         """How many queries of all heads are moved to their places in an order that is no range."""
         return sum(
-            share.num_heads * len(share.queries) for share in self.shares if not isinstance(share.queries, range)
+            partition.num_heads * len(partition.queries)
+            for partition in self.partitions
+            if not isinstance(partition.queries, range)
         )
 
     @cached_property
     def num_runs(self) -> int:
         """How many runs there are; each costs a fixed time."""
-        return sum(len(share.runs) for share in self.shares)
+        return sum(len(partition.runs) for partition in self.partitions)
 
 
 # How long the blocks of queries are: long ones are computed faster, short ones read fewer keys in vain.
@@ -242,18 +245,24 @@ NOTHING, WRITTEN, JOINED = b"\x00", b"\x01", b"\x02"
 UNWRITTEN = re.compile(rb"[^\x01]+")
 
 
-def with_first_runs(shares: list[tuple[Sequence[int], CompiledShare]], num_heads: int, num_queries: int) -> BlockLayout:
-    """Return the layout of some shares, whose runs say whether they are the first of their queries.
+def with_first_runs(
+    partitions: list[tuple[Sequence[int], CompiledPartition]], num_heads: int, num_queries: int
+) -> BlockLayout:
+    """Return the layout of some partitions, whose runs say whether they are the first of their queries.
 
     Args:
-        shares: each with its queries in their order.
+        partitions: each with its queries in their order.
     """
-    edges = {edge for _, share in shares for edge in (share.first_head, share.first_head + share.num_heads)}
+    edges = {
+        edge
+        for _, partition in partitions
+        for edge in (partition.first_head, partition.first_head + partition.num_heads)
+    }
     written = FirstRuns({0, num_heads} | edges, num_queries)
     found = []
-    for rows, share in shares:
-        runs = tuple(replace(run, is_first=written.is_first(share, rows, run)) for run in share.runs)
-        found.append(replace(share, runs=runs))
+    for rows, partition in partitions:
+        runs = tuple(replace(run, is_first=written.is_first(partition, rows, run)) for run in partition.runs)
+        found.append(replace(partition, runs=runs))
     return BlockLayout(tuple(found), tuple(written.blanks()))
 
 
@@ -261,20 +270,20 @@ class FirstRuns:
     """What runs have written so far, as they are met in the order in which they are computed.
 
     Args:
-        edges: the heads at which shares begin and end: heads between two of them are alike.
+        edges: the heads at which partitions begin and end: heads between two of them are alike.
     """
 
     def __init__(self, edges: set[int], num_queries: int) -> None:
         self.edges = sorted(edges)
         self.states = {first: bytearray(num_queries) for first in self.edges[:-1]}
 
-    def is_first(self, share: CompiledShare, rows: Sequence[int], run: Run) -> bool:
+    def is_first(self, partition: CompiledPartition, rows: Sequence[int], run: Run) -> bool:
         """Return whether no run was met yet that has queries of this one, and count it."""
         own = rows[run.first_query : run.first_query + run.num_blocks * run.block_tokens]
         states = [
             state
             for first, state in self.states.items()
-            if share.first_head <= first < share.first_head + share.num_heads
+            if partition.first_head <= first < partition.first_head + partition.num_heads
         ]
         found = [read(state, own) for state in states]
         is_first = not any(each.strip(NOTHING) for each in found)

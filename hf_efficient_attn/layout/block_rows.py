@@ -1,4 +1,6 @@
-"""Rows of blocks: what a block of queries reads, the shares of a pattern that are computed apart, and their masks."""
+"""Rows of blocks: what a block of queries reads, the partitions of a pattern that are computed apart, and their
+masks.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from hf_efficient_attn.errors import MaskLimitError, WorkLimitError
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.dense_mask import MAX_LOOKED_AT, RowTables, relation
 from hf_efficient_attn.layout.dense_mask import MAX_MASK_BYTES as MAX_DENSE_MASK_BYTES
-from hf_efficient_attn.patterns.intervals import Intervals, size, spend
+from hf_efficient_attn.patterns.intervals import Intervals, charge, size
 from hf_efficient_attn.patterns.pattern import Extent, Pattern, TokenOrder
 
 # if intervals fill more than this share of their hull, reading the gaps, too, is cheaper than gathering
@@ -23,7 +25,7 @@ DENSE_HULL = 0.8
 
 
 @dataclass(frozen=True)
-class Row:
+class QueryBlock:
     """A block of queries at places `first` … `first + tokens - 1`, and the places of the keys that it reads."""
 
     first: int
@@ -44,7 +46,7 @@ def without_small_gaps(intervals: Intervals) -> Intervals:
     return intervals
 
 
-def can_merge(row: Row, after: Row, max_pairs: int) -> bool:
+def can_merge(row: QueryBlock, after: QueryBlock, max_pairs: int) -> bool:
     """Return whether two neighbouring rows read the same keys and are small or full enough to be one block."""
     if row.intervals != after.intervals:
         return False
@@ -56,12 +58,12 @@ def union_of_parts(*parts: Intervals) -> Intervals:
     return tuple(sorted(interval for intervals in parts for interval in intervals))
 
 
-def row_step(group: list[Row]) -> int:
+def row_step(group: list[QueryBlock]) -> int:
     """Return how many keys after the previous row each row of a group starts to read."""
     return group[1].intervals[0][0] - group[0].intervals[0][0] if len(group) > 1 else 0
 
 
-def can_join(group: list[Row], row: Row) -> bool:
+def can_join(group: list[QueryBlock], row: QueryBlock) -> bool:
     """Return whether `row` continues the run of `group`."""
     last = group[-1]
     # queries that read nothing have no row, and may lie in between
@@ -75,15 +77,15 @@ def can_join(group: list[Row], row: Row) -> bool:
     return step >= 0 and (len(group) == 1 or step == row_step(group))
 
 
-# A pattern divided into shares, each easy to compute in a token order of its own.
+# A pattern divided into partitions, each easy to compute in a token order of its own.
 #
-# Members of a union that keep the order of the tokens are one share. Each of the others (dilation, scattered globals)
-# is a share in the order that it asks for, without the pairs of the shares before it.
+# Members of a union that keep the order of the tokens are one partition. Each of the others (dilation, scattered
+# globals) is a partition in the order that it asks for, without the pairs of the partitions before it.
 
 
-# in tokens; keys are not gathered by shorter granules, but one by one
-MIN_GRANULE = 8
-# more members are computed as one share, since each has to leave out the pairs of all before it
+# in tokens; keys are not gathered by shorter gather blocks, but one by one
+MIN_GATHER_BLOCK = 8
+# more members are computed as one partition, since each has to leave out the pairs of all before it
 MAX_MEMBERS = 32
 # up to this many orders of a member are always worth it
 FEW_ORDERS = 64
@@ -94,11 +96,11 @@ ROW_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class PatternShare:
+class PatternPartition:
     """Pairs that are computed together.
 
     Attributes:
-        target: which pairs of the order belong to the share.
+        target: which pairs of the order belong to the partition.
         order: the order of the tokens; its local pattern bounds `target`.
     """
 
@@ -114,9 +116,9 @@ class PatternShare:
 
 
 @cached()
-def shares(pattern: Pattern, extent: Extent) -> tuple[PatternShare, ...]:
-    """Return the shares of a drawn pattern; every allowed pair belongs to exactly one."""
-    found: list[PatternShare] = []
+def partitions(pattern: Pattern, extent: Extent) -> tuple[PatternPartition, ...]:
+    """Return the partitions of a drawn pattern; every allowed pair belongs to exactly one."""
+    found: list[PatternPartition] = []
     seen: Pattern | None = None
     members = pattern.members()
     is_many = len(members) > MAX_MEMBERS
@@ -125,7 +127,7 @@ def shares(pattern: Pattern, extent: Extent) -> tuple[PatternShare, ...]:
         seen = member if seen is None else seen | member
         if orders == Pattern.token_orders(member, *extent):
             orders = tuple(replace(order, local=target) for order in orders)
-        found += [PatternShare(target, order) for order in orders]
+        found += [PatternPartition(target, order) for order in orders]
     return tuple(found)
 
 
@@ -136,7 +138,7 @@ def ordered(members: tuple[Pattern, ...], extent: Extent) -> list[tuple[Pattern,
     rows = []
     if any(is_gathered(member, extent) for member in natural):
         # keys that are gathered anyway include whole blocks of global keys; blocks of global queries come first
-        blocks = [(member, orders) for member, orders in listed if member.granularity >= MIN_GRANULE]
+        blocks = [(member, orders) for member, orders in listed if member.granularity >= MIN_GATHER_BLOCK]
         natural += [member for member, orders in blocks if is_columns(orders, extent)]
         rows = [(member, orders) for member, orders in blocks if is_rows(orders, extent)]
     base = reduce(or_, natural) if natural else None
@@ -203,7 +205,7 @@ def neighbours(heads: Sequence[int]) -> list[tuple[int, int]]:
 
 # The masks of runs: which pairs of a row of blocks are allowed, in memory that is linear in the length.
 #
-# If a share is invariant along the sequence, the masks of all rows are parts of one sheet: the mask of one row over
+# If a partition is invariant along the sequence, the masks of all rows are parts of one sheet: the mask of one row over
 # all keys that any row can reach from its place.
 
 
@@ -243,11 +245,11 @@ class Budget:
         """Refuse to look at so many pairs of a pattern, before any mask is made.
 
         Raises:
-            MaskLimitError: together with earlier shares they would take too many steps.
+            MaskLimitError: together with earlier partitions they would take too many steps.
         """
         self.num_pairs += num_pairs
         try:
-            spend(num_pairs * looks_at_pair(pattern) // PAIRS_PER_STEP)
+            charge(num_pairs * looks_at_pair(pattern) // PAIRS_PER_STEP)
         except WorkLimitError as error:
             self.refuse(f"would look at about {self.num_pairs:,} pairs one by one", error)
 
@@ -277,20 +279,20 @@ class Budget:
 
 
 class RunMasks:
-    """Makes the masks of one share, on the CPU."""
+    """Makes the masks of one partition, on the CPU."""
 
-    def __init__(self, share: PatternShare, budget: Budget) -> None:
-        self.share, self.budget = share, budget
+    def __init__(self, partition: PatternPartition, budget: Budget) -> None:
+        self.partition, self.budget = partition, budget
         self.sheets: dict[int, Sheet] = {}
 
-    def prepare(self, rows: Iterable[Row], block_tokens: int) -> None:
-        """Make the sheets of an invariant share, where they are smaller than the masks of all rows.
+    def prepare(self, rows: Iterable[QueryBlock], block_tokens: int) -> None:
+        """Make the sheets of an invariant partition, where they are smaller than the masks of all rows.
 
         Args:
             rows: the rows that need masks.
-            block_tokens: the share repeats itself, and rows start, at multiples of it.
+            block_tokens: the partition repeats itself, and rows start, at multiples of it.
         """
-        of_tokens: dict[int, list[Row]] = {}
+        of_tokens: dict[int, list[QueryBlock]] = {}
         for row in rows:
             if not row.is_full and len(row.intervals) == 1:
                 of_tokens.setdefault(row.tokens, []).append(row)
@@ -301,20 +303,20 @@ class RunMasks:
             if entries > max(MAX_SINGLE_MASKS, tokens * (stop - first)):
                 # far enough from the start for all of its keys to exist
                 place = block_tokens * max(0, -(first // block_tokens))
-                allowed = self.allowed([Row(place, tokens, ((place + first, place + stop),))])
+                allowed = self.allowed([QueryBlock(place, tokens, ((place + first, place + stop),))])
                 bias = self.budget.zeros(tokens, stop - first).masked_fill_(~allowed[0], float("-inf"))
                 self.sheets[tokens] = Sheet(first, allowed[0], bias)
 
-    def expect(self, rows: Iterable[Row]) -> None:
+    def expect(self, rows: Iterable[QueryBlock]) -> None:
         """Refuse rows in which too many pairs would have to be looked at.
 
         Raises:
             MaskLimitError: names how many.
         """
         looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
-        self.budget.expect(looked_at, self.share.target)
+        self.budget.expect(looked_at, self.partition.target)
 
-    def of(self, rows: list[Row]) -> Mask:
+    def of(self, rows: list[QueryBlock]) -> Mask:
         """Return the mask of a run of rows, which are of equal shape."""
         if all(row.is_full for row in rows):
             return Mask(None, None, sum(row.num_pairs for row in rows))
@@ -323,12 +325,12 @@ class RunMasks:
             return sheet.part(rows[0])
         return self.single(rows)
 
-    def has_sheet(self, row: Row) -> bool:
+    def has_sheet(self, row: QueryBlock) -> bool:
         """Return whether the mask of a row is a part of a sheet."""
         sheet = self.sheets.get(row.tokens)
         return sheet is not None and not row.is_full and len(row.intervals) == 1 and sheet.covers(row)
 
-    def single(self, rows: list[Row]) -> Mask:
+    def single(self, rows: list[QueryBlock]) -> Mask:
         """Return a mask of its own; if all queries of a block read the same keys, one row is expanded to all.
 
         Blocks that are all alike share the mask of one.
@@ -348,7 +350,7 @@ class RunMasks:
         has_empty = bool(empty_rows.any())
         return Mask(bias.expand(shape), empty_rows if has_empty else None, num_allowed)
 
-    def allowed(self, rows: list[Row]) -> Tensor:
+    def allowed(self, rows: list[QueryBlock]) -> Tensor:
         """Return which pairs are allowed, bool [rows, queries, keys]; all rows are of equal shape."""
         found = torch.empty(len(rows), rows[0].tokens, size(rows[0].intervals), dtype=torch.bool, device=CPU)
         num_rows = max(1, MAX_LOOKED_AT // rows[0].num_pairs)
@@ -358,7 +360,7 @@ class RunMasks:
             queries = positions_at(self.queries, places)[:, :, None]
             keys = positions_at(self.keys, places_of([row.intervals for row in some]))[:, None]
             num_keys = (
-                max(1, MAX_LOOKED_AT // (len(some) * rows[0].tokens)) if self.share.order.local else keys.shape[2]
+                max(1, MAX_LOOKED_AT // (len(some) * rows[0].tokens)) if self.partition.order.local else keys.shape[2]
             )
             for start in range(0, keys.shape[2], num_keys):
                 part = found[first : first + num_rows, :, start : start + num_keys]
@@ -367,24 +369,24 @@ class RunMasks:
 
     @cached_property
     def target(self) -> Pattern:
-        """The target of the share, with its lookup tables converted to tensors once."""
-        return self.share.target.with_tables(lambda table: torch.tensor(table, device=CPU))
+        """The target of the partition, with its lookup tables converted to tensors once."""
+        return self.partition.target.with_tables(lambda table: torch.tensor(table, device=CPU))
 
     @cached_property
     def tables(self) -> RowTables:
         """The row intervals of all queries, asked for once."""
-        order = torch.arange(len(self.share.order.queries))
+        order = torch.arange(len(self.partition.order.queries))
         return RowTables(positions_at(self.queries, order)[None, :, None])
 
     @cached_property
     def queries(self) -> range | Tensor:
         """Positions of the queries, by place."""
-        return as_order(self.share.order.queries)
+        return as_order(self.partition.order.queries)
 
     @cached_property
     def keys(self) -> range | Tensor:
         """Positions of the keys, by place."""
-        return as_order(self.share.order.keys)
+        return as_order(self.partition.order.keys)
 
 
 def looks_at_pair(pattern: Pattern) -> int:
@@ -404,17 +406,17 @@ class Sheet:
         self.first, self.bias = first, bias
         self.counts = torch.nn.functional.pad(allowed.cumsum(1, dtype=torch.int32), (1, 0))
 
-    def columns(self, row: Row) -> tuple[int, int]:
+    def columns(self, row: QueryBlock) -> tuple[int, int]:
         """Return the columns of a row's keys."""
         ((start, stop),) = row.intervals
         return start - row.first - self.first, stop - row.first - self.first
 
-    def covers(self, row: Row) -> bool:
+    def covers(self, row: QueryBlock) -> bool:
         """Return whether all keys of a row have columns."""
         start, stop = self.columns(row)
         return start >= 0 and stop <= self.bias.shape[1]
 
-    def part(self, row: Row) -> Mask:
+    def part(self, row: QueryBlock) -> Mask:
         """Return the mask of a row, a view."""
         start, stop = self.columns(row)
         counts = self.counts[:, stop] - self.counts[:, start]

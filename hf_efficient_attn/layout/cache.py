@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.errors import WorkLimitError
-from hf_efficient_attn.patterns.intervals import bounded
+from hf_efficient_attn.patterns.intervals import work_budget
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # How much memory a value takes.
@@ -326,7 +326,7 @@ class Cached(Generic[P, T]):
         """Return what the function returns, without looking for it or keeping it."""
         # longer layouts may take longer
         num_rows = max((getattr(each, "num_rows", 0) for each in args), default=0)
-        with bounded("Laying this pattern out", num_rows=num_rows):
+        with work_budget("Laying this pattern out", num_rows=num_rows):
             return self.compute(*args, **kwargs)
 
     def _answer(self, *args: P.args, **kwargs: P.kwargs) -> T | Refusal:

@@ -11,20 +11,20 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout, CompiledShare, Run, with_first_runs
+from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout, CompiledPartition, Run, with_first_runs
 from hf_efficient_attn.layout.block_rows import (
-    MIN_GRANULE,
+    MIN_GATHER_BLOCK,
     Budget,
-    PatternShare,
-    Row,
+    PatternPartition,
+    QueryBlock,
     RunMasks,
     as_order,
     can_join,
     can_merge,
     neighbours,
+    partitions,
     places_of,
     row_step,
-    shares,
     union_of_parts,
     without_small_gaps,
 )
@@ -34,13 +34,13 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, size
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# a pattern with a longer period or granule does not get blocks of that length
+# a pattern with a longer period or gather block does not get blocks of that length
 MAX_BLOCK_TOKENS = 512
 # rows that read the same keys are computed as one block if its mask has at most this many entries
 MAX_MERGED_PAIRS = 1 << 22
 # ... for rows that read all keys of their order
 MAX_MERGED_ORDER_PAIRS = 1 << 24
-# ... for rows of invariant shares: longer ones would not share their mask with others
+# ... for rows of invariant partitions: longer ones would not share their mask with others
 MAX_MERGED_INVARIANT_PAIRS = 1 << 19
 # rows with more pairs are split: into the keys that all queries read and the rest, or interval by interval
 MAX_WHOLE_PAIRS = 1 << 17
@@ -51,7 +51,7 @@ MAX_EDGE_TOKENS = 384
 LONG_INTERVAL = 1024
 # ... unless there are more than this many, since each is a run of its own
 MAX_LONG_INTERVALS = 4
-MAX_GRANULE = 128
+MAX_GATHER_BLOCK = 128
 # copies of one row with more pairs than this, all together, share one mask
 LARGE_RUN = 1 << 20
 CACHE_BYTES = 512 * MEBIBYTE
@@ -70,31 +70,31 @@ def compile_layout(layout: Layout, costs: BlockCosts, device: torch.device) -> B
     """
     what = f"A {layout.pattern.kind} pattern over {layout.num_queries:,} queries and {layout.num_keys:,} keys"
     budget = Budget(what, num_mask_bytes(layout, 1))
-    heads_of: dict[PatternShare, list[int]] = {}
+    heads_of: dict[PatternPartition, list[int]] = {}
     for first, count, pattern in layout.head_groups():
-        for share in shares(pattern, layout.extent):
-            heads_of.setdefault(share, []).extend(range(first, first + count))
+        for partition in partitions(pattern, layout.extent):
+            heads_of.setdefault(partition, []).extend(range(first, first + count))
     compiled = []
-    for share, heads in heads_of.items():
-        runs = ShareCompiler(share, costs, budget).runs()
-        rows = share.rows(layout.query_offset)
-        queries, keys = as_order(rows), as_order(share.order.keys)
-        compiled += [(rows, CompiledShare(*place, queries, keys, runs)) for place in neighbours(heads) if runs]
+    for partition, heads in heads_of.items():
+        runs = PartitionCompiler(partition, costs, budget).runs()
+        rows = partition.rows(layout.query_offset)
+        queries, keys = as_order(rows), as_order(partition.order.keys)
+        compiled += [(rows, CompiledPartition(*place, queries, keys, runs)) for place in neighbours(heads) if runs]
     return with_first_runs(compiled, layout.num_heads, layout.num_queries).on(device)
 
 
-class ShareCompiler:
-    """Compiles one share of a pattern."""
+class PartitionCompiler:
+    """Compiles one partition of a pattern."""
 
-    def __init__(self, share: PatternShare, costs: BlockCosts, budget: Budget) -> None:
+    def __init__(self, partition: PatternPartition, costs: BlockCosts, budget: Budget) -> None:
         # tensors, since rows are looked up many times
-        self.target = share.target.with_tables(torch.tensor)
-        self.order = share.order
+        self.target = partition.target.with_tables(torch.tensor)
+        self.order = partition.order
         self.local_offset = self.order.local_query_offset
         self.num_queries, self.num_keys = len(self.order.queries), len(self.order.keys)
         self.step = self.order.step
         self.block_tokens = costs.cheapest(set(map(self.possible, costs.lengths)), self.num_keys_of_block)
-        self.masks = RunMasks(share, budget)
+        self.masks = RunMasks(partition, budget)
 
     def possible(self, wished: int) -> int:
         """Return the length of blocks that comes closest to the desired one, or that of the pattern's own blocks.
@@ -107,7 +107,7 @@ class ShareCompiler:
         period, own = local.period, local.granularity
         if period is not None:
             return period * -(-wished // period) if period <= MAX_BLOCK_TOKENS else wished
-        return own if MIN_GRANULE <= own <= MAX_BLOCK_TOKENS else wished
+        return own if MIN_GATHER_BLOCK <= own <= MAX_BLOCK_TOKENS else wished
 
     def num_keys_of_block(self, tokens: int) -> int:
         """Return how many keys a block of so many queries reads in the middle of the sequence."""
@@ -115,14 +115,16 @@ class ShareCompiler:
         return size(self.row(first, min(tokens, self.num_queries - first)).intervals)
 
     def runs(self) -> tuple[Run, ...]:
-        """Return the runs that hold all pairs of the share."""
+        """Return the runs that hold all pairs of the partition."""
         pattern_row = self.inner_row()
         first, last = self.inner_blocks(pattern_row)
         if first == last:
             return tuple(self.runs_at([(0, self.num_queries)])[0])
         start, stop = first * self.block_tokens, last * self.block_tokens
         intervals = tuple((begin + start, end + start) for begin, end in pattern_row)
-        row = Row(start, self.block_tokens, intervals, self.is_full(self.bounds(start, self.block_tokens), intervals))
+        row = QueryBlock(
+            start, self.block_tokens, intervals, self.is_full(self.bounds(start, self.block_tokens), intervals)
+        )
         left, right = self.runs_at([(0, start), (stop, self.num_queries)])
         return (*left, self.run([row], last - first, self.block_tokens), *right)
 
@@ -136,9 +138,9 @@ class ShareCompiler:
         self.masks.expect(row for streams in rows for stream in streams for row in stream)
         return [[run for stream in streams for run in self.runs_of(stream)] for streams in rows]
 
-    def streams(self, rows: Iterable[Row]) -> list[list[Row]]:
+    def streams(self, rows: Iterable[QueryBlock]) -> list[list[QueryBlock]]:
         """Return the rows as one list; the further parts of rows that are split go into further lists."""
-        streams: list[list[Row]] = [[]]
+        streams: list[list[QueryBlock]] = [[]]
         for row in rows:
             parts = self.parts_of(row)
             streams += [[] for _ in range(len(parts) - len(streams))]
@@ -146,7 +148,7 @@ class ShareCompiler:
                 stream.append(part)
         return streams
 
-    def parts_of(self, row: Row) -> list[Row]:
+    def parts_of(self, row: QueryBlock) -> list[QueryBlock]:
         """Return rows that together read what a row reads: large rows are split into those with small masks or none."""
         if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.order.local is None:
             return [row]
@@ -156,7 +158,8 @@ class ShareCompiler:
         if self.is_invariant:
             intervals = union_of_parts(full, rest) if self.has_hole(row) else row.intervals
             return [
-                Row(row.first, row.tokens, (interval,), self.is_full(bounds, (interval,))) for interval in intervals
+                QueryBlock(row.first, row.tokens, (interval,), self.is_full(bounds, (interval,)))
+                for interval in intervals
             ]
         if 2 * size(full) < size(row.intervals):
             return [row]
@@ -164,9 +167,9 @@ class ShareCompiler:
         long = long if len(long) <= MAX_LONG_INTERVALS else ()
         short = tuple(interval for interval in full if interval not in long)
         read = [((interval,), True) for interval in long] + [(short, True), (rest, False)]
-        return [Row(row.first, row.tokens, intervals, is_full) for intervals, is_full in read if intervals]
+        return [QueryBlock(row.first, row.tokens, intervals, is_full) for intervals, is_full in read if intervals]
 
-    def has_hole(self, row: Row) -> bool:
+    def has_hole(self, row: QueryBlock) -> bool:
         """Return whether all queries of a row read keys both before and after some that only a few of them read."""
         return not row.is_full and len(self.full_intervals(self.bounds(row.first, row.tokens))) > 1
 
@@ -174,13 +177,13 @@ class ShareCompiler:
         """Return (first query, last query, number of keys) of a row for the local pattern."""
         return first + self.local_offset, first + tokens - 1 + self.local_offset, self.num_keys
 
-    def row(self, first: int, tokens: int) -> Row:
+    def row(self, first: int, tokens: int) -> QueryBlock:
         """Return the row of the queries at places `first` … `first + tokens - 1`, by looking at the pattern."""
         if self.order.local is None:
-            return Row(first, tokens, ((0, self.num_keys),))
+            return QueryBlock(first, tokens, ((0, self.num_keys),))
         bounds = self.bounds(first, tokens)
         intervals = without_small_gaps(self.order.local.key_intervals(*bounds))
-        return Row(first, tokens, intervals, self.is_full(bounds, intervals))
+        return QueryBlock(first, tokens, intervals, self.is_full(bounds, intervals))
 
     def is_full(self, bounds: tuple[int, int, int], intervals: Intervals) -> bool:
         """Return whether the bounds alone prove that every query of a row reads every key of `intervals`."""
@@ -200,13 +203,13 @@ class ShareCompiler:
             return self.target if keys[0] == 0 else None
         return self.target.subsample(self.step) if keys[0] < self.step else None
 
-    def rows(self, start: int, stop: int, tokens: int) -> Iterator[Row]:
+    def rows(self, start: int, stop: int, tokens: int) -> Iterator[QueryBlock]:
         """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read alike are merged."""
-        held: Row | None = None
+        held: QueryBlock | None = None
         for first in range(start, stop, tokens):
             row = self.row(first, min(tokens, stop - first))
             if held is not None and can_merge(held, row, self.max_merged_pairs):
-                held = Row(held.first, held.tokens + row.tokens, held.intervals, held.is_full and row.is_full)
+                held = QueryBlock(held.first, held.tokens + row.tokens, held.intervals, held.is_full and row.is_full)
             else:
                 if held is not None and held.intervals:
                     yield held
@@ -252,23 +255,23 @@ class ShareCompiler:
         last = min(self.num_queries, self.num_keys - inner_row[-1][1] + self.block_tokens) // self.block_tokens
         return (first, last) if last - first > 1 else (0, 0)
 
-    def runs_of(self, rows: Iterable[Row]) -> Iterator[Run]:
+    def runs_of(self, rows: Iterable[QueryBlock]) -> Iterator[Run]:
         """Yield runs of neighbouring rows that read alike, each as long as possible."""
-        group: list[Row] = []
+        group: list[QueryBlock] = []
         for row in rows:
-            if group and not (can_join(group, row) and self.share_mask(group, row)):
+            if group and not (can_join(group, row) and self.have_one_mask(group, row)):
                 yield self.run(group, len(group), row_step(group))
                 group = []
             group.append(row)
         if group:
             yield self.run(group, len(group), row_step(group))
 
-    def share_mask(self, group: list[Row], row: Row) -> bool:
+    def have_one_mask(self, group: list[QueryBlock], row: QueryBlock) -> bool:
         """Return whether a row may join a group: it may not if both are parts of a sheet, but different ones."""
         step = row.intervals[0][0] - group[-1].intervals[0][0]
         return not self.masks.has_sheet(row) or step == row.tokens
 
-    def run(self, rows: list[Row], num_blocks: int, step: int) -> Run:
+    def run(self, rows: list[QueryBlock], num_blocks: int, step: int) -> Run:
         """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the last."""
         row = rows[0]
         if (
@@ -279,9 +282,9 @@ class ShareCompiler:
         ):
             # they differ only in their places
             rows = rows[:1]
-        gathered, granule = None, 1
+        gathered, gather_block = None, 1
         if len(row.intervals) > 1:
-            gathered, granule = self.gather(rows, num_blocks, step)
+            gathered, gather_block = self.gather(rows, num_blocks, step)
         mask = self.masks.of(rows)
         return Run(
             first_query=row.first,
@@ -293,18 +296,20 @@ class ShareCompiler:
             bias=mask.bias,
             empty_rows=mask.empty_rows,
             gathered=gathered,
-            granule=granule,
+            gather_block=gather_block,
             num_allowed=mask.num_allowed * (num_blocks if len(rows) == 1 else 1),
         )
 
-    def gather(self, rows: list[Row], num_blocks: int, step: int) -> tuple[Tensor, int]:
-        """Return the granules that each block of a run reads, and their length in tokens."""
-        granule = step if len(rows) == 1 and num_blocks > 1 else 0
+    def gather(self, rows: list[QueryBlock], num_blocks: int, step: int) -> tuple[Tensor, int]:
+        """Return the gather blocks that each block of a run reads, and their length in tokens."""
+        gather_block = step if len(rows) == 1 and num_blocks > 1 else 0
         for row in rows:
-            granule = reduce(gcd, (edge for interval in row.intervals for edge in interval), granule)
-        granule = max(divisor for divisor in range(1, MAX_GRANULE + 1) if granule % divisor == 0)
-        granule = granule if granule >= MIN_GRANULE else 1
-        index = places_of([tuple((start // granule, stop // granule) for start, stop in row.intervals) for row in rows])
+            gather_block = reduce(gcd, (edge for interval in row.intervals for edge in interval), gather_block)
+        gather_block = max(divisor for divisor in range(1, MAX_GATHER_BLOCK + 1) if gather_block % divisor == 0)
+        gather_block = gather_block if gather_block >= MIN_GATHER_BLOCK else 1
+        index = places_of(
+            [tuple((start // gather_block, stop // gather_block) for start, stop in row.intervals) for row in rows]
+        )
         if len(rows) == 1:
-            index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // granule)
-        return index, granule
+            index = index + torch.arange(num_blocks, device="cpu")[:, None] * (step // gather_block)
+        return index, gather_block

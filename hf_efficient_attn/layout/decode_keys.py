@@ -22,10 +22,10 @@ from hf_efficient_attn.patterns.intervals import (
     CrossingError,
     Intervals,
     Moving,
-    bounded,
     normalize,
     size,
     union,
+    work_budget,
 )
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -75,7 +75,7 @@ def read_keys(layout: Layout, tokens: TokenMask, batch_size: int, dtype: torch.d
         dtype: of the mask.
     """
     if is_idle(tokens):
-        return row_of(layout).unmasked or _masked_of_layout(layout, dtype)
+        return keys_of_query(layout).unmasked or _masked_of_layout(layout, dtype)
 
     def build() -> ReadKeys:
         return _masked(_by_example(layout, tokens, batch_size), layout, tokens, dtype)
@@ -85,7 +85,7 @@ def read_keys(layout: Layout, tokens: TokenMask, batch_size: int, dtype: torch.d
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class KeysOfQuery:
     """What the heads of a single query read, token masks aside.
 
     Attributes:
@@ -107,20 +107,20 @@ class Row:
 
 
 @cached()
-def row_of(layout: Layout) -> Row:
+def keys_of_query(layout: Layout) -> KeysOfQuery:
     """Return what the only query of a layout reads."""
     heads = layout.intervals_of_heads()
     if any(intervals != heads[0] for intervals in heads):
         most, together = max(map(size, heads)), size(union(*heads))
-        return Row(heads, (), most if _have_own(most, together) else together, None)
+        return KeysOfQuery(heads, (), most if _have_own(most, together) else together, None)
     common = heads[0]
     needs_mask = len(common) == 0 or common != _without_gaps(common, layout)
-    return Row(heads, common, size(common), None if needs_mask else ReadKeys(common))
+    return KeysOfQuery(heads, common, size(common), None if needs_mask else ReadKeys(common))
 
 
 @cached()
 def _masked_of_layout(layout: Layout, dtype: torch.dtype) -> ReadKeys:
-    return _masked([row_of(layout).heads], layout, NO_MASK, dtype)
+    return _masked([keys_of_query(layout).heads], layout, NO_MASK, dtype)
 
 
 def _without_gaps(intervals: Intervals, layout: Layout) -> Intervals:
@@ -258,7 +258,7 @@ def _of_limits(layout: Layout) -> tuple[int, int, bool] | None:
 
 
 def _of_single(layout: Layout) -> tuple[int, int, bool] | None:
-    intervals = row_of(layout).common
+    intervals = keys_of_query(layout).common
     return (*intervals[0], False) if len(intervals) == 1 else None
 
 
@@ -280,7 +280,7 @@ def reads_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
     if pattern.band_limits == (None, 0):
         return True
     try:
-        with bounded("Looking for a causal triangle", share=SMALL_SHARE):
+        with work_budget("Looking for a causal triangle", share=SMALL_SHARE):
             return _rows_form_triangle(pattern, last, num_keys)
     except WorkLimitError:
         return False

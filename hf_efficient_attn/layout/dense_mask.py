@@ -26,7 +26,7 @@ from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import tables_on
 from hf_efficient_attn.patterns.algebra import allowed_by
-from hf_efficient_attn.patterns.intervals import spend
+from hf_efficient_attn.patterns.intervals import charge
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # The key under which masks over all pairs are cached.
@@ -157,7 +157,7 @@ class Relation:
         return found
 
     def _look(self, pattern: Pattern, queries: Tensor, keys: Tensor) -> Tensor:
-        spend(STEPS_PER_TENSORS)
+        charge(STEPS_PER_TENSORS)
         intervals = self._intervals(pattern, queries, keys.shape[2]) if self.is_sorted else None
         if intervals is not None:
             return filled(intervals, queries, keys)
@@ -544,7 +544,7 @@ def _labels_of(
 # Chosen keys as pairs: which are read, and how often each counts. It takes memory for all pairs.
 
 
-def chosen_pairs(
+def selected_pairs(
     chosen: ChosenKeys,
     allowed: Tensor | None,
     layout: Layout,
@@ -611,7 +611,7 @@ def read_pairs(
         added, pairs = close_pairs(added, pairs)
     if chosen is None:
         return pairs, added
-    pairs, counts = chosen_pairs(chosen, pairs, layout, tokens, num_key_heads, query_start)
+    pairs, counts = selected_pairs(chosen, pairs, layout, tokens, num_key_heads, query_start)
     repeats = counts.to(dtype).log()
     return pairs, repeats if added is None else added + repeats
 

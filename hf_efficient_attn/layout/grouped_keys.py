@@ -472,8 +472,8 @@ class ChunkedOrder(GroupedKeys):
 
     def has_single_rows(self, layout: Layout) -> bool:
         """Return whether there is one round, in which no position stands twice; nothing is asked of other devices."""
-        is_asked = self.order.shape[2] == 1 and self.order.device.type == "cpu"
-        return is_asked and stand_once(in_range(self.order[:, :, 0], layout.num_keys), layout.num_keys)
+        is_known = self.order.shape[2] == 1 and self.order.device.type == "cpu"
+        return is_known and stand_once(in_range(self.order[:, :, 0], layout.num_keys), layout.num_keys)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
         """Return how much the tiles hold; in decoding the chunks that one query reads in each round."""
@@ -541,7 +541,7 @@ def write_chosen_text(chosen: ChosenKeys) -> str:
     return "{" + f'"kind": "{chosen.kind}", "numbers": [{", ".join(numbers)}]' + "}"
 
 
-def read_chosen(text: str, tensors: list[Tensor | None]) -> ChosenKeys:
+def read_selected_keys(text: str, tensors: list[Tensor | None]) -> ChosenKeys:
     """Return the choice of this text and these tensors."""
     data = json.loads(text)
     kind = KINDS[data["kind"]]

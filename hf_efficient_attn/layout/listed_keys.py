@@ -71,11 +71,11 @@ def token_work(tokens: Tensor, layout: Layout, sizes: Sizes) -> TileWork:
     On CPUs some are counted, of the first example and head.
     """
     num_queries, num_chosen = tokens.shape[2:]
-    num_shares = max(tokens.shape[1], sizes.num_key_heads)
-    group = layout.num_heads // num_shares
+    num_head_groups = max(tokens.shape[1], sizes.num_key_heads)
+    group = layout.num_heads // num_head_groups
     if tokens.device.type != "cpu" or torch.compiler.is_compiling() or not tokens.numel():
         num_read = min(layout.num_keys, TOKENS_PER_TOKEN * num_chosen)
-        num_tiles = num_shares * -(-layout.num_queries // NEIGHBOURS)
+        num_tiles = num_head_groups * -(-layout.num_queries // NEIGHBOURS)
         return TileWork(layout.num_rows * num_read, layout.num_rows, num_tiles * num_read, tokens[0].numel())
     stretches = list(ranges(num_queries, STRETCH))
     # in the middle of parts of equal length
@@ -86,7 +86,7 @@ def token_work(tokens: Tensor, layout: Layout, sizes: Sizes) -> TileWork:
             pairs += (tile.stop - tile.first) * len(tile.keys)
             keys += len(tile.keys)
         counted += stop - start
-    times = num_shares * num_queries / counted
+    times = num_head_groups * num_queries / counted
     return TileWork(round(pairs * group * times), layout.num_rows, round(keys * times), tokens[0].numel())
 
 
@@ -144,34 +144,34 @@ def _cheapest(reads: Tensor, num_queries: int, group: int, sizes: Sizes) -> tupl
 def _neighbour_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
     """Yield tiles of neighbouring queries, with all tokens that any of them reads."""
     num_choices, num_queries = tokens.shape[1:3]
-    num_shares = max(num_choices, sizes.num_key_heads)
-    group = sizes.num_heads // num_shares
+    num_head_groups = max(num_choices, sizes.num_key_heads)
+    group = sizes.num_heads // num_head_groups
     for example in range(sizes.batch_size):
         for choice in range(num_choices):
             own = tokens[example if tokens.shape[0] > 1 else 0, choice]
-            first, last = (number * num_shares // num_choices for number in (choice, choice + 1))
+            first, last = (number * num_head_groups // num_choices for number in (choice, choice + 1))
             for start, stop in ranges(num_queries, STRETCH):
                 for tile in neighbours(own[start:stop], start, layout.num_keys, group, sizes):
-                    yield from _of_shares(tile, example, (first, last), num_shares, group, sizes)
+                    yield from _of_head_groups(tile, example, (first, last), num_head_groups, group, sizes)
 
 
-def _of_shares(
-    tile: Neighbours, example: int, shares: tuple[int, int], num_shares: int, group: int, sizes: Sizes
+def _of_head_groups(
+    tile: Neighbours, example: int, head_groups: tuple[int, int], num_head_groups: int, group: int, sizes: Sizes
 ) -> Iterator[Tiles]:
-    """Yield the tiles of neighbouring queries in a range of shares: heads that read the same keys."""
+    """Yield the tiles of neighbouring queries in a range of head groups: heads that read the same keys."""
     num_queries, num_keys = tile.stop - tile.first, len(tile.keys)
     queries = torch.arange(tile.first, tile.stop).repeat_interleave(group)
     most = max(1, min(MOST_KEY_ROWS // num_keys, sizes.most_pairs // (num_queries * group * num_keys)))
-    for low, high in ranges(shares[1] - shares[0], most):
-        share = torch.arange(shares[0] + low, shares[0] + high)
-        heads = (share[:, None] * group + torch.arange(group)).repeat(1, num_queries)
-        first_head, stop_head = (example * sizes.num_heads + (shares[0] + each) * group for each in (low, high))
+    for low, high in ranges(head_groups[1] - head_groups[0], most):
+        head_group = torch.arange(head_groups[0] + low, head_groups[0] + high)
+        heads = (head_group[:, None] * group + torch.arange(group)).repeat(1, num_queries)
+        first_head, stop_head = (example * sizes.num_heads + (head_groups[0] + each) * group for each in (low, high))
         yield single_tiles(
-            torch.full_like(share, example),
+            torch.full_like(head_group, example),
             heads,
-            own_head(share, num_shares, sizes.num_key_heads),
-            queries.expand(len(share), -1),
-            tile.keys.expand(len(share), -1).contiguous(),
+            own_head(head_group, num_head_groups, sizes.num_key_heads),
+            queries.expand(len(head_group), -1),
+            tile.keys.expand(len(head_group), -1).contiguous(),
             (first_head, stop_head),
             listed=tile.listed,
         )
@@ -181,8 +181,8 @@ def _query_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles
     """Yield tiles of one query of the heads that share its keys."""
     num_queries, num_chosen = tokens.shape[2:]
     # heads of tiles: those that choose apart, or read other keys
-    num_shares = max(tokens.shape[1], sizes.num_key_heads)
-    group = sizes.num_heads // num_shares
+    num_head_groups = max(tokens.shape[1], sizes.num_key_heads)
+    group = sizes.num_heads // num_head_groups
     tokens = tokens.long()
     places = torch.arange(group, device=tokens.device)
     for first, stop in ranges(
@@ -192,12 +192,12 @@ def _query_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles
         example, query = row // num_queries, row % num_queries
         chosen = tokens[example if len(tokens) > 1 else torch.zeros_like(example), :, query]
         chosen = once(chosen, layout.num_keys)
-        chosen = chosen.repeat_interleave(num_shares // chosen.shape[1], 1).flatten(0, 1)
-        share = torch.arange(num_shares, device=tokens.device).repeat(len(row))
-        example, query = (each.repeat_interleave(num_shares) for each in (example, query))
+        chosen = chosen.repeat_interleave(num_head_groups // chosen.shape[1], 1).flatten(0, 1)
+        head_group = torch.arange(num_head_groups, device=tokens.device).repeat(len(row))
+        example, query = (each.repeat_interleave(num_head_groups) for each in (example, query))
         bounds = ((first // num_queries) * sizes.num_heads, ((stop - 1) // num_queries + 1) * sizes.num_heads)
-        heads = share[:, None] * group + places
-        key_heads = own_head(share, num_shares, sizes.num_key_heads)
+        heads = head_group[:, None] * group + places
+        key_heads = own_head(head_group, num_head_groups, sizes.num_key_heads)
         yield single_tiles(example, heads, key_heads, query[:, None].expand(-1, group), chosen, bounds)
 
 
@@ -227,15 +227,17 @@ def tiles_of_few(
 ) -> Iterator[Tiles]:
     """Yield tiles of one query of the heads that share its keys; the arguments are those of `block_tiles`."""
     num_queries, width, device = layout.num_queries, blocks.shape[3] * block_tokens, blocks.device
-    num_shares = max(blocks.shape[1], sizes.num_key_heads)
-    group = sizes.num_heads // num_shares
+    num_head_groups = max(blocks.shape[1], sizes.num_key_heads)
+    group = sizes.num_heads // num_head_groups
     places, offsets = (torch.arange(count, device=device) for count in (group, block_tokens))
-    for first, stop in ranges(sizes.batch_size * num_shares * num_queries, max(1, sizes.most_pairs // (width * group))):
+    for first, stop in ranges(
+        sizes.batch_size * num_head_groups * num_queries, max(1, sizes.most_pairs // (width * group))
+    ):
         number = torch.arange(first, stop, device=device)
         head, query = number // num_queries, number % num_queries
-        example, share = head // num_shares, head % num_shares
+        example, head_group = head // num_head_groups, head % num_head_groups
         of_example = example if len(blocks) > 1 else torch.zeros_like(example)
-        own = own_head(share, num_shares, blocks.shape[1])
+        own = own_head(head_group, num_head_groups, blocks.shape[1])
         chosen = each_once(blocks[of_example, own, query // queries_per_choice].long())
         start = starts[example if len(starts) > 1 else torch.zeros_like(example), query]
         is_block = (chosen >= 0) & (chosen < layout.num_keys)
@@ -243,8 +245,8 @@ def tiles_of_few(
         keys = (keys[..., None] + offsets).masked_fill(~is_block[..., None], -1).flatten(1)
         yield single_tiles(
             example,
-            share[:, None] * group + places,
-            own_head(share, num_shares, sizes.num_key_heads),
+            head_group[:, None] * group + places,
+            own_head(head_group, num_head_groups, sizes.num_key_heads),
             query[:, None].expand(-1, group),
             torch.where(keys < layout.num_keys, keys, -1),
             ((first // num_queries) * group, ((stop - 1) // num_queries + 1) * group),
@@ -345,15 +347,15 @@ def block_tiles(
         yield from diagonal_tiles(block_tokens, layout, sizes, blocks.device)
         own = torch.arange(num_queries, device=blocks.device) // block_tokens
         blocks = blocks.masked_fill(blocks == own[:, None], -1)
-    num_shares = max(blocks.shape[1], sizes.num_key_heads)
-    group = sizes.num_heads // num_shares
+    num_head_groups = max(blocks.shape[1], sizes.num_key_heads)
+    group = sizes.num_heads // num_head_groups
     most_heads = max(1, MOST_LISTED // (num_queries * num_chosen))
-    for first, stop in ranges(sizes.batch_size * num_shares, most_heads):
+    for first, stop in ranges(sizes.batch_size * num_head_groups, most_heads):
         head = torch.arange(first, stop, device=blocks.device)
-        entries = _sorted_entries(blocks, starts, block_tokens, queries_per_choice, layout, head, num_shares)
+        entries = _sorted_entries(blocks, starts, block_tokens, queries_per_choice, layout, head, num_head_groups)
         key = (block_tokens, queries_per_choice, layout, sizes, first)
         counted = partial(counted_once, (blocks, *masks), key)
-        yield from _of_entries(*entries, block_tokens, layout, sizes, (first, stop), num_shares, group, counted)
+        yield from _of_entries(*entries, block_tokens, layout, sizes, (first, stop), num_head_groups, group, counted)
 
 
 # entries (query, block) that are sorted together
@@ -367,7 +369,7 @@ def _sorted_entries(
     queries_per_choice: int,
     layout: Layout,
     head: Tensor,
-    num_shares: int,
+    num_head_groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (codes, queries, counts): of some heads the pairs of a query and a block, in the order of their blocks.
 
@@ -375,8 +377,8 @@ def _sorted_entries(
     no block. `counts` says how many there are of every code.
     """
     num_keys, num_queries = layout.num_keys, layout.num_queries
-    example, share = head // num_shares, head % num_shares
-    own = own_head(share, num_shares, blocks.shape[1])
+    example, head_group = head // num_head_groups, head % num_head_groups
+    own = own_head(head_group, num_head_groups, blocks.shape[1])
     chosen = blocks[example if len(blocks) > 1 else torch.zeros_like(example), own].long()
     chosen = each_once(chosen)
     if queries_per_choice > 1:
@@ -401,7 +403,7 @@ def _of_entries(
     layout: Layout,
     sizes: Sizes,
     bounds: tuple[int, int],
-    num_shares: int,
+    num_head_groups: int,
     group: int,
     counted: Counted,
 ) -> Iterator[Tiles]:
@@ -421,12 +423,12 @@ def _of_entries(
         width = table.shape[1]
         for start, stop in ranges(len(table), max(1, sizes.most_pairs // (width * group * block_tokens))):
             own, key = head[start:stop], first_key[start:stop, None] + offsets
-            share = own % num_shares
-            heads = (share[:, None, None] * group + places).expand(-1, width, -1).flatten(1)
+            head_group = own % num_head_groups
+            heads = (head_group[:, None, None] * group + places).expand(-1, width, -1).flatten(1)
             yield single_tiles(
-                own // num_shares,
+                own // num_head_groups,
                 heads,
-                own_head(share, num_shares, sizes.num_key_heads),
+                own_head(head_group, num_head_groups, sizes.num_key_heads),
                 table[start:stop, :, None].expand(-1, -1, group).flatten(1),
                 torch.where(key < layout.num_keys, key, -1),
                 bounds_of(own, group, bounds),
@@ -479,7 +481,7 @@ def tile_queries(mean: int) -> int:
 
 
 def bounds_of(head: Tensor, group: int, bounds: tuple[int, int]) -> tuple[int, int]:
-    """Return the range of the query heads of sorted shares, where the host need not wait for it; else a wider one."""
+    """Return the range of the query heads of sorted head groups, where the host need not wait; else a wider one."""
     first, stop = (int(head[0]), int(head[-1]) + 1) if head.device.type == "cpu" else bounds
     return first * group, stop * group
 

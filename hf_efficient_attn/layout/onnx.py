@@ -28,7 +28,7 @@ def refuse_operator(name: str, call_text: str) -> None:
         )
 
 
-def refuse_choice() -> None:
+def refuse_selected_keys() -> None:
     """Raise UnsupportedBackendError during `torch.onnx.export`: keys are chosen by sorting, and read as chosen.
 
     The exporter writes no stable sort, and without one ties would be broken otherwise.

@@ -323,19 +323,19 @@ class ChosenKeys:
 
         rest: what the other dimensions count, and how many there must be; None: any number.
         """
-        tensor, said = getattr(self, name), f"{type(self).__name__}.{name}"
+        tensor, argument = getattr(self, name), f"{type(self).__name__}.{name}"
         if not isinstance(tensor, Tensor):
-            raise InputError(f"{said} is a {type(tensor).__name__}; it must be a tensor of integers.")
+            raise InputError(f"{argument} is a {type(tensor).__name__}; it must be a tensor of integers.")
         if tensor.dtype not in INTEGERS:
-            raise InputError(f"{said} has dtype {tensor.dtype}; it must hold integers. Use {name}.long().")
+            raise InputError(f"{argument} has dtype {tensor.dtype}; it must hold integers. Use {name}.long().")
         if tensor.device != states.device:
-            raise InputError(f"{said} is on {tensor.device}, and q, k and v on {states.device}; move it there.")
+            raise InputError(f"{argument} is on {tensor.device}, and q, k and v on {states.device}; move it there.")
         heads = (1, states.num_key_heads, states.num_heads)
         fits = tensor.ndim == 2 + len(rest) and tensor.shape[0] in (1, states.batch_size) and tensor.shape[1] in heads
         if not fits or any(n not in (None, size) for n, size in zip(rest.values(), tensor.shape[2:], strict=True)):
             listed = ", ".join(what if count is None else f"{count} {what}" for what, count in rest.items())
             raise InputError(
-                f"{said} has shape {list(tensor.shape)}; it must be [{_either(1, states.batch_size)} examples, "
+                f"{argument} has shape {list(tensor.shape)}; it must be [{_either(1, states.batch_size)} examples, "
                 f"{_either(*heads)} heads, {listed}]."
             )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.token_mask import TokenMask
-from hf_efficient_attn.layout.transfer import bring, on_host
+from hf_efficient_attn.layout.transfer import on_host, prefetch_to_host
 
 # the document of a masked token
 NO_DOCUMENT = -1
@@ -97,7 +97,7 @@ def _numbered(locations: TokenLocations, ids: Tensor | int, batch_size: int) -> 
 
 def locations_on_host(tokens: TokenMask, num_keys: int) -> TokenLocations:
     """Return the locations on the axis of the keys on the host, where they can be asked."""
-    bring(*tokens.tensors)
+    prefetch_to_host(*tokens.tensors)
     known = TokenMask(*(None if mask is None else on_host(mask) for mask in tokens.tensors))
     return token_locations(known, num_keys, torch.device("cpu"))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
-from hf_efficient_attn.layout.transfer import bring, derived, on_host
+from hf_efficient_attn.layout.transfer import derived, on_host, prefetch_to_host
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TokenMask:
         )
 
     def _find(self, batch_size: int, num_keys: int, num_positions: int | None) -> tuple[tuple[Document, ...], ...]:
-        bring(*self.tensors)
+        prefetch_to_host(*self.tensors)
         if num_positions is None:
             return _documents((self.key_mask, self.segment_ids, self.global_mask), num_keys)
         of_keys, of_queries = TokenMask(self.key_mask, self.segment_ids), self.of_queries

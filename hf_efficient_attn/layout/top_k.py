@@ -177,10 +177,10 @@ def choose_blocks(
     rows = slice(offset, offset + q.shape[2])
     documents, positions = blocks.of_tokens.documents[:, rows], blocks.of_tokens.positions[:, rows]
     own = (positions // block_tokens).masked_fill(documents == NO_DOCUMENT, -1)
-    return chosen_by_means(q, means, own, documents, blocks.numbers, blocks.documents, num_chosen)
+    return blocks_by_means(q, means, own, documents, blocks.numbers, blocks.documents, num_chosen)
 
 
-def chosen_by_means(
+def blocks_by_means(
     q: Tensor,
     means: Tensor,
     own: Tensor,

@@ -1,8 +1,8 @@
 """Copies between host and device: each is made once, and many together, since the host waits for every copy.
 
 A copy belongs to its tensor until this is changed in place; writes through `.data` on a device go unnoticed. On CPUs
-nothing is copied. Code that is being compiled must not use this module, except `derived` and `bring`, which then make
-no copies.
+nothing is copied. Code that is being compiled must not use this module, except `derived` and `prefetch_to_host`, which
+then make no copies.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +20,15 @@ UNCOPIED = ("cpu", "meta")
 _copies: BoundedCache[Tensor] = BoundedCache(SMALL_BYTES)
 
 
-def lasting() -> AbstractContextManager[None]:
+def outside_inference_mode() -> AbstractContextManager[None]:
     """Return a context in which tensors are made whose copies can be kept, unlike those of inference mode."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return nullcontext()
     return torch.inference_mode(False)  # type: ignore[return-value]
 
 
-def as_lasting(tensor: Tensor | None) -> Tensor | None:
-    """Return a tensor, or instead of one of inference mode another whose copies can be kept (see `lasting`)."""
+def as_normal_tensor(tensor: Tensor | None) -> Tensor | None:
+    """Return a normal tensor: itself, or a copy of one of inference mode (see `outside_inference_mode`)."""
     if tensor is None or torch.compiler.is_compiling() or not tensor.is_inference():
         return tensor
     return tensor.clone()
@@ -41,7 +41,7 @@ def on_host(tensor: Tensor) -> Tensor:
     return _copies.get_of((tensor,), None, lambda: tensor.detach().cpu())
 
 
-def as_they_are(tensor: Tensor | None) -> Tensor | None:
+def snapshot(tensor: Tensor | None) -> Tensor | None:
     """Return a copy of a tensor on the CPU, to whose memory others may write; on other devices, the tensor itself.
 
     Until the tensor changes, all callers share one copy, which nobody may change.
@@ -52,7 +52,7 @@ def as_they_are(tensor: Tensor | None) -> Tensor | None:
     return _copies.get_of((tensor,), None, tensor.detach().clone)
 
 
-def bring(*given: Any) -> None:
+def prefetch_to_host(*given: Any) -> None:
     """Copy tensors to the host for `on_host`, all of a device at once; other arguments, such as None, are ignored."""
     if torch.compiler.is_compiling():
         return

@@ -20,10 +20,10 @@ from hf_efficient_attn.models.config.library import PACKAGE, count_key_heads
 from hf_efficient_attn.models.global_tokens.global_attention import CopiedLinear, GlobalAttention
 from hf_efficient_attn.models.indexed.own_rotary import own_rotary
 from hf_efficient_attn.models.inputs import (
-    bring_inputs,
     check_axes,
     check_sentences,
     padding_mask,
+    prefetch_inputs,
     sentence_positions,
 )
 from hf_efficient_attn.models.parts.blocks import is_in_shards
@@ -194,7 +194,7 @@ class FamilyPreTrainedModel(PreTrainedModel):
         self.check_call(cache)
         if self.takes_paged_cache and is_paged(cache):
             cache, options = None, {**options, "cache": cache}
-        bring_inputs(*read_on_host)
+        prefetch_inputs(*read_on_host)
         compare_processes(self)
         embedded = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if self.closed_pairs is not None:

@@ -16,10 +16,10 @@ from hf_efficient_attn.attention.layer import readable_keys
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.integration.masks import read_table, tokens_of_keys, write_table
 from hf_efficient_attn.integration.names import is_table
-from hf_efficient_attn.integration.packing import position_starts, said_starts, warn_of_unseen_documents
+from hf_efficient_attn.integration.packing import parsed_starts, position_starts, warn_of_unseen_documents
 from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_empty
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.layout.transfer import bring, derived, lasting, on_host
+from hf_efficient_attn.layout.transfer import derived, on_host, outside_inference_mode, prefetch_to_host
 
 # types that are no masks
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
@@ -103,7 +103,7 @@ def token_mask_of(
     if cache is not None:
         past_tokens = cache.get_seq_length()
         num_keys, first_key = cache.get_mask_sizes(tokens, 0)
-    with lasting():
+    with outside_inference_mode():
         if documents is not None:
             documents = documents_of_keys(documents, num_keys)
         lengths = (batch_size, tokens, num_keys, past_tokens, first_key)
@@ -126,7 +126,7 @@ def step_table(
         return attention_mask
     documents = step_documents(config, position_ids, attention_mask, embedded, cache)
     token_mask, query_offset = token_mask_of(config, embedded, attention_mask, cache, documents, is_causal)
-    with lasting():
+    with outside_inference_mode():
         return write_table(token_mask, query_offset, embedded.shape[1])
 
 
@@ -158,7 +158,7 @@ def find_documents(
         mask = None if mask is None else mask[:, first : first + tokens].to(positions.device).bool()
         return position_starts(positions.expand(batch_size, -1), mask)
 
-    bring(position_ids, attention_mask)
+    prefetch_to_host(position_ids, attention_mask)
     starts = derived(starts_of, position_ids, attention_mask)
     if not is_tracing(starts) and not on_host(starts).any():
         return None
@@ -207,9 +207,9 @@ def documents_of_keys(documents: Tensor, num_keys: int) -> Tensor:
     return derived(lambda numbers: pad(1 + numbers, (0, num_keys - numbers.shape[1])), documents)
 
 
-def bring_inputs(*inputs: Any) -> None:
+def prefetch_inputs(*inputs: Any) -> None:
     """Copy to the host, at once, the masks, positions and token types of a call that will be read; no matrices."""
-    bring(*(each for each in inputs if isinstance(each, Tensor) and each.ndim <= 2))
+    prefetch_to_host(*(each for each in inputs if isinstance(each, Tensor) and each.ndim <= 2))
 
 
 def check_mask(
@@ -387,7 +387,7 @@ def check_sentences(
             f"token_type_ids has shape {shape}; with separate_sentences=True it must be [batch, tokens] = "
             f"[{batch_size}, {tokens}], 0 for tokens of the first sentence and 1 for those of the second."
         )
-    if position_ids is not None or said_starts(options, batch_size, tokens) is not None:
+    if position_ids is not None or parsed_starts(options, batch_size, tokens) is not None:
         raise InputError(
             "separate_sentences=True makes the two sentences the documents of a row, and counts positions in each. "
             "Leave position_ids, seq_idx and cu_seq_lens_q out."

@@ -15,7 +15,7 @@ from hf_efficient_attn.attention.build_call import refuse_misspelt
 from hf_efficient_attn.attention.sharded.shards import SequenceShards
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.integration.forward_context import takes_cache
-from hf_efficient_attn.integration.packing import said_positions
+from hf_efficient_attn.integration.packing import parsed_positions
 from hf_efficient_attn.integration.unsupported import MARKED, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import on_host
@@ -114,7 +114,7 @@ def prepare_call(
     past_tokens, num_keys = lengths(cache, tokens)
     check_mask(attention_mask, batch_size, tokens, past_tokens, room=num_keys)
     check_positions(position_ids, batch_size, tokens)
-    position_ids = said_positions(position_ids, options, batch_size, tokens, past_tokens)
+    position_ids = parsed_positions(position_ids, options, batch_size, tokens, past_tokens)
     documents = noted_documents(config, position_ids, attention_mask, batch_size, past_tokens, cache)
     return PreparedCall(embedded, attention_mask, position_ids, documents, cache, past_tokens, num_keys)
 

@@ -18,9 +18,9 @@ from hf_efficient_attn.patterns.intervals import (
     Moving,
     MovingIntervals,
     band_pairs,
+    charge,
     clip,
     normalize,
-    spend,
 )
 from hf_efficient_attn.patterns.pattern import ALL_BEFORE, DecodingReach, Pattern, TokenOrder
 from hf_efficient_attn.patterns.serialization import MAX_INTEGER, check_integer, is_integer
@@ -60,7 +60,7 @@ class Distances(Pattern):
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if last_query - first_query + 1 < self.step:
             distances = self._distances(first_query, last_query, num_keys)
-            spend(len(distances))
+            charge(len(distances))
             return normalize(
                 clip(((first_query + distance, last_query + distance + 1) for distance in distances), num_keys)
             )

@@ -12,7 +12,7 @@ from hf_efficient_attn.patterns.algebra import check_pattern
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
-from hf_efficient_attn.patterns.intervals import Intervals, bounded, complement, size, spend
+from hf_efficient_attn.patterns.intervals import Intervals, charge, complement, size, work_budget
 from hf_efficient_attn.patterns.pattern import DrawnBlocks, Pattern
 from hf_efficient_attn.patterns.serialization import check_bool, check_choice, check_integer
 from hf_efficient_attn.patterns.tables import KeyTable
@@ -105,8 +105,10 @@ class RandomBlocks(Pattern, kind="random_blocks"):
             f"{self.kind}: drawing num_blocks={self.num_blocks} blocks of block_tokens={self.block_tokens} for each of "
             f"{num_blocks} rows of blocks"
         )
-        with bounded(what, "Take longer blocks or fewer for each row, and exclude a pattern of whole blocks (Blocks)."):
-            spend(num_blocks * (STEPS_PER_RANDOM_ROW + STEPS_PER_BLOCK * min(num_blocks, self.num_blocks)))
+        with work_budget(
+            what, "Take longer blocks or fewer for each row, and exclude a pattern of whole blocks (Blocks)."
+        ):
+            charge(num_blocks * (STEPS_PER_RANDOM_ROW + STEPS_PER_BLOCK * min(num_blocks, self.num_blocks)))
             return Blocks(_draw_random_blocks(self, num_blocks, layer, head, num_heads), self.block_tokens)
 
 
@@ -267,8 +269,8 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
             f"{self.kind}: shuffling blocks one by one as the published code does for num_blocks={self.num_blocks}, in "
             f"{num_rows} rows of blocks of block_tokens={self.block_tokens} and {num_heads} heads,"
         )
-        with bounded(what, "Take longer blocks, or plan='seeded' (random_blocks)."):
-            spend(num_heads * _num_steps(self, num_rows))
+        with work_budget(what, "Take longer blocks, or plan='seeded' (random_blocks)."):
+            charge(num_heads * _num_steps(self, num_rows))
             # the layer is part of the seed, so that layers share the cache
             heads = _draw(replace(self, seed=self.seed + layer), num_rows, num_heads)
         return Blocks(KeyTable(heads[head]), self.block_tokens)

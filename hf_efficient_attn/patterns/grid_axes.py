@@ -11,7 +11,7 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.algebra import check_patterns
 from hf_efficient_attn.patterns.bands import Distances, Full
-from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, size, spend, union
+from hf_efficient_attn.patterns.intervals import Intervals, charge, clip, normalize, size, union
 from hf_efficient_attn.patterns.pattern import Pattern, TokenOrder
 from hf_efficient_attn.patterns.serialization import (
     MAX_INTEGER,
@@ -397,7 +397,7 @@ def order_of(shape: tuple[int, ...], tiles: Sequence[Sequence[Tile]], prefix_tok
         for of_axis, stride in zip(tiles, strides, strict=True)
     ]
     queries = tuple(prefix_tokens + sum(token) for tile in product(*moved) for token in product(*tile))
-    spend(len(queries) // QUERIES_PER_STEP)
+    charge(len(queries) // QUERIES_PER_STEP)
     local = GridTiles(
         shape=shape,
         num_tiles=tuple(map(len, tiles)),

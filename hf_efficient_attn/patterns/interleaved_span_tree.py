@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.intervals import Intervals, counting, normalize, spend
+from hf_efficient_attn.patterns.intervals import Intervals, charge, counting, normalize
 from hf_efficient_attn.patterns.pattern import Pattern, TokenOrder
 from hf_efficient_attn.patterns.serialization import check_bool, check_integer, check_length
 
@@ -172,7 +172,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         )
 
     def _counted(self, query: int, num_keys: int) -> int:
-        spend(1)
+        charge(1)
         return self.num_keys_of(query, num_keys)
 
     def _is_next(self, token: Any, key: Any, before: bool) -> Any:

@@ -31,7 +31,7 @@ ADVICE = (
 )
 
 
-class Question:
+class WorkBudget:
     """Counts the steps of one question.
 
     what: what is asked, as the beginning of a sentence. advice: what to do where it takes too many steps.
@@ -42,7 +42,7 @@ class Question:
         self.what, self.advice, self.max_steps = what, advice, max_steps
         self.num_steps = 0
 
-    def spend(self, num_steps: int) -> None:
+    def charge(self, num_steps: int) -> None:
         """Count more steps.
 
         Raises:
@@ -56,34 +56,34 @@ class Question:
 
 
 # of this thread
-_asked: ContextVar[Question | None] = ContextVar("asked", default=None)
+_budget: ContextVar[WorkBudget | None] = ContextVar("budget", default=None)
 
 
 @contextmanager
-def bounded(what: str, advice: str = ADVICE, share: int = 1, num_rows: int = 0) -> Iterator[None]:
+def work_budget(what: str, advice: str = ADVICE, share: int = 1, num_rows: int = 0) -> Iterator[None]:
     """Refuse what is asked within the block where it takes too many steps.
 
     Args:
-        what, advice: as in `Question`.
+        what, advice: as in `WorkBudget`.
         share: that many questions together may take as many steps as one.
         num_rows: how many queries the question is about, in all heads.
     """
-    token = _asked.set(Question(what, advice, max(MAX_STEPS, STEPS_PER_ROW * num_rows) // share))
+    token = _budget.set(WorkBudget(what, advice, max(MAX_STEPS, STEPS_PER_ROW * num_rows) // share))
     try:
         yield
     finally:
-        _asked.reset(token)
+        _budget.reset(token)
 
 
-def spend(num_steps: int) -> None:
+def charge(num_steps: int) -> None:
     """Count steps of the question that is being answered; outside of one, nothing is counted.
 
     Raises:
         WorkLimitError: they are too many.
     """
-    question = _asked.get()
-    if question is not None:
-        question.spend(num_steps)
+    budget = _budget.get()
+    if budget is not None:
+        budget.charge(num_steps)
 
 
 # sorted, disjoint, not touching; (start, stop) contains start, start + 1, ..., stop - 1
@@ -97,7 +97,7 @@ def normalize(intervals: Iterable[tuple[int, int]]) -> Intervals:
     ((0, 3), (5, 7))
     """
     listed = sorted(intervals)
-    spend(STEPS_PER_LOOK + len(listed))
+    charge(STEPS_PER_LOOK + len(listed))
     joined: list[tuple[int, int]] = []
     for start, stop in listed:
         if start >= stop:
@@ -120,7 +120,7 @@ def intersect(first: Intervals, second: Intervals) -> Intervals:
     >>> intersect(((0, 4), (6, 9)), ((3, 7),))
     ((3, 4), (6, 7))
     """
-    spend(STEPS_PER_LOOK + len(first) + len(second))
+    charge(STEPS_PER_LOOK + len(first) + len(second))
     common: list[tuple[int, int]] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -147,7 +147,7 @@ def complement(intervals: Intervals, num_keys: int) -> Intervals:
 def clip(intervals: Iterable[tuple[int, int]], num_keys: int) -> Intervals:
     """Return the sorted `intervals` clipped to the keys 0 to num_keys - 1."""
     cut = [(max(start, 0), min(stop, num_keys)) for start, stop in intervals]
-    spend(STEPS_PER_LOOK + len(cut))
+    charge(STEPS_PER_LOOK + len(cut))
     return tuple(interval for interval in cut if interval[0] < interval[1])
 
 
@@ -232,7 +232,7 @@ class HasIntervals(Protocol):
 
 def counting(pattern: HasIntervals) -> AbstractContextManager[None]:
     """Return a block that counts the pairs of a pattern, and is refused where it takes too many steps."""
-    return bounded(f"Counting the pairs of this {pattern.kind} pattern", COUNTING_ADVICE)
+    return work_budget(f"Counting the pairs of this {pattern.kind} pattern", COUNTING_ADVICE)
 
 
 def pairs_of(pattern: HasIntervals, num_queries: int, num_keys: int, query_offset: int) -> int:
@@ -258,11 +258,11 @@ def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_
         except CrossingError:
             middle = (first + last) // 2
             ranges += [(first, middle), (middle + 1, last)]
-            spend(1)
+            charge(1)
         else:
             sizes = (stop - start for interval in intervals for start, stop in zip(*map(both, interval), strict=True))
             total += (last - first + 1) * sum(sizes) // 2
-            spend(1 + len(intervals))
+            charge(1 + len(intervals))
     return total
 
 
@@ -274,7 +274,7 @@ def periodic_pairs(pattern: HasIntervals, period: int, num_queries: int, num_key
     total = 0
     for query in range(query_offset, query_offset + period):
         intervals = pattern.key_intervals(room + query, room + query, 4 * room)
-        spend(len(intervals))
+        charge(len(intervals))
         alike = range(query, stop, period)
         total += sum(
             band_pairs(alike, start - room - query, after - room - query, num_keys) for start, after in intervals

@@ -18,11 +18,11 @@ from hf_efficient_attn.patterns.intervals import (
     CrossingError,
     Intervals,
     MovingIntervals,
-    bounded,
     complement,
     normalize,
     pairs_of,
     size,
+    work_budget,
 )
 from hf_efficient_attn.patterns.serialization import check_head, check_length, read_pattern, write_pattern
 
@@ -198,7 +198,7 @@ def drawn(
     resolved = pattern.resolve(num_keys, layer, head, num_heads)
     queries = range(query_offset, query_offset + num_queries)
     lines = []
-    with bounded("Drawing this pattern"):
+    with work_budget("Drawing this pattern"):
         for first in range(0, num_queries, step):
             read = [resolved.key_intervals(query, query, num_keys) for query in queries[first : first + step]]
             signs = [(start // step, -(-stop // step)) for each in read for start, stop in each]

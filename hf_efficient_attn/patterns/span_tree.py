@@ -12,7 +12,7 @@ from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, spend
+from hf_efficient_attn.patterns.intervals import Intervals, charge, clip, normalize
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import check_bool, check_choice, check_integer, check_length
 
@@ -128,7 +128,7 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return reads
 
     def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
-        spend(STEPS_PER_LEVEL * len(self._levels))
+        charge(STEPS_PER_LEVEL * len(self._levels))
         is_token = query < self.num_tokens
         intervals = []
         for level, (offset, size) in enumerate(self._levels):

@@ -82,8 +82,8 @@ def places_of_words(text: str, question: str) -> set[int]:
     >>> sorted(places_of_words("foo, Bar", "What is bar?"))
     [5, 6, 7]
     """
-    asked = set(re.findall(r"\w+", question.lower()))
-    words = (word.span() for word in re.finditer(r"\w+", text) if word[0].lower() in asked)
+    question_words = set(re.findall(r"\w+", question.lower()))
+    words = (word.span() for word in re.finditer(r"\w+", text) if word[0].lower() in question_words)
     return {place for span in words for place in range(*span)}
 
 
@@ -120,7 +120,7 @@ def best_span(
     return float(score), offsets[begin][0], offsets[begin + length][1]
 
 
-def squad_scores(said: list[str], true: list[list[str]]) -> dict[str, float]:
+def squad_scores(predictions: list[str], true: list[list[str]]) -> dict[str, float]:
     """Return exact match and F1 of answers, 0 to 100, as SQuAD 1.1 defines them (Rajpurkar et al. 2016, section 6.1).
 
     Words are compared in lower case, without punctuation and articles; the best of several true answers counts. Of
@@ -131,10 +131,10 @@ def squad_scores(said: list[str], true: list[list[str]]) -> dict[str, float]:
     {'exact_match': 50.0, 'f1': 50.0}
 
     Args:
-        said: an answer to each question.
+        predictions: an answer to each question.
         true: its true answers, at least one.
     """
-    pairs = [[(answer, one) for one in several] for answer, several in zip(said, true, strict=True)]
+    pairs = [[(answer, one) for one in several] for answer, several in zip(predictions, true, strict=True)]
     return {
         "exact_match": 100 * sum(max(exact_match(*pair) for pair in several) for several in pairs) / len(pairs),
         "f1": 100 * sum(max(token_f1(*pair) for pair in several) for several in pairs) / len(pairs),
@@ -147,15 +147,15 @@ def words(answer: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", letters).split()
 
 
-def exact_match(said: str, true: str) -> float:
+def exact_match(prediction: str, true: str) -> float:
     """Return 1 if the answers have the same words or, having none, the same text; else 0."""
-    both = words(said), words(true)
-    return float(both[0] == both[1] if any(both) else said.strip() == true.strip())
+    both = words(prediction), words(true)
+    return float(both[0] == both[1] if any(both) else prediction.strip() == true.strip())
 
 
-def token_f1(said: str, true: str) -> float:
+def token_f1(prediction: str, true: str) -> float:
     """Return the harmonic mean of the shares of words that each answer has in common with the other."""
-    both = words(said), words(true)
+    both = words(prediction), words(true)
     if not all(both):
-        return exact_match(said, true)
+        return exact_match(prediction, true)
     return 2 * (Counter(both[0]) & Counter(both[1])).total() / sum(map(len, both))

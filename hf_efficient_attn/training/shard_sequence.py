@@ -21,7 +21,7 @@ from hf_efficient_attn.errors import ConfigurationError, InputError, Unsupported
 from hf_efficient_attn.integration.forward_context import CACHE_NAMES, set_whole_table
 from hf_efficient_attn.integration.masks import write_table
 from hf_efficient_attn.integration.names import with_kind
-from hf_efficient_attn.integration.packing import said_positions
+from hf_efficient_attn.integration.packing import parsed_positions
 from hf_efficient_attn.integration.trial import forward_arguments
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
@@ -245,9 +245,9 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     tokens = checked_tokens(given, shards)
     batch_size, num_tokens = tokens.shape[:2]
     own, mask = shards.own(num_tokens), given.get("attention_mask")
-    positions = said_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
+    positions = parsed_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
     documents = find_documents(model.config, positions, mask, batch_size, 0)
-    if documents is not None and not (said_by_number(given) or isinstance(model, FamilyPreTrainedModel)):
+    if documents is not None and not (gives_documents(given) or isinstance(model, FamilyPreTrainedModel)):
         refuse_restarts(model, is_causal, mask is not None)
     key_mask = torch.ones(batch_size, num_tokens, dtype=torch.bool, device=tokens.device)
     token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
@@ -317,7 +317,7 @@ def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
     )
 
 
-def said_by_number(given: dict[str, Any]) -> bool:
+def gives_documents(given: dict[str, Any]) -> bool:
     """Return whether a call says by more than its positions where documents begin."""
     return any(given.get(name) is not None for name in OF_DOCUMENTS)
 

@@ -116,8 +116,8 @@ def other_mixer(model: Any) -> str | None:
     if mixers:
         return f"{mixers[0]} reads neighbours outside of attention."
     model_class: Any = type(model)
-    asked = trial_requests(model_class, model.config)
-    called = None if asked is None else {each.layer for each in asked}
+    requests = trial_requests(model_class, model.config)
+    called = None if requests is None else {each.layer for each in requests}
     missing = set() if called is None or None in called else {*range(model.config.num_hidden_layers)} - called
     if missing:
         return f"layer {min(missing)} does not call the attention interface, so that nothing says what it reads."

@@ -30,8 +30,8 @@ from hf_efficient_attn.attention.sharded.shards import (
     SequenceShards,
     ShardedCall,
     key_exchange,
+    sequences_of,
     shard_bounds,
-    texts_of,
 )
 from hf_efficient_attn.attention.sharded.ulysses import attend_heads
 from hf_efficient_attn.attention.sharded.wide_queries import with_wide_queries
@@ -310,7 +310,7 @@ def attention_of(way: str, settings: dict[str, Any], shards: SequenceShards) -> 
     tokens = TokenMask(torch.ones(settings["batch_size"], num_tokens, dtype=torch.bool))
     layout = Layout(parse_pattern(settings["pattern"]), num_heads, num_tokens, num_tokens)
     bounds = shard_bounds(num_tokens, shards.size)
-    examples = texts_of(tokens, settings["batch_size"], num_tokens)
+    examples = sequences_of(tokens, settings["batch_size"], num_tokens)
     if way == ALL_GATHER:
         others = [((0, first), (stop, num_tokens)) for first, stop in bounds]
         wanted = tuple(tuple(each for each in two if each[0] < each[1]) for two in others)

@@ -172,11 +172,11 @@ def test_refusals() -> None:
 
 
 def test_explained() -> None:
-    said = hea.explain(BlockTopK(64, 3), 2048, num_heads=4)
-    assert said.pattern == BlockTopK(64, 3)
-    assert said.allowed_pairs == 4 * BlockTopK(64, 3).num_pairs(2048, 2048)
-    assert "block_top_k(64, 3)" in str(said)
-    assert said.relative_cost < 1
+    explanation = hea.explain(BlockTopK(64, 3), 2048, num_heads=4)
+    assert explanation.pattern == BlockTopK(64, 3)
+    assert explanation.allowed_pairs == 4 * BlockTopK(64, 3).num_pairs(2048, 2048)
+    assert "block_top_k(64, 3)" in str(explanation)
+    assert explanation.relative_cost < 1
     assert hea.explain(BlockTopK(64, 3), 150).allowed_pairs == hea.explain(Causal(), 150).allowed_pairs
     assert hea.explain(llama(), 4096, sequence_ranks=2).exchange.mode == "heads"
     assert hea.explain(BlockTopK(64, 3), 2048, num_heads=3, sequence_ranks=2).exchange.mode == "heads"

@@ -144,22 +144,22 @@ def test_dropout_drops_weights_and_is_the_same_backward(number: int) -> None:
 
 def test_the_choice_of_a_backend_and_what_explain_says() -> None:
     listed = torch.zeros(1, 1, 8192, 64, dtype=torch.long, device="meta")
-    said = hea.explain(Causal(), 8192, num_key_heads=1, chosen=hea.ChosenTokens(listed))
-    assert said.backend == "gathered"
-    assert said.allowed_pairs == 8 * 8192 * 64 < said.computed_pairs < said.total_pairs
-    assert "chosen pairs" in said.reasons["sdpa"] or "all pairs" in said.reasons["sdpa"]
-    assert "not chosen ones" in said.reasons["blocked"]
-    assert "ChosenBlocks alone" in said.reasons["flex"]
+    explanation = hea.explain(Causal(), 8192, num_key_heads=1, chosen=hea.ChosenTokens(listed))
+    assert explanation.backend == "gathered"
+    assert explanation.allowed_pairs == 8 * 8192 * 64 < explanation.computed_pairs < explanation.total_pairs
+    assert "chosen pairs" in explanation.reasons["sdpa"] or "all pairs" in explanation.reasons["sdpa"]
+    assert "not chosen ones" in explanation.reasons["blocked"]
+    assert "ChosenBlocks alone" in explanation.reasons["flex"]
     order = hea.ChunkedOrder(torch.arange(256).expand(1, 8, 1, -1), 64)
-    said = hea.explain(Causal(), 256, chosen=order)
-    assert said.backend == "gathered"
-    assert said.baseline == "dense causal attention"
+    explanation = hea.explain(Causal(), 256, chosen=order)
+    assert explanation.backend == "gathered"
+    assert explanation.baseline == "dense causal attention"
     # each chunk reads itself and the one before; of the own chunk, its triangle without the diagonal; and one first row
-    assert said.allowed_pairs == 8 * (4 * 64 * 63 // 2 + 3 * 64 * 64 + 1)
-    assert "in chunks of 64" in str(said)
+    assert explanation.allowed_pairs == 8 * (4 * 64 * 63 // 2 + 3 * 64 * 64 + 1)
+    assert "in chunks of 64" in str(explanation)
     shared = hea.ChosenTokens(torch.zeros(1, 1, 128, 64, dtype=torch.long))
     assert hea.explain(Causal(), 128, chosen=shared).backend == "sdpa"
-    assert said.relative_cost > 0
+    assert explanation.relative_cost > 0
     assert hea.explain(Causal(), 16384, chosen=order_of(16384)).backend == "gathered"
 
 

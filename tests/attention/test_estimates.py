@@ -14,10 +14,10 @@ def test_estimates_are_as_low_as_the_docstring_says() -> None:
     rows = [row for row in found["results"] if row["contestant"] == "auto" and row["tokens"] >= 2048]
     assert {row["pattern"] for row in rows} == {"band", "longformer", "bigbird", "dilated"}
     for row in rows:
-        said = hea.explain(pattern_of(row["pattern"], row["tokens"]), row["tokens"])
+        explanation = hea.explain(pattern_of(row["pattern"], row["tokens"]), row["tokens"])
         for measure in ("forward", "forward_backward"):
             measured = 1 / row[measure]["speed_against_dense"]["median"]
-            assert 1.0 <= measured / said.relative_cost <= 2.8, (row["pattern"], row["tokens"], measure)
+            assert 1.0 <= measured / explanation.relative_cost <= 2.8, (row["pattern"], row["tokens"], measure)
 
 
 def test_costs_of_a_device_of_another_kind_are_said_to_be_unconfirmed() -> None:

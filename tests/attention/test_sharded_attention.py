@@ -12,7 +12,7 @@ from sharded_attention_script import CASES
 
 from hf_efficient_attn.attention.sharded.layer import exchange_of
 from hf_efficient_attn.attention.sharded.plan import HeadSizes, gather_traffic, row_parts
-from hf_efficient_attn.attention.sharded.shards import Text, key_exchange, shard_bounds
+from hf_efficient_attn.attention.sharded.shards import TokenSequence, key_exchange, shard_bounds
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import Document
@@ -36,8 +36,11 @@ def test_processes_compute_what_one_does(size: int, tmp_path: Path) -> None:
 
 def wanted(pattern: Pattern, num_tokens: int, num_shards: int) -> tuple[Intervals, ...]:
     """Return the keys that each process gets in a text that is one document."""
-    layout, text = Layout(pattern, 2, num_tokens, num_tokens), Text((Document(0, num_tokens),), ((0, num_tokens),))
-    return key_exchange(layout, (text,), shard_bounds(num_tokens, num_shards), True, 1).wanted
+    layout, sequence = (
+        Layout(pattern, 2, num_tokens, num_tokens),
+        TokenSequence((Document(0, num_tokens),), ((0, num_tokens),)),
+    )
+    return key_exchange(layout, (sequence,), shard_bounds(num_tokens, num_shards), True, 1).wanted
 
 
 def test_a_band_needs_its_neighbours_edges() -> None:
@@ -54,8 +57,8 @@ def test_whole_blocks_need_nothing() -> None:
 def test_global_tokens_need_what_they_are_read_by() -> None:
     """Their own rows are computed where the keys are."""
     pattern = Band(1, 1) | GlobalTokens([0])
-    text = Text((Document(0, 32),), ((0, 32),))
-    exchange = key_exchange(Layout(pattern, 2, 32, 32), (text,), shard_bounds(32, 4), True, 1)
+    sequence = TokenSequence((Document(0, 32),), ((0, 32),))
+    exchange = key_exchange(Layout(pattern, 2, 32, 32), (sequence,), shard_bounds(32, 4), True, 1)
     assert exchange.wanted[2] == ((0, 1), (15, 16), (24, 25))
     assert exchange.wanted[0] == ((8, 9),)
     assert exchange.wide_positions == ((0, 1),)
@@ -63,10 +66,10 @@ def test_global_tokens_need_what_they_are_read_by() -> None:
 
 def test_what_travels_first() -> None:
     """Global tokens, where the others are edges; nothing apart where that would not help."""
-    text = Text((Document(0, 64),), ((0, 64),))
+    sequence = TokenSequence((Document(0, 64),), ((0, 64),))
 
     def first(pattern: Pattern) -> tuple[Intervals, ...]:
-        return key_exchange(Layout(pattern, 2, 64, 64), (text,), shard_bounds(64, 4), True, 1).first
+        return key_exchange(Layout(pattern, 2, 64, 64), (sequence,), shard_bounds(64, 4), True, 1).first
 
     tokens = ((0, 1), (13, 14))
     assert first(Band(3, 2) | GlobalTokens([0, 13])) == ((), tokens, tokens, tokens)
@@ -75,10 +78,10 @@ def test_what_travels_first() -> None:
 
 def test_what_can_be_computed_while_keys_travel() -> None:
     """All but the edges of a band; nothing where every query reads a token of another process; all of whole blocks."""
-    text = Text((Document(0, 64),), ((0, 64),))
+    sequence = TokenSequence((Document(0, 64),), ((0, 64),))
 
     def parts(pattern: Pattern, received: Intervals, early: Intervals = ()) -> list[tuple[int, int, Intervals, bool]]:
-        found = row_parts(Layout(pattern, 2, 64, 64), text, (32, 48), received, early)
+        found = row_parts(Layout(pattern, 2, 64, 64), sequence, (32, 48), received, early)
         return [(part.first, part.stop, part.keys, part.is_inner) for part in found]
 
     # edges read what is around them alone
@@ -102,8 +105,8 @@ def test_traffic_of_a_window() -> None:
     """The example of the design: 112 times less than gathering all keys."""
     num_tokens, sizes = 131072, HeadSizes(16, 4, 64, 64)
     bounds = shard_bounds(num_tokens, 8)
-    text = Text((Document(0, num_tokens),), ((0, num_tokens),))
-    _, traffic = exchange_of(Layout(Band(1024, 0), 16, num_tokens, num_tokens), (text,), bounds, sizes)
+    sequence = TokenSequence((Document(0, num_tokens),), ((0, num_tokens),))
+    _, traffic = exchange_of(Layout(Band(1024, 0), 16, num_tokens, num_tokens), (sequence,), bounds, sizes)
     assert traffic.mode == "halo"
     assert traffic.received == (0, *[1024 * 4 * 128] * 7)
     assert gather_traffic(bounds, sizes).most == 112 * traffic.most
@@ -113,16 +116,16 @@ def test_traffic_of_a_window() -> None:
     ("pattern", "num_heads", "mode"), [(Full(), 8, "heads"), (Full(), 7, "halo"), (Band(2, 2), 8, "halo")]
 )
 def test_what_sends_least_is_chosen(pattern: Pattern, num_heads: int, mode: str) -> None:
-    text = Text((Document(0, 64),), ((0, 64),))
+    sequence = TokenSequence((Document(0, 64),), ((0, 64),))
     layout, sizes = Layout(pattern, num_heads, 64, 64), HeadSizes(num_heads, num_heads, 8, 8)
-    assert exchange_of(layout, (text,), shard_bounds(64, 4), sizes)[1].mode == mode
+    assert exchange_of(layout, (sequence,), shard_bounds(64, 4), sizes)[1].mode == mode
 
 
 def test_refusals() -> None:
     with pytest.raises(InputError, match="A text of 3 tokens cannot be cut over 4 processes"):
         shard_bounds(3, 4)
-    text = Text((Document(0, 64),), ((0, 64),))
+    sequence = TokenSequence((Document(0, 64),), ((0, 64),))
     layout, sizes = Layout(Full(), 6, 64, 64), HeadSizes(6, 6, 8, 8)
-    assert exchange_of(layout, (text,), shard_bounds(64, 4), sizes, "heads")[1].mode == "heads"
+    assert exchange_of(layout, (sequence,), shard_bounds(64, 4), sizes, "heads")[1].mode == "heads"
     with pytest.raises(ConfigurationError, match="8 processes cannot deal out 6 heads: each needs one at least"):
-        exchange_of(layout, (text,), shard_bounds(64, 8), sizes, "heads")
+        exchange_of(layout, (sequence,), shard_bounds(64, 8), sizes, "heads")

@@ -17,8 +17,8 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.flex.block_mask import BLOCK_SIZES, block_mask, documents_of
 from hf_efficient_attn.backends.flex.mods import mods_of
-from hf_efficient_attn.backends.flex.selected_blocks import are_listed, chosen_tables
-from hf_efficient_attn.layout.dense_mask import allowed_pairs, chosen_pairs
+from hf_efficient_attn.backends.flex.selected_blocks import are_listed, selected_tables
+from hf_efficient_attn.layout.dense_mask import allowed_pairs, selected_pairs
 
 CPU = torch.device("cpu")
 pytestmark = [
@@ -98,14 +98,14 @@ def test_the_kernel_visits_the_blocks_of_chosen_pairs(choice: str, mask: str) ->
     if choice == "wide":
         # all queries of a block choose alike, so that whole blocks of scores are read
         chosen = hea.ChosenBlocks(torch.tensor([[[[0, 0]], [[1, 0]]]]).expand(-1, -1, 4, -1), 96, 64)
-    tables = chosen_tables(chosen, layout, tokens, documents_of(call), block_size, CPU, needs_grad=True)
+    tables = selected_tables(chosen, layout, tokens, documents_of(call), block_size, CPU, needs_grad=True)
     partial, full, *by_column = (are_listed(*tables[first : first + 2]) for first in range(0, 8, 2))
     for of_rows, of_columns in zip((partial, full), by_column, strict=True):
         assert torch.equal(of_rows, of_columns.transpose(-1, -2))
     allowed = allowed_pairs(layout, tokens, BATCH_SIZE, CPU)
     assert allowed is not None
-    read, _ = chosen_pairs(chosen, allowed, layout, tokens, case.heads[1])
-    is_chosen, _ = chosen_pairs(chosen, None, layout, tokens, case.heads[1])
+    read, _ = selected_pairs(chosen, allowed, layout, tokens, case.heads[1])
+    is_chosen, _ = selected_pairs(chosen, None, layout, tokens, case.heads[1])
     some, whole = (lambda blocks: blocks.any(4)), (lambda blocks: blocks.all(4))
     listed = partial | full
     assert not (partial & full).any()
@@ -180,13 +180,13 @@ def alike(num_tokens: int, num_blocks: int, block_tokens: int) -> Any:
 
 def test_explain_counts_the_blocks_of_scores(triton: None) -> None:
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "num_heads": 2, "backend": "flex"}
-    said = hea.explain(hea.patterns.Causal(), 1024, chosen=alike(1024, 2, 256), **options)
+    explanation = hea.explain(hea.patterns.Causal(), 1024, chosen=alike(1024, 2, 256), **options)
     # of 8 rows, in pairs with a block of 256 keys: their own triangle, and 2 blocks of the first 256 keys
-    assert said.computed_pairs == 2 * 128**2 * (4 * 3 + 6 * 2)
-    assert said.allowed_pairs == 2 * (4 * 256 * 257 // 2 + 768 * 256)
+    assert explanation.computed_pairs == 2 * 128**2 * (4 * 3 + 6 * 2)
+    assert explanation.allowed_pairs == 2 * (4 * 256 * 257 // 2 + 768 * 256)
     dense = hea.explain(hea.patterns.Causal(), 1024, **options)
     unknown = hea.explain(hea.patterns.BlockTopK(256, 2), 1024, **options)
-    assert said.block_density < unknown.block_density == dense.block_density
+    assert explanation.block_density < unknown.block_density == dense.block_density
 
 
 def test_auto_leaves_chosen_keys_to_gathered(triton: None) -> None:
@@ -195,9 +195,9 @@ def test_auto_leaves_chosen_keys_to_gathered(triton: None) -> None:
     assert hea.explain(hea.patterns.Band(500, 0), 8192, **options).backend == "flex"
     shared = hea.ChosenBlocks(torch.empty(1, 1, 64, 4, dtype=torch.int32, device="meta"), 128, queries_per_choice=128)
     for pattern, chosen in ((hea.patterns.BlockTopK(512, 3), None), (hea.patterns.Causal(), shared)):
-        said = hea.explain(pattern, 8192, chosen=chosen, **options)
-        assert said.backend == "gathered"
-        assert "it is chosen by name" in said.reasons["flex"]
+        explanation = hea.explain(pattern, 8192, chosen=chosen, **options)
+        assert explanation.backend == "gathered"
+        assert "it is chosen by name" in explanation.reasons["flex"]
 
 
 def test_dropout_is_that_of_the_functions(pretended_gpu: None) -> None:

@@ -87,13 +87,13 @@ def test_costs_decide_the_blocks_and_nothing_else(
     tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v = (each.requires_grad_() for each in torch.randn(3, 1, 2, 500, 8, dtype=dtype))
-    lengths, compiled = [], execute.regions
+    lengths, compiled = [], execute.call_slices
 
     def listed(call: object, q: object, k: object, costs: BlockCosts) -> object:
         lengths.append(costs.lengths)
         return compiled(call, q, k, costs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(execute, "regions", listed)
+    monkeypatch.setattr(execute, "call_slices", listed)
     found = []
     for machine in (EPYC, uniform(EPYC, tokens)):
         with machine_costs.on_machine(machine):
@@ -135,5 +135,5 @@ def test_the_cheapest_length_is_taken() -> None:
 
 def test_explain_names_a_missing_compiler_only_where_its_backend_costs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "_compiler", lambda device: ("triton", False))
-    said = [str(hea.explain(hea.patterns.Band(64, 64), tokens, device="cuda")) for tokens in (1024, 32_768)]
-    assert ["auto may take flex where triton is installed" in each for each in said] == [False, True]
+    messages = [str(hea.explain(hea.patterns.Band(64, 64), tokens, device="cuda")) for tokens in (1024, 32_768)]
+    assert ["auto may take flex where triton is installed" in each for each in messages] == [False, True]

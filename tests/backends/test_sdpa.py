@@ -113,7 +113,7 @@ def test_a_single_query_reads_its_keys_only(
 
 
 def forget_single_queries() -> None:
-    decode_keys.row_of.cache_clear()
+    decode_keys.keys_of_query.cache_clear()
     decode_keys._masked_of_layout.cache_clear()
     decode_keys._read.clear()
 
@@ -130,9 +130,9 @@ def test_heads_that_read_few_keys_of_their_own_get_these_alone() -> None:
     q, k, v = draw(1, ROW)
     own = PerHead([GlobalTokens(range(head, 3 * head + 1), reads_all=False) for head in range(4)])
     layout = Layout(own, 4, 1, ROW, ROW - 1)
-    assert decode_keys.row_of(layout).num_computed == 10
+    assert decode_keys.keys_of_query(layout).num_computed == 10
     layout = replace(layout, pattern=PerHead([GlobalTokens([9 * head], reads_all=False) for head in range(4)]))
-    assert decode_keys.row_of(layout).num_computed == 1
+    assert decode_keys.keys_of_query(layout).num_computed == 1
     read = decode_keys.read_keys(layout, NO_MASK, 2, q.dtype)
     assert read.places is not None
     torch.testing.assert_close(read.of(k), torch.stack([k[:, head // 2, read.places[0, head]] for head in range(4)], 1))

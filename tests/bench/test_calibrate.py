@@ -26,11 +26,11 @@ def test_costs_are_kept_and_used(
     # one round agrees with itself
     before = machine_costs.machine_of("cpu")
     main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
-    said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
+    printed, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
     machine = machine_costs.machine_of("cpu")
     assert machine == Machine.from_dict(results["calibration"]) != before
-    assert f"Kept in {kept}" in said
-    assert before.source in said
+    assert f"Kept in {kept}" in printed
+    assert before.source in printed
     for dtype in ("float32", "bfloat16"):
         costs = machine.costs_in(dtype)
         assert costs.forward.blocks.lengths == costs.backward.blocks.lengths == (32, 192)
@@ -55,11 +55,11 @@ def test_bfloat16_is_computed_as_takes_less_time(
     monkeypatch.setattr(calibrate, "MOST_IF_WIDENED", most)
     options = ["--show-only", "--repeats", "1", "--device", "cpu", "--output", str(tmp_path)]
     main(["bench", "calibrate", *options])
-    said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
+    printed, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
     costs = Machine.from_dict(results["calibration"]).costs_in("bfloat16")
     assert costs.forward.is_widened == costs.backward.is_widened == (dtype == "float32")
     # the column of bfloat16 is the last
-    assert [line.split()[-2] for line in said.splitlines() if ": computed in" in line] == (
+    assert [line.split()[-2] for line in printed.splitlines() if ": computed in" in line] == (
         [dtype] * 2 if dtype == "float32" else []
     )
 
@@ -91,10 +91,10 @@ def test_rounds_that_disagree_are_not_kept(
     # ever slower
     monkeypatch.setattr(timing.time, "process_time", lambda: float(next(ticks)) ** 3)
     main(["bench", "calibrate", "--repeats", "3", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
-    said, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
+    printed, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
     assert results["kept"] is None
     assert results["disagreement"] > 0.1
-    assert "something else works on this machine" in said
+    assert "something else works on this machine" in printed
     assert not kept.exists()
 
 

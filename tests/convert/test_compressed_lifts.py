@@ -29,9 +29,9 @@ def exact(theirs: Any, mechanism: str | list[str]) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = lifted(theirs, mechanism=mechanism, parity=True)
-    said = [str(each.message) for each in caught]
-    assert any("Compared with the source" in each for each in said)
-    assert not any("Train the model further" in each for each in said)
+    messages = [str(each.message) for each in caught]
+    assert any("Compared with the source" in each for each in messages)
+    assert not any("Train the model further" in each for each in messages)
     return ours
 
 
@@ -80,12 +80,12 @@ def test_what_starts_anew_is_said(mechanism: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ours = lifted(theirs, mechanism=mechanism)
-    said = "\n".join(str(each.message) for each in caught)
-    assert (f"Layers of {mechanism} have the weights of their source as start values" in said) == (
+    message = "\n".join(str(each.message) for each in caught)
+    assert (f"Layers of {mechanism} have the weights of their source as start values" in message) == (
         mechanism not in EXACT
     )
     has_new = mechanism not in ("pattern", "residual_scores")
-    assert ("New in CompressedTransformerForMaskedLM, with start values, as the source has none" in said) == has_new
+    assert ("New in CompressedTransformerForMaskedLM, with start values, as the source has none" in message) == has_new
     for layer, other in zip(ours.model.layers, theirs.bert.encoder.layer, strict=True):
         assert layer.self_attn.k_proj.weight.equal(other.attention.self.key.weight)
         assert layer.mlp.up_proj.weight.equal(other.intermediate.dense.weight)
@@ -107,9 +107,9 @@ def test_long_texts_are_projected_to_more(tokens: int | None, projected: int) ->
 def test_patterns_and_windows() -> None:
     ours = lifted(in_tree("bert"), mechanism=["nystrom", "prior"], pattern=[None, Band(3, 3)])
     assert ours.config.mechanism == ["nystrom", "prior"]
-    assert ours.layers[1].self_attn.layer_request(64, None).followed.pattern == Band(3, 3)
+    assert ours.layers[1].self_attn.layer_request(64, None).layer_spec.pattern == Band(3, 3)
     ours = lifted(in_tree("bert"), mechanism="collaborative_heads", attention_window=8)
-    assert ours.layers[0].self_attn.layer_request(64, None).followed.pattern == Band(4, 4)
+    assert ours.layers[0].self_attn.layer_request(64, None).layer_spec.pattern == Band(4, 4)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -54,7 +54,7 @@ def answers(hub: Hub, names: list[str], **changes: str) -> dict[str, tuple[str, 
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[str, float]]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[str, float]]]:
     """Return the answers of a Hub that is asked, of none, and of one that nobody reaches."""
     with running_hub(tmp_path_factory.mktemp("hub")) as hub:
         for name in ("tester/model", "tester/late"):
@@ -69,8 +69,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_refusals(said: dict[str, dict[str, tuple[str, float]]], name: str) -> None:
-    sentence, _ = said["asked"][name]
+def test_refusals(outcomes: dict[str, dict[str, tuple[str, float]]], name: str) -> None:
+    sentence, _ = outcomes["asked"][name]
     assert SENTENCES[name] in sentence
     assert "\n" not in sentence
 
@@ -82,10 +82,10 @@ def test_refusals(said: dict[str, dict[str, tuple[str, float]]], name: str) -> N
         ("unreachable", r"tester/none is no folder here nor in the cache, and the Hub (http://127.0.0.1:9) cannot be"),
     ],
 )
-def test_a_silent_hub(said: dict[str, dict[str, tuple[str, float]]], how: str, sentence: str) -> None:
+def test_a_silent_hub(outcomes: dict[str, dict[str, tuple[str, float]]], how: str, sentence: str) -> None:
     """What was downloaded before is converted all the same."""
-    assert said["asked"]["tester/model"][0] == said[how]["tester/model"][0] == "SparseTransformerModel"
-    found, seconds = said[how]["tester/none"]
+    assert outcomes["asked"]["tester/model"][0] == outcomes[how]["tester/model"][0] == "SparseTransformerModel"
+    found, seconds = outcomes[how]["tester/none"]
     assert found.startswith(sentence)
     # a question or two; the downloads of transformers ask again and again, and sleep for 23 seconds in between
     assert seconds < 5

@@ -94,12 +94,13 @@ def test_what_starts_anew_and_what_is_said_of_it() -> None:
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="Train it further") as caught:
         ours = lifted(source("bert"))
-    said = "\n".join(str(each.message) for each in caught)
-    assert "Left behind, as etc_transformer has nothing like them: embeddings.position_embeddings.weight" in said
+    message = "\n".join(str(each.message) for each in caught)
+    assert "Left behind, as etc_transformer has nothing like them: embeddings.position_embeddings.weight" in message
     assert (
-        "New in EtcTransformerModel, with start values, as the source has none: layers.*.self_attn.long_labels" in said
+        "New in EtcTransformerModel, with start values, as the source has none: layers.*.self_attn.long_labels"
+        in message
     )
-    assert "layers.*.self_attn.global_side.other_v_proj (2)" in said
+    assert "layers.*.self_attn.global_side.other_v_proj (2)" in message
     for layer in ours.layers:
         for table in (layer.self_attn.long_labels, layer.self_attn.global_labels):
             assert not table.biases.any()
@@ -120,10 +121,10 @@ def test_copies_are_learned_apart_and_keep_their_dtype() -> None:
 def test_bands_and_patterns() -> None:
     assert lifted(source("bert")).config.local_radius == 84
     assert lifted(source("bert"), attention_window=338).config.local_radius == 169
-    assert lifted(source("bert"), pattern="band(3, 3)").layers[0].self_attn.followed().pattern == Band(3, 3)
+    assert lifted(source("bert"), pattern="band(3, 3)").layers[0].self_attn.layer_spec().pattern == Band(3, 3)
     ours = lifted(source("bert"), pattern=[Band(1, 1), Dilated(4, 4, 2)], max_position_embeddings=60)
     assert ours.config.max_position_embeddings == 60
-    assert ours.layers[1].self_attn.followed().pattern == Dilated(4, 4, 2)
+    assert ours.layers[1].self_attn.layer_spec().pattern == Dilated(4, 4, 2)
 
 
 def test_global_tokens_begin_as_tokens_that_are_no_padding() -> None:

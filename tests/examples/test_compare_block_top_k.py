@@ -24,8 +24,8 @@ def test_blocks_are_compared_with_all_keys_before_and_after_training(tmp_path: P
     config = LlamaConfig(vocab_size=len(tokenizer), **sizes, bos_token_id=1, initializer_range=0.5)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "llama")
     (tmp_path / "own.txt").write_text("".join(f"import os{number}\n" for number in range(100)))
-    said = refusal(start_forked(tmp_path, SCRIPT, *TINY, "--text_tokens", "9000"))
-    assert said.startswith("--text_tokens 9000: the text has fewer tokens")
+    message = refusal(start_forked(tmp_path, SCRIPT, *TINY, "--text_tokens", "9000"))
+    assert message.startswith("--text_tokens 9000: the text has fewer tokens")
     finish_example(start_forked(tmp_path, SCRIPT, *TINY, "--num_full_layers", "1"))
     rows = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
     ways = [("none", "blocks"), ("none", "all"), ("blocks", "blocks"), ("blocks", "all"), ("all", "all")]

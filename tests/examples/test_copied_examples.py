@@ -87,8 +87,8 @@ def test_files_that_hold_too_little_are_refused(script: str, folder: Path, monke
         return refused(script, "--train_file", name, monkeypatch=monkeypatch)
 
     write_rows(folder / "empty.jsonl", [])
-    said = refused(script, "--train_file", "empty.jsonl", monkeypatch=monkeypatch)
-    assert re.fullmatch(r"No rows of (\.\w+, )*\.\w+ or \.\w+ in empty\.jsonl\.", said)
+    message = refused(script, "--train_file", "empty.jsonl", monkeypatch=monkeypatch)
+    assert re.fullmatch(r"No rows of (\.\w+, )*\.\w+ or \.\w+ in empty\.jsonl\.", message)
     assert "a single row" in sentence("one.jsonl", rows(1)).lower()
     assert "other" in sentence("other.jsonl", [{"other": 1}] * 20) or script == "run_translation"
 
@@ -101,12 +101,12 @@ LENGTHS |= {"run_translation": "max_source_length"}
 def test_wrong_options_are_refused(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for option in ("max_train_samples", "max_eval_samples", LENGTHS.get(script, "max_seq_length")):
         for value in ("0", "-4"):
-            said = refused(script, f"--{option}", value, monkeypatch=monkeypatch)
-            assert said == f"--{option} {value}: it must be at least 1."
-    said = refused(script, "--validation_file", "nowhere.jsonl", monkeypatch=monkeypatch)
-    assert said == "There is no file nowhere.jsonl here."
-    said = refused(script, "--model_name_or_path", "no/folder/here", monkeypatch=monkeypatch)
-    assert said.startswith("--model_name_or_path 'no/folder/here' is no folder here")
+            message = refused(script, f"--{option}", value, monkeypatch=monkeypatch)
+            assert message == f"--{option} {value}: it must be at least 1."
+    message = refused(script, "--validation_file", "nowhere.jsonl", monkeypatch=monkeypatch)
+    assert message == "There is no file nowhere.jsonl here."
+    message = refused(script, "--model_name_or_path", "no/folder/here", monkeypatch=monkeypatch)
+    assert message.startswith("--model_name_or_path 'no/folder/here' is no folder here")
 
 
 @pytest.mark.parametrize("script", sorted({*OWN} - {"run_mlm", "run_sentence_embeddings"}))
@@ -117,11 +117,11 @@ def test_texts_longer_than_a_model_reads_are_refused(
     # the shortest limit of all; test_script_inputs.py tries those of configs
     file = folder / checkpoint / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": 4}))
-    said = refused(script, monkeypatch=monkeypatch)
+    message = refused(script, monkeypatch=monkeypatch)
     assert re.fullmatch(
         rf"The longest text has (\d+) tokens, {checkpoint} reads 4: make it longer by `hf-efficient-attn convert "
         rf"{checkpoint} FOLDER --max-position-embeddings \1`, or give --{option} 4\.",
-        said,
+        message,
     )
 
 

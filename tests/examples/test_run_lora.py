@@ -87,8 +87,8 @@ def test_a_base_that_has_the_pattern_is_not_saved_again(finished: Path) -> None:
 
 def test_evaluation_with_another_pattern_is_refused(finished: Path) -> None:
     arguments = [*ARGUMENTS, *SMALL, "--left", "5", "--do_train", "False"]
-    said = refusal(start_forked(finished, SCRIPT, *arguments))
-    assert said == "The adapter was trained with another pattern: give --left and --num_first as they were."
+    message = refusal(start_forked(finished, SCRIPT, *arguments))
+    assert message == "The adapter was trained with another pattern: give --left and --num_first as they were."
 
 
 def test_evaluation_alone_reads_the_trained_adapter(finished: Path) -> None:

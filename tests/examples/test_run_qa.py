@@ -102,8 +102,8 @@ def test_the_best_span_over_all_windows_wins(tokenizer: AutoTokenizer) -> None:
             # an end before the start, which counts for nothing
             logits[1, number, window["first"]] += 8 * (window["start_positions"] > window["first"])
     contexts = [row["context"] for row in rows]
-    said = best_answers(contexts, found, logits.numpy(), longest=30, can_be_empty=False)
-    assert said == [row["answers"]["text"][0] for row in rows]
+    predicted = best_answers(contexts, found, logits.numpy(), longest=30, can_be_empty=False)
+    assert predicted == [row["answers"]["text"][0] for row in rows]
     assert all(len(answer.split()) <= 1 for answer in best_answers(contexts, found, logits.numpy(), 1, False))
     nowhere = torch.zeros(2, len(found), 48)
     nowhere[:, :, 0] = 5

@@ -32,8 +32,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_pipeline_labels_words(trained: Path) -> None:
     label = pipeline("token-classification", str(trained / "run"))
-    (said,) = label(["we", "see", "Oslo"], is_split_into_words=True)
-    assert {entity["entity"] for entity in said} <= {"B-TOWN", "O"}
+    (predicted,) = label(["we", "see", "Oslo"], is_split_into_words=True)
+    assert {entity["entity"] for entity in predicted} <= {"B-TOWN", "O"}
     assert label.model.config.id2label == {0: "B-TOWN", 1: "O"}
 
 

@@ -40,24 +40,24 @@ def test_a_model_on_shards_is_explained_layer_by_layer() -> None:
     hea.shard_sequence(model, None)
     assert hea.explain(model, 4096).exchange is None
     # as if it were shared
-    said = hea.explain(model, 4096, sequence_ranks=4).exchange
-    assert said == window.exchange
+    exchange = hea.explain(model, 4096, sequence_ranks=4).exchange
+    assert exchange == window.exchange
 
 
 @pytest.mark.parametrize("num_processes", [2, 4, 8])
 def test_a_window_against_all_keys(num_processes: int) -> None:
     """At 131,072 tokens: 64, 96 and 112 times fewer keys than each process would send of its own to all others."""
-    said = hea.explain(Band(1024, 0), 131072, sequence_ranks=num_processes).exchange
-    assert said is not None
-    assert said.gathered_bytes == 128 * (num_processes - 1) / num_processes * max(said.forward_bytes)
+    exchange = hea.explain(Band(1024, 0), 131072, sequence_ranks=num_processes).exchange
+    assert exchange is not None
+    assert exchange.gathered_bytes == 128 * (num_processes - 1) / num_processes * max(exchange.forward_bytes)
 
 
 def test_what_is_added_up_is_said() -> None:
-    said = hea.explain(Band(8, 8) | GlobalTokens([0]), 1024, num_heads=2, head_dim=16, sequence_ranks=2).exchange
-    assert said is not None
+    exchange = hea.explain(Band(8, 8) | GlobalTokens([0]), 1024, num_heads=2, head_dim=16, sequence_ranks=2).exchange
+    assert exchange is not None
     # one query in two heads: forward its output, and twice a number; backward the gradient of the output
-    assert said.reduced_bytes == (2 * (16 + 2) * 4, 2 * 16 * 4)
-    assert "each adds up 272 bytes with all" in str(said)
+    assert exchange.reduced_bytes == (2 * (16 + 2) * 4, 2 * 16 * 4)
+    assert "each adds up 272 bytes with all" in str(exchange)
     assert hea.explain(BlockLocal(64), 1024, sequence_ranks=2).exchange.forward_bytes == (0, 0)  # type: ignore[union-attr]
 
 
@@ -101,9 +101,9 @@ GLOBALS.global_projections = True
 
 @pytest.mark.parametrize("config", [CENTERED, GLOBALS])
 def test_layers_that_exchange_more_are_not_forecast(config: Any) -> None:
-    said = hea.explain(config, 64, sequence_ranks=2)
-    assert said.exchange is None
-    assert any("not forecast" in note for note in said.notes)
+    explanation = hea.explain(config, 64, sequence_ranks=2)
+    assert explanation.exchange is None
+    assert any("not forecast" in note for note in explanation.notes)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:

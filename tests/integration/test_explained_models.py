@@ -22,5 +22,5 @@ def test_a_model_that_runs_otherwise_says_so() -> None:
 
 @pytest.mark.parametrize("config", [hea.RoutingTransformerConfig.enwik8(), hea.RoutingTransformerConfig.wikitext103()])
 def test_no_more_pairs_are_allowed_than_computed(config: Any) -> None:
-    said = hea.explain(config, 4096)
-    assert said.allowed_pairs <= said.computed_pairs <= said.total_pairs
+    explanation = hea.explain(config, 4096)
+    assert explanation.allowed_pairs <= explanation.computed_pairs <= explanation.total_pairs

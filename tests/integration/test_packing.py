@@ -17,7 +17,7 @@ from hf_efficient_attn.integration.interface import efficient_attention_forward
 LENGTHS = (5, 7, 2)
 
 
-def told(lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
+def packing_arguments(lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Return the ways in which collators tell documents of these lengths; "all" is that of a padding-free one."""
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None].int()
@@ -30,8 +30,12 @@ def told(lengths: Sequence[int]) -> dict[str, dict[str, Any]]:
     }
 
 
-SAID = told(LENGTHS)
-ENDS, NUMBERS, POSITIONS = SAID["ends"]["cu_seq_lens_q"], SAID["all"]["seq_idx"], SAID["all"]["position_ids"]
+ARGUMENTS = packing_arguments(LENGTHS)
+ENDS, NUMBERS, POSITIONS = (
+    ARGUMENTS["ends"]["cu_seq_lens_q"],
+    ARGUMENTS["all"]["seq_idx"],
+    ARGUMENTS["all"]["position_ids"],
+)
 
 
 def sparse(name: str, pattern: Any = PATTERN) -> Any:
@@ -44,24 +48,26 @@ def alone(model: Any, ids: Tensor) -> Tensor:
     return torch.cat([model(part, use_cache=False).logits for part in ids.split(LENGTHS, 1)], 1)
 
 
-@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize(("name", "pattern"), [("llama", PATTERN), ("llama", None), ("gemma3", None)])
 @torch.no_grad()
-def test_arguments_of_flash_attention_tell_documents_apart(name: str, pattern: Any, use_cache: bool, said: str) -> None:
+def test_arguments_of_flash_attention_tell_documents_apart(
+    name: str, pattern: Any, use_cache: bool, arguments: str
+) -> None:
     model, ids = sparse(name, pattern), token_ids(1, 14)
-    packed = model(ids, use_cache=use_cache, **SAID[said]).logits
+    packed = model(ids, use_cache=use_cache, **ARGUMENTS[arguments]).logits
     torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "said"), [("llama", "ends"), ("gemma3", "numbers"), ("bert", "all")])
-def test_compiled_models_tell_documents_apart(name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "arguments"), [("llama", "ends"), ("gemma3", "numbers"), ("bert", "all")])
+def test_compiled_models_tell_documents_apart(name: str, arguments: str) -> None:
     """As eager ones do, with gradients, and other documents in another call of the same graph."""
     model, ids = sparse(name, None if name == "gemma3" else PATTERN), token_ids(1, 14)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for lengths in (LENGTHS, (3, 7, 4)):
-        losses = [compiled(ids, **told(lengths)[said]).logits.square().sum()]
+        losses = [compiled(ids, **packing_arguments(lengths)[arguments]).logits.square().sum()]
         losses += [sum(model(part).logits.square().sum() for part in ids.split(lengths, 1))]
         torch.testing.assert_close(*losses)
         gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
@@ -73,11 +79,11 @@ def test_compiled_models_tell_documents_apart(name: str, said: str) -> None:
 @torch.no_grad()
 def test_documents_need_positions_that_a_model_with_absolute_ones_can_see(name: str) -> None:
     model, ids = sparse(name), token_ids(1, 14)
-    for said in ("ends", "numbers"):
+    for arguments in ("ends", "numbers"):
         for positions in (None, torch.arange(14)[None]):
             with pytest.raises(hea.InputError, match="position_ids"):
-                model(ids, position_ids=positions, **SAID[said])
-        packed = model(ids, **{**SAID[said], "position_ids": POSITIONS}).logits
+                model(ids, position_ids=positions, **ARGUMENTS[arguments])
+        packed = model(ids, **{**ARGUMENTS[arguments], "position_ids": POSITIONS}).logits
         torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
 
 
@@ -106,7 +112,7 @@ def test_threads_are_told_of_their_own_positions() -> None:
 
     def call(name: str, positions: Tensor) -> None:
         try:
-            logits[name] = model(ids, **{**SAID["ends"], "position_ids": positions}).logits
+            logits[name] = model(ids, **{**ARGUMENTS["ends"], "position_ids": positions}).logits
         except hea.InputError:
             refused.append(name)
 
@@ -125,7 +131,7 @@ def test_threads_are_told_of_their_own_positions() -> None:
 def test_layers_that_another_thread_computes_again() -> None:
     """As the thread of a device does in the backward pass of checkpointed layers; other positions came in between."""
     model, ids = not_handed_on("opt").train(), token_ids(1, 14)
-    gradients, packed = [], {**SAID["ends"], "position_ids": POSITIONS}
+    gradients, packed = [], {**ARGUMENTS["ends"], "position_ids": POSITIONS}
     for is_checkpointed in (False, True):
         model.zero_grad()
         if is_checkpointed:
@@ -149,9 +155,9 @@ def test_arguments_that_fit_no_tokens_are_refused() -> None:
         model(token_ids(2, 14), cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS)
     with pytest.raises(hea.InputError, match="seq_idx has shape"):
         model(token_ids(1, 14), seq_idx=NUMBERS[:, :5])
-    for said in ({"seq_idx": NUMBERS.tolist()}, {"cu_seq_lens_q": ENDS.tolist()}):
+    for arguments in ({"seq_idx": NUMBERS.tolist()}, {"cu_seq_lens_q": ENDS.tolist()}):
         with pytest.raises(hea.InputError, match="must be a tensor of integers"):
-            model(token_ids(1, 14), **said)
+            model(token_ids(1, 14), **arguments)
     matrix = torch.ones(1, 1, 14, 14, dtype=torch.bool)
     with pytest.raises(hea.InputError, match="matrix"):
         model(token_ids(1, 14), attention_mask=matrix, seq_idx=NUMBERS)

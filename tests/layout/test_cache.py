@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.layout import cache as cache_module
 from hf_efficient_attn.layout.cache import ENTRY_BYTES, BoundedCache, cached, size_in_bytes
-from hf_efficient_attn.patterns.intervals import MAX_STEPS, spend
+from hf_efficient_attn.patterns.intervals import MAX_STEPS, charge
 
 KILOBYTES = 10_000
 
@@ -26,7 +26,7 @@ def test_a_refusal_for_its_work_is_remembered() -> None:
     @cached()
     def refused(number: int) -> int:
         asked.append(number)
-        spend(MAX_STEPS + 1)
+        charge(MAX_STEPS + 1)
         return number
 
     for _ in range(2):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_efficient_attn.layout import block_rows
-from hf_efficient_attn.layout import block_rows as shares_module
+from hf_efficient_attn.layout import block_rows as partitions_module
 from hf_efficient_attn.layout import compile as compile_module
-from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout, CompiledShare, Run
+from hf_efficient_attn.layout.block_layout import BlockCosts, BlockLayout, CompiledPartition, Run
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.patterns.algebra import PerHead
@@ -57,14 +57,14 @@ def places(run: Run, block: int) -> Tensor:
     """Return the places of the keys of one block."""
     if run.gathered is None:
         return run.first_key + block * run.key_step + torch.arange(run.key_tokens)
-    return (run.gathered[block, :, None] * run.granule + torch.arange(run.granule)).flatten()
+    return (run.gathered[block, :, None] * run.gather_block + torch.arange(run.gather_block)).flatten()
 
 
-def count_pairs(share: CompiledShare, num_queries: int, num_keys: int) -> Tensor:
+def count_pairs(partition: CompiledPartition, num_queries: int, num_keys: int) -> Tensor:
     """Return how often the share holds each pair without masking it."""
     counts = torch.zeros(num_queries, num_keys, dtype=torch.int64)
-    queries, keys = torch.tensor(list(share.queries)), torch.tensor(list(share.keys))
-    for run in share.runs:
+    queries, keys = torch.tensor(list(partition.queries)), torch.tensor(list(partition.keys))
+    for run in partition.runs:
         for block in range(run.num_blocks):
             rows = queries[run.first_query + block * run.block_tokens + torch.arange(run.block_tokens)]
             columns = keys[places(run, block)]
@@ -76,9 +76,9 @@ def count_pairs(share: CompiledShare, num_queries: int, num_keys: int) -> Tensor
 
 def check(layout: Layout, blocks: BlockLayout) -> None:
     counts = torch.zeros(layout.num_heads, layout.num_queries, layout.num_keys, dtype=torch.int64)
-    for share in blocks.shares:
-        pairs = count_pairs(share, layout.num_queries, layout.num_keys)
-        counts[share.first_head : share.first_head + share.num_heads] += pairs
+    for partition in blocks.partitions:
+        pairs = count_pairs(partition, layout.num_queries, layout.num_keys)
+        counts[partition.first_head : partition.first_head + partition.num_heads] += pairs
     queries = torch.arange(layout.queries.stop)[layout.queries, None]
     keys = torch.arange(layout.num_keys)[None, :]
     for head, pattern in enumerate(layout.head_patterns()):
@@ -94,10 +94,10 @@ def check_first_runs(layout: Layout, blocks: BlockLayout) -> None:
         heads = slice(blank.first_head, blank.first_head + blank.num_heads)
         is_held[heads, blank.first_query : blank.first_query + blank.num_queries] = True
     is_written = torch.zeros_like(is_held)
-    for share, run in blocks.runs():
-        heads = slice(share.first_head, share.first_head + share.num_heads)
+    for partition, run in blocks.runs():
+        heads = slice(partition.first_head, partition.first_head + partition.num_heads)
         stop = run.first_query + run.num_blocks * run.block_tokens
-        rows = torch.tensor(list(share.queries))[run.first_query : stop]
+        rows = torch.tensor(list(partition.queries))[run.first_query : stop]
         if run.is_first:
             assert not is_written[heads, rows].any()
         else:
@@ -204,11 +204,11 @@ def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys
         patch.setattr(block_rows, "LARGE_MASK", 10)
         patch.setattr(block_rows, "MAX_SINGLE_MASKS", 10)
         patch.setattr(block_rows, "MAX_LOOKED_AT", 50)
-        patch.setattr(shares_module, "FEW_ORDERS", 2)
-        patch.setattr(shares_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
-        patch.setattr(shares_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
-        cut = shares_module.shares.function(layout.head_patterns()[0], layout.extent)
-        patch.setattr(compile_module, "shares", lambda *_: cut)
+        patch.setattr(partitions_module, "FEW_ORDERS", 2)
+        patch.setattr(partitions_module, "MAX_MEMBERS", data.draw(st.sampled_from([1, 32])))
+        patch.setattr(partitions_module, "SCORES_PER_RUN", data.draw(st.sampled_from([1, 10_000])))
+        cut = partitions_module.partitions.function(layout.head_patterns()[0], layout.extent)
+        patch.setattr(compile_module, "partitions", lambda *_: cut)
         blocks = compile_layout.function(layout, BlockCosts.only(4), CPU)
     check(layout, blocks)
 
@@ -222,12 +222,12 @@ def test_orders_that_share_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_band_is_three_kinds_of_blocks() -> None:
     """Cut at the left end, whole, cut at the right end: the whole ones are one run of copies with one mask."""
-    (share,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), BlockCosts.only(32), CPU).shares
-    longest = max(share.runs, key=lambda run: run.num_blocks)
+    (partition,) = compile_layout(Layout(Band(256, 256), 8, 8192, 8192), BlockCosts.only(32), CPU).partitions
+    longest = max(partition.runs, key=lambda run: run.num_blocks)
     assert (longest.num_blocks, longest.block_tokens, longest.key_tokens) == (256 - 2 * 8, 32, 32 + 2 * 256)
     assert longest.bias is not None
     assert longest.bias.shape[0] == 1
-    assert len(share.runs) == 1 + 2 * 2
+    assert len(partition.runs) == 1 + 2 * 2
 
 
 def test_layouts_are_cached_by_value() -> None:
@@ -249,15 +249,15 @@ def test_few_scores_are_computed_in_vain(pattern: Pattern, bound: float) -> None
 def test_shared_work_is_one_part_for_all_heads() -> None:
     """The random blocks of BigBird differ by head, its global rows do not."""
     blocks = compile_layout(Layout(bigbird(), 4, 2048, 2048), BlockCosts.only(32), CPU)
-    assert [share.num_heads for share in blocks.shares].count(4) == 1
-    assert [share.num_heads for share in blocks.shares].count(1) == 4
+    assert [partition.num_heads for partition in blocks.partitions].count(4) == 1
+    assert [partition.num_heads for partition in blocks.partitions].count(1) == 4
 
 
 @pytest.mark.parametrize("name", ["band", "globals", "random", "causal"])
 def test_cut_runs_hold_the_same_pairs(name: str) -> None:
     blocks = compile_layout(Layout(PATTERNS[name], 2, 333, 333), BlockCosts.only(32), CPU)
-    for share in blocks.shares:
-        pieces = tuple(piece for run in share.runs for piece in run.cut(40))
-        assert all(piece.num_blocks * piece.block_tokens <= max(40, piece.block_tokens) for piece in pieces)
-        cut = replace(share, runs=pieces)
-        assert torch.equal(count_pairs(cut, 333, 333), count_pairs(share, 333, 333))
+    for partition in blocks.partitions:
+        chunks = tuple(chunk for run in partition.runs for chunk in run.cut(40))
+        assert all(chunk.num_blocks * chunk.block_tokens <= max(40, chunk.block_tokens) for chunk in chunks)
+        cut = replace(partition, runs=chunks)
+        assert torch.equal(count_pairs(cut, 333, 333), count_pairs(partition, 333, 333))

@@ -3,7 +3,7 @@
 import torch
 from pretended_cuda import on_cuda, pretended_cuda
 
-from hf_efficient_attn.layout.transfer import bring, derived, on_host
+from hf_efficient_attn.layout.transfer import derived, on_host, prefetch_to_host
 
 GIVEN = [
     torch.tensor([[1, 0, 2**40]]),
@@ -18,9 +18,9 @@ GIVEN = [
 def test_several_tensors_are_one_copy() -> None:
     with pretended_cuda() as waits:
         tensors = [on_cuda(each) for each in GIVEN]
-        bring(None, "other", *tensors, tensors[0])
+        prefetch_to_host(None, "other", *tensors, tensors[0])
         copies = [on_host(each) for each in tensors]
-        bring(*tensors)
+        prefetch_to_host(*tensors)
     assert waits.total() == 1
     for copy, given in zip(copies, GIVEN, strict=True):
         assert type(copy) is torch.Tensor
@@ -31,7 +31,7 @@ def test_several_tensors_are_one_copy() -> None:
 def test_what_is_made_of_known_tensors_is_known() -> None:
     with pretended_cuda() as waits:
         first, second = on_cuda(torch.tensor([1, 2])), on_cuda(torch.tensor([3, 4]))
-        bring(first)
+        prefetch_to_host(first)
         double = derived(lambda tensor: 2 * tensor, first)
         assert on_host(double).tolist() == [2, 4]
         assert waits.total() == 1

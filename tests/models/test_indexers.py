@@ -215,7 +215,7 @@ def indexed(family: str, stage: str = "sparse", **fields: Any) -> Any:
     return hea.index_stage(hea.index(plain(family, **fields), **INDEXER).eval(), stage)
 
 
-def chosen_pairs(attention: Any, states: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+def selected_pairs(attention: Any, states: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """Return which pairs a layer's indexer leaves, by the definition: [B, queries, keys]."""
     queries, keys, weights = attention.indexer(states, *rotation)
     scores = torch.einsum("bth,bths->bts", weights, torch.einsum("bthd,bsd->bths", queries, keys).relu())
@@ -228,7 +228,7 @@ def chosen_pairs(attention: Any, states: Tensor, rotation: tuple[Tensor, Tensor]
 
 def by_formula(attention: Any, states: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """Return a layer's attention over all pairs, with the mean C of shaped attention over what is read."""
-    pairs = chosen_pairs(attention, states, rotation, mask)[:, None]
+    pairs = selected_pairs(attention, states, rotation, mask)[:, None]
     maps = (attention.q_proj, attention.k_proj, attention.v_proj or torch.nn.Identity())
     query, key, value = (each(states).unflatten(-1, (4, 8)).transpose(1, 2) for each in maps)
     scores = rotate(query, *rotation) @ rotate(key, *rotation).transpose(2, 3) * 8**-0.5

@@ -43,9 +43,9 @@ def test_generate_tells_the_documents_of_a_prompt_apart_and_warns_of_later_token
 def test_arguments_of_flash_attention_tell_documents_apart(case: Case) -> None:
     model, ids = case.model("AutoModel"), random_ids(1, 15)
     alone = torch.cat([first_tensor(model(part)) for part in ids.split(LENGTHS, 1)], 1)
-    for said in ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 9}, {"seq_idx": NUMBERS}):
+    for arguments in ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 9}, {"seq_idx": NUMBERS}):
         for positions in (None, POSITIONS):
-            packed = first_tensor(model(ids, position_ids=positions, **said))
+            packed = first_tensor(model(ids, position_ids=positions, **arguments))
             torch.testing.assert_close(packed, alone, atol=TOLERANCE, rtol=TOLERANCE)
     with pytest.raises(hea.InputError, match="do not restart"):
         model(ids, position_ids=torch.arange(15)[None], cu_seq_lens_q=ENDS)
@@ -105,11 +105,11 @@ def test_replaced_attention_functions_are_refused(case: Case) -> None:
     model(random_ids(1, 5))
 
 
-@pytest.mark.parametrize("said", [{"cu_seq_lens_q": ENDS}, {"seq_idx": NUMBERS}], ids=["ends", "numbers"])
-def test_encoder_decoders_refuse_packing(said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{"cu_seq_lens_q": ENDS}, {"seq_idx": NUMBERS}], ids=["ends", "numbers"])
+def test_encoder_decoders_refuse_packing(arguments: dict[str, Any]) -> None:
     model = SEQ2SEQ_CASES[0].model()
     with pytest.raises(hea.InputError, match="documents cannot be packed"):
-        model(random_ids(1, 15), decoder_input_ids=random_ids(1, 3), **said)
+        model(random_ids(1, 15), decoder_input_ids=random_ids(1, 3), **arguments)
 
 
 def test_segments_of_texts_have_no_documents() -> None:

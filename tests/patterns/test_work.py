@@ -9,23 +9,23 @@ import pytest
 
 from hf_efficient_attn.errors import WorkLimitError
 from hf_efficient_attn.patterns import Band, Blocks, Dilated, GlobalTokens, KeyTable, RandomBlocks
-from hf_efficient_attn.patterns.intervals import MAX_STEPS, bounded, spend
+from hf_efficient_attn.patterns.intervals import MAX_STEPS, charge, work_budget
 
 
 def test_steps_are_counted_to_the_last() -> None:
-    with bounded("This"):
-        spend(MAX_STEPS)
-        with bounded("Another question"):
-            spend(MAX_STEPS)
+    with work_budget("This"):
+        charge(MAX_STEPS)
+        with work_budget("Another question"):
+            charge(MAX_STEPS)
         with pytest.raises(WorkLimitError, match=r"^This would take more than 786,432 steps"):
-            spend(1)
-    spend(2 * MAX_STEPS)
+            charge(1)
+    charge(2 * MAX_STEPS)
 
 
 def test_each_thread_has_its_own_question() -> None:
-    with bounded("This"):
-        spend(MAX_STEPS)
-        other = Thread(target=spend, args=(1,))
+    with work_budget("This"):
+        charge(MAX_STEPS)
+        other = Thread(target=charge, args=(1,))
         other.start()
         other.join()
 

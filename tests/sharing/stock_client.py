@@ -22,7 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"nothing": {}} | {
 }
 
 
-def said(load: Callable[..., Any], *args: Any, **options: Any) -> str:
+def outcomes(load: Callable[..., Any], *args: Any, **options: Any) -> str:
     """Return the error of a way to load a model."""
     try:
         return f"loaded {type(load(*args, **options)).__name__}"
@@ -33,13 +33,13 @@ def said(load: Callable[..., Any], *args: Any, **options: Any) -> str:
 def ways(folder: str, name: str) -> dict[str, str]:
     """Return what is said to the loading of a folder by a class, and to the building of its config."""
     loading = getattr(transformers, name)
-    found = {f"{name}, {given}": said(loading.from_pretrained, folder, **each) for given, each in OPTIONS.items()}
+    found = {f"{name}, {given}": outcomes(loading.from_pretrained, folder, **each) for given, each in OPTIONS.items()}
     if name.startswith("Auto"):
         config = transformers.AutoConfig.from_pretrained(folder)
-        found[f"{name} of the config"] = said(loading.from_config, config, attn_implementation=None)
+        found[f"{name} of the config"] = outcomes(loading.from_config, config, attn_implementation=None)
         # as the backends of vLLM and SGLang for models of transformers, where a user has named these
         config.get_text_config()._attn_implementation = OTHER
-        found[f"{name} of an engine"] = said(loading.from_config, config)
+        found[f"{name} of an engine"] = outcomes(loading.from_config, config)
     return found
 
 
@@ -50,7 +50,7 @@ def main(folders: dict[str, list[str]]) -> dict[str, dict[str, str]]:
         found[folder] = {way: sentence for name in names for way, sentence in ways(folder, name).items()}
     asked = {"attn_implementation": None}
     first = next(iter(folders))
-    found[first]["pipeline"] = said(transformers.pipeline, "text-generation", first, model_kwargs=asked)
+    found[first]["pipeline"] = outcomes(transformers.pipeline, "text-generation", first, model_kwargs=asked)
     assert PACKAGE not in sys.modules
     return found
 

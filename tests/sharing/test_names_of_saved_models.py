@@ -161,7 +161,7 @@ def built(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """What transformers says to those who have not imported the package, by model and way of loading."""
     place = tmp_path_factory.mktemp("stock")
     for name in LOADED_BY:
@@ -174,9 +174,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", LOADED_BY)
-def test_without_the_package_no_way_leads_to_full_attention(name: str, said: dict[str, dict[str, str]]) -> None:
-    assert len(said[name]) >= 7
-    for way, sentence in said[name].items():
+def test_without_the_package_no_way_leads_to_full_attention(name: str, outcomes: dict[str, dict[str, str]]) -> None:
+    assert len(outcomes[name]) >= 7
+    for way, sentence in outcomes[name].items():
         assert f'implementation="{NAME}"` is not supported' in sentence, f"{way}: {sentence}"
 
 

@@ -58,8 +58,10 @@ def test_trusted_stub_loads_the_same_model(name: str, answers: tuple[dict[str, A
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_trust_nothing_is_loaded(name: str, answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    said = "trust_remote_code=True" if name in FAMILIES else 'attn_implementation="hf_efficient_attn"` is not supported'
-    assert said in answers[1]["untrusted"][f"tester/{name}"]
+    outcomes = (
+        "trust_remote_code=True" if name in FAMILIES else 'attn_implementation="hf_efficient_attn"` is not supported'
+    )
+    assert outcomes in answers[1]["untrusted"][f"tester/{name}"]
 
 
 @pytest.mark.parametrize("name", MODELS)

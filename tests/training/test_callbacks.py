@@ -102,8 +102,8 @@ def test_refusals(tmp_path: Path) -> None:
 
 def test_explain_and_the_card_say_what_an_indexer_chooses() -> None:
     model = MODELS["indexers"]()
-    said = hea.explain(model, 64)
-    assert said.allowed_pairs == 4 * (1 + 2 + 3 + 61 * 4)
+    explanation = hea.explain(model, 64)
+    assert explanation.allowed_pairs == 4 * (1 + 2 + 3 + 61 * 4)
     card = model_card(model).text
     assert "whose queries read keys that indexers choose" in card
     assert "| 0–1 | `causal()`, keys chosen by what tokens say (gathered) | 4.0 |" in card

@@ -20,8 +20,8 @@ def results_text(content: dict[str, Any]) -> str:
     for name, result in content["mechanisms"].items():
         spread = "" if result["deviation"] is None else f" ± {result['deviation']:.3f}"
         published = content["published"].get(name)
-        told = {"mechanism": name, "published": "–" if published is None else f"{published:.2f}%"}
-        rows.append({**result, **told, "accuracy": f"{result['accuracy']:.3f}{spread}"})
+        labels = {"mechanism": name, "published": "–" if published is None else f"{published:.2f}%"}
+        rows.append({**result, **labels, "accuracy": f"{result['accuracy']:.3f}{spread}"})
     settings, num = content["settings"], content["rows"]
     about = (
         f"{num['train']:,} expressions of {settings['min_tokens']:,} to {settings['max_tokens']:,} tokens to train on, "
@@ -37,12 +37,12 @@ def draw_listops(content: dict[str, Any]) -> Any:
     """Return the picture: accuracy and time of a step, a bar for each mechanism."""
     names = list(content["mechanisms"])[::-1]
     figure = new_figure(11.0, 1.6 + 0.32 * len(names))
-    told, cost = figure.subplots(1, 2, sharey=True)
+    accuracy, cost = figure.subplots(1, 2, sharey=True)
     results = [content["mechanisms"][name] for name in names]
-    told.barh(names, [each["accuracy"] for each in results], xerr=[each["deviation"] or 0 for each in results])
-    told.axvline(content["most_frequent_value"], color="#333333", linestyle="--", label="most frequent value")
-    told.set_xlabel("accuracy")
-    told.legend()
+    accuracy.barh(names, [each["accuracy"] for each in results], xerr=[each["deviation"] or 0 for each in results])
+    accuracy.axvline(content["most_frequent_value"], color="#333333", linestyle="--", label="most frequent value")
+    accuracy.set_xlabel("accuracy")
+    accuracy.legend()
     cost.barh(names, [1000 * each["seconds_per_step"] for each in results], color="#ee8866")
     cost.set_xlabel("milliseconds of a training step")
     settings = content["settings"]

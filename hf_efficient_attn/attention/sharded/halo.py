@@ -11,15 +11,15 @@ from hf_efficient_attn.attention.dispatch import attend
 from hf_efficient_attn.attention.sharded.collectives import Exchange, Tie, route_of
 from hf_efficient_attn.attention.sharded.plan import (
     HeldKeys,
-    PlacedPattern,
+    ReindexedPattern,
     RowPart,
     cut_tokens,
     keys_at,
-    place_pattern,
+    reindex_pattern,
     row_parts,
     split_received,
 )
-from hf_efficient_attn.attention.sharded.shards import ShardedCall, Text, document_patterns, shifted, without
+from hf_efficient_attn.attention.sharded.shards import ShardedCall, TokenSequence, document_patterns, shifted, without
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.layout.token_mask import NO_MASK
@@ -28,19 +28,19 @@ from hf_efficient_attn.patterns.intervals import Intervals, intersect
 
 
 def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
-    """Return the output [B, H, n, Dv] of this process's tokens; rows of wide queries are not those of the whole text.
+    """Return the output [B, H, n, Dv] of this process's tokens; rows of wide queries are not the whole sequence's.
 
     Queries that read the process's own keys alone, and global tokens, are computed while those of others travel.
     """
     wanted, first = call.exchange.wanted[call.rank], call.exchange.first[call.rank]
-    parts = {text: row_parts(call.layout, text, call.own, wanted, first) for text in call.texts}
+    parts = {sequence: row_parts(call.layout, sequence, call.own, wanted, first) for sequence in call.sequences}
     journeys = depart_keys(key, value, call)
     received = [exchange.arrive(departed) for exchange, departed in journeys[:-1]]
     held = held_keys(key, value, received[0], first, call) if received else [HeldKeys(key, value, (call.own,))]
     found = {
-        (text, part): attend_part(query, held, part, text, call)
-        for text in call.texts
-        for part in parts[text]
+        (sequence, part): attend_part(query, held, part, sequence, call)
+        for sequence in call.sequences
+        for part in parts[sequence]
         if part.is_inner
     }
     exchange, departed = journeys[-1]
@@ -49,12 +49,12 @@ def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) ->
     held = held_keys(key, value, rows, wanted, call)
     empty = query.new_zeros(1, query.shape[1], 1, value.shape[3])
     outputs = []
-    for text in call.texts:
+    for sequence in call.sequences:
         pieces = {
-            part: found[text, part] if part.is_inner else attend_part(query, held, part, text, call)
-            for part in parts[text]
+            part: found[sequence, part] if part.is_inner else attend_part(query, held, part, sequence, call)
+            for part in parts[sequence]
         }
-        outputs.append(joined(pieces, call.own, text, empty.expand(call.examples.count(text), -1, -1, -1)))
+        outputs.append(joined(pieces, call.own, sequence, empty.expand(call.examples.count(sequence), -1, -1, -1)))
     # whatever a process computes, the others wait for its gradients
     return Tie.apply(in_order(outputs, call), rows)  # type: ignore[no-any-return]
 
@@ -91,7 +91,7 @@ def order_of(wanted: Intervals, first: Intervals) -> Tensor:
     return torch.tensor(sent, dtype=torch.int64).argsort()
 
 
-def joined(pieces: dict[RowPart, Tensor], own: tuple[int, int], text: Text, empty: Tensor) -> Tensor:
+def joined(pieces: dict[RowPart, Tensor], own: tuple[int, int], sequence: TokenSequence, empty: Tensor) -> Tensor:
     """Return the output of all queries of a process, zero for those that are in no part and those that are masked."""
     rows, done = [], own[0]
     for part, out in pieces.items():
@@ -100,22 +100,22 @@ def joined(pieces: dict[RowPart, Tensor], own: tuple[int, int], text: Text, empt
     rows.append(empty.expand(-1, -1, own[1] - done, -1))
     rows = [each for each in rows if each.shape[2]]
     out = rows[0] if len(rows) == 1 else torch.cat(rows, 2)
-    gaps = masked_gaps(text, *own)
+    gaps = masked_gaps(sequence, *own)
     return out if not gaps else out.masked_fill(positions_mask(gaps, own[1] - own[0], out.device)[:, None], 0.0)
 
 
 def in_order(outputs: Sequence[Tensor], call: ShardedCall) -> Tensor:
-    """Return the outputs of the examples in the order of the batch, given those of every text."""
+    """Return the outputs of the examples in the order of the batch, given those of every sequence."""
     if len(outputs) == 1:
         return outputs[0]
     out = torch.cat(list(outputs))
-    order = torch.cat([call.members(text, out.device) for text in call.texts])
+    order = torch.cat([call.members(sequence, out.device) for sequence in call.sequences])
     return out[order.argsort()]
 
 
-def masked_gaps(text: Text, first: int, stop: int) -> Intervals:
+def masked_gaps(sequence: TokenSequence, first: int, stop: int) -> Intervals:
     """Return the intervals of queries that are masked, counted from the first one."""
-    edges = [(first, first), *intersect(text.tokens, ((first, stop),)), (stop, stop)]
+    edges = [(first, first), *intersect(sequence.tokens, ((first, stop),)), (stop, stop)]
     gaps = ((before - first, after - first) for (_, before), (after, _) in zip(edges, edges[1:], strict=False))
     return tuple((start, stop) for start, stop in gaps if start < stop)
 
@@ -128,30 +128,32 @@ def positions_mask(intervals: Intervals, num_tokens: int, device: torch.device) 
     return mask.to(device)
 
 
-def attend_part(query: Tensor, held: Sequence[HeldKeys], part: RowPart, text: Text, call: ShardedCall) -> Tensor:
-    """Return the output of some queries of one document, of the examples that are a text."""
+def attend_part(
+    query: Tensor, held: Sequence[HeldKeys], part: RowPart, sequence: TokenSequence, call: ShardedCall
+) -> Tensor:
+    """Return the output of some queries of one document, of the examples that are a sequence."""
     scores, start = call.scores, part.document.start
-    chosen = slice(None) if len(call.texts) == 1 else call.members(text, query.device)
+    chosen = slice(None) if len(call.sequences) == 1 else call.members(sequence, query.device)
     rows = slice(part.first - call.own[0], part.stop - call.own[0])
     keys = keys_at(held, part.keys)
     q, k, v = query[:, :, rows][chosen], keys.key[chosen], keys.value[chosen]
     patterns = document_patterns(call.layout, part.document)
     pattern = patterns[0] if all(one == patterns[0] for one in patterns) else PerHead(patterns)
-    placed = place_pattern(pattern, shifted(keys.positions, -start), part.first - start, q.shape[2])
-    terms = terms_at([of_examples(term, chosen) for term in scores.terms], placed, rows)
-    followed = LayerPattern(placed.pattern, is_own=False, is_cross=placed.is_cross)
+    reindexed = reindex_pattern(pattern, shifted(keys.positions, -start), part.first - start, q.shape[2])
+    terms = terms_at([of_examples(term, chosen) for term in scores.terms], reindexed, rows)
+    layer_spec = LayerPattern(reindexed.pattern, is_own=False, is_cross=reindexed.is_cross)
     settings = (scores.sinks, scores.softcap, scores.scale, scores.dropout)
-    return attend(q, k, v, followed, placed.query_offset, NO_MASK, terms, *settings, backend=scores.backend)[0]
+    return attend(q, k, v, layer_spec, reindexed.query_offset, NO_MASK, terms, *settings, backend=scores.backend)[0]
 
 
-def terms_at(terms: Sequence[Term], placed: PlacedPattern, rows: slice) -> tuple[Term, ...]:
+def terms_at(terms: Sequence[Term], reindexed: ReindexedPattern, rows: slice) -> tuple[Term, ...]:
     """Return the terms of some queries.
 
     Raises:
         UnsupportedBackendError: the label of a term depends on more than the distance of query and key, or these are
-            not as far from each other as in the text.
+            not as far from each other as in the sequence.
     """
-    if terms and not (placed.keeps_distances and all(term.label.is_invariant for term in terms)):
+    if terms and not (reindexed.keeps_distances and all(term.label.is_invariant for term in terms)):
         raise UnsupportedBackendError(
             "Learned parts of the scores (relative positions, spans) are known by the distance of query and key, and "
             "in a text over several processes only patterns that read neighbours keep it. Use a band, or one process."

@@ -1,4 +1,4 @@
-"""The attention of one layer whose text lies on several processes: each computes the rows of its own tokens."""
+"""The attention of one layer whose sequence lies on several processes: each computes the rows of its own tokens."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +20,10 @@ from hf_efficient_attn.attention.sharded.shards import (
     Scores,
     SequenceShards,
     ShardedCall,
-    Text,
+    TokenSequence,
     key_exchange,
+    sequences_of,
     shard_bounds,
-    texts_of,
 )
 from hf_efficient_attn.attention.sharded.ulysses import attend_heads, is_by_query, refuse_few_heads, refuse_halo
 from hf_efficient_attn.attention.sharded.wide_queries import with_wide_queries
@@ -42,7 +42,7 @@ def attend_shard(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     shards: SequenceShards,
     tokens: TokenMask,
     scale: float,
@@ -52,12 +52,12 @@ def attend_shard(
     softcap: float | None = None,
     backend: str = AUTO,
 ) -> Tensor:
-    """Return the output [B, H, n, Dv] of this process's tokens, as one process with the whole text would.
+    """Return the output [B, H, n, Dv] of this process's tokens, as one process with the whole sequence would.
 
     Args:
         query, key, value: [B, H or Hkv, n, D or Dv], of the tokens of this process.
-        tokens: the mask of the whole text, the same in every process; it says how long the text is, and `shard_bounds`
-            which of its tokens belong to which process.
+        tokens: the mask of the whole sequence, the same in every process; it says how long the sequence is, and
+            `shard_bounds` which of its tokens belong to which process.
         terms: with values for the queries of this process.
         scale, dropout, sinks, softcap, backend: as for `attention`.
 
@@ -79,16 +79,16 @@ def attend_shard(
         )
     query, key, value = checked_states(query, key, value)
     layout = Layout(
-        followed.pattern,
+        layer_spec.pattern,
         query.shape[1],
         num_tokens,
         num_tokens,
-        layer=drawn_layer(followed.pattern, followed.layer),
-        first_head=followed.first_head,
-        num_model_heads=followed.num_model_heads,
+        layer=drawn_layer(layer_spec.pattern, layer_spec.layer),
+        first_head=layer_spec.first_head,
+        num_model_heads=layer_spec.num_model_heads,
     )
     tokens.check(query.shape[0], num_tokens, query.device)
-    examples = texts_of(tokens, query.shape[0], num_tokens)
+    examples = sequences_of(tokens, query.shape[0], num_tokens)
     scores = Scores(scale, tuple(terms), sinks, softcap, dropout, backend)
     term_values = sum(each.values.shape[3] for each in terms if is_by_query(each, bounds))
     sizes = HeadSizes(query.shape[1], key.shape[1], query.shape[3], value.shape[3], term_values)
@@ -109,16 +109,16 @@ def refuse_compiled() -> None:
         raise UnsupportedBackendError("A text over several processes cannot be compiled. Call the model without it.")
 
 
-def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_chosen: bool = False) -> None:
-    """Raise UnsupportedBackendError for what a process cannot compute of a text of which it holds a part."""
-    asked = {
+def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_selected_keys: bool = False) -> None:
+    """Raise UnsupportedBackendError for what a process cannot compute of a sequence of which it holds a part."""
+    requested = {
         "a mask that is a matrix": has_matrix,
         "scores with a matrix added (a position bias)": has_bias,
         "attention weights (output_attentions)": need_weights,
-        "keys that are chosen by what tokens say": has_chosen,
+        "keys that are chosen by what tokens say": has_selected_keys,
     }
-    for what, is_asked in asked.items():
-        if is_asked:
+    for what, is_requested in requested.items():
+        if is_requested:
             raise UnsupportedBackendError(
                 f"A text over several processes (shard_sequence) cannot be computed with {what}. Leave that out, or "
                 "call shard_sequence(model, None)."
@@ -126,15 +126,20 @@ def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_c
 
 
 def exchange_of(
-    layout: Layout, texts: tuple[Text, ...], bounds: Bounds, sizes: HeadSizes, mode: str = AUTO, has_terms: bool = False
+    layout: Layout,
+    sequences: tuple[TokenSequence, ...],
+    bounds: Bounds,
+    sizes: HeadSizes,
+    mode: str = AUTO,
+    has_terms: bool = False,
 ) -> tuple[KeyExchange, Traffic]:
     """Return what a layer exchanges, by the mode that was asked for, or that by which the busiest process gets least.
 
     By itself it deals out heads only where all processes get as many, or where keys cannot be exchanged.
 
     Args:
-        layout: of whole texts.
-        texts: the different ones of the batch.
+        layout: of whole sequences.
+        sequences: the different ones of the batch.
         has_terms: whether scores have learned parts, whose labels the halo keeps among neighbours alone.
 
     Raises:
@@ -144,7 +149,7 @@ def exchange_of(
         # it takes all keys of a head to choose some of them
         refuse_halo(mode, f"{shown(layout.pattern)} chooses among all keys of a head")
         mode, layout = HEADS, replace(layout, pattern=Causal())
-    exchange = key_exchange(layout, texts, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
+    exchange = key_exchange(layout, sequences, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
     halo = halo_traffic(exchange, bounds, sizes)
     if mode == HEADS:
         refuse_few_heads(sizes.num_heads, len(bounds))
@@ -158,12 +163,12 @@ def exchange_of(
 
 
 def keeps_distances(pattern: Pattern, exchange: KeyExchange, bounds: Bounds) -> bool:
-    """Return whether the queries of every process are as far from the keys that it gets as in the text."""
+    """Return whether the queries of every process are as far from the keys that it gets as in the sequence."""
     held = [union((*wanted, own)) for wanted, own in zip(exchange.wanted, bounds, strict=True)]
     return pattern.period == 1 and all(len(intervals) == 1 for intervals in held)
 
 
-# What the processes that share a text would send in one layer, in bytes, without sending it.
+# What the processes that share a sequence would send in one layer, in bytes, without sending it.
 
 
 # so many processes are named one by one
@@ -188,7 +193,7 @@ def shown_ranks(sent: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class LayerExchange:
-    """What processes send each other in one layer for one example, a text without padding; it prints as a line.
+    """What processes send each other in one layer for one example, a sequence without padding; it prints as a line.
 
     Attributes:
         mode: "halo", keys around their shards, or "heads".
@@ -218,10 +223,10 @@ class LayerExchange:
 
 
 def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode: str) -> LayerExchange:
-    """Return what processes that share a text send for a call, which is that of one process with the whole text.
+    """Return what processes that share a sequence send for a call, given that of one process with all of it.
 
     Raises:
-        InputError: queries and keys that are not one text, or fewer tokens than processes.
+        InputError: queries and keys that are not one sequence, or fewer tokens than processes.
         ConfigurationError: fewer heads than processes, where they must be dealt out.
         UnsupportedBackendError: a matrix is added to the scores.
     """
@@ -239,8 +244,8 @@ def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode
     bounds = shard_bounds(layout.num_keys, num_processes)
     width = inputs.dtype.itemsize
     gathered = max(gather_traffic(bounds, sizes).sent) * width
-    text = Text((Document(0, layout.num_keys),), ((0, layout.num_keys),))
-    _, traffic = exchange_of(layout, (text,), bounds, sizes, mode, bool(call.terms))
+    sequence = TokenSequence((Document(0, layout.num_keys),), ((0, layout.num_keys),))
+    _, traffic = exchange_of(layout, (sequence,), bounds, sizes, mode, bool(call.terms))
     reduced = (traffic.reduced * max(width, REDUCED_BYTES), traffic.reduced_backward * max(width, REDUCED_BYTES))
     return LayerExchange(
         traffic.mode,

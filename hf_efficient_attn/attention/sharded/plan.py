@@ -12,7 +12,7 @@ from hf_efficient_attn.attention.sharded.shards import (
     HEADS,
     Bounds,
     KeyExchange,
-    Text,
+    TokenSequence,
     document_patterns,
     read_keys,
     shard_bounds,
@@ -89,7 +89,7 @@ class RowPart:
     """Neighbouring queries of one document that are computed at once.
 
     Attributes:
-        first, stop: their positions in the text.
+        first, stop: their positions in the sequence.
         keys: intervals of positions that hold what they read of the keys at hand.
         is_inner: whether these are keys of the process itself, and such as travel first.
     """
@@ -103,12 +103,12 @@ class RowPart:
 
 @cached()
 def row_parts(
-    layout: Layout, text: Text, own: tuple[int, int], received: Intervals, early: Intervals = ()
+    layout: Layout, sequence: TokenSequence, own: tuple[int, int], received: Intervals, early: Intervals = ()
 ) -> tuple[RowPart, ...]:
-    """Return the parts of a process's queries of a text, in their order.
+    """Return the parts of a process's queries of a sequence, in their order.
 
     Args:
-        layout: of whole texts.
+        layout: of whole sequences.
         own: the tokens that the process holds.
         received: intervals of positions whose keys it gets from others.
         early: those of them that travel first.
@@ -116,17 +116,17 @@ def row_parts(
     parts = []
     late = without(received, early)
     (before, after), (early_before, early_after) = sides(received, own), sides(early, own)
-    for document in text.documents:
+    for document in sequence.documents:
         first, stop = max(document.start, own[0]), min(document.stop, own[1])
         if first >= stop:
             continue
-        read = partial(read_by, document_patterns(layout, document), document, text.tokens)
+        read = partial(read_by, document_patterns(layout, document), document, sequence.tokens)
         start, end = inner_rows(first, stop, lambda *rows, read=read: bool(intersect(read(*rows), late)))
         for rows, is_inner in (((first, start), False), ((start, end), True), ((end, stop), False)):
             if rows[0] < rows[1]:
                 held = (early_before, (own,), early_after) if is_inner else (before, (own,), after)
                 # with the rows themselves, whose places among keys backends count
-                keys = hull_of_each(union(read(*rows), (rows,)), [intersect(text.tokens, each) for each in held])
+                keys = hull_of_each(union(read(*rows), (rows,)), [intersect(sequence.tokens, each) for each in held])
                 parts.append(RowPart(document, *rows, keys, is_inner))
     return tuple(parts)
 
@@ -172,16 +172,16 @@ def hull_of_each(read: Intervals, held: Sequence[Intervals]) -> Intervals:
     return union(*found)
 
 
-# The pattern of some queries of a text over the keys at hand, which are counted anew, in a form that is fast.
+# The pattern of some queries of a sequence over the keys at hand, which are counted anew, in a form that is fast.
 
 
 @dataclass(frozen=True)
-class PlacedPattern:
+class ReindexedPattern:
     """A pattern over keys at hand: which the queries count from `query_offset` on.
 
     Attributes:
-        is_cross: whether queries count tokens of the text, and keys those at hand.
-        keeps_distances: whether queries and keys are as far from each other as in the text.
+        is_cross: whether queries count tokens of the sequence, and keys those at hand.
+        keeps_distances: whether queries and keys are as far from each other as in the sequence.
     """
 
     pattern: Pattern
@@ -190,39 +190,39 @@ class PlacedPattern:
     keeps_distances: bool = True
 
 
-def place_pattern(pattern: Pattern, keys: Intervals, first: int, num_queries: int) -> PlacedPattern:
+def reindex_pattern(pattern: Pattern, keys: Intervals, first: int, num_queries: int) -> ReindexedPattern:
     """Return the pattern of queries from position `first` on over the keys of some intervals, one after the other.
 
     Where the keys are one interval, and the pattern looks the same from its start, it is the pattern itself, for which
     every backend is fastest; likewise where all other keys are global tokens.
 
     >>> from hf_efficient_attn.patterns.bands import Band
-    >>> place_pattern(Band(2, 0), ((6, 12),), 8, 4)
-    PlacedPattern(pattern=Band(left=2, right=0), query_offset=2, is_cross=False, keeps_distances=True)
+    >>> reindex_pattern(Band(2, 0), ((6, 12),), 8, 4)
+    ReindexedPattern(pattern=Band(left=2, right=0), query_offset=2, is_cross=False, keeps_distances=True)
     """
     stop = first + num_queries
     if len(keys) == 1 and keys[0][0] <= first and stop <= keys[0][1]:
         start, period = keys[0][0], pattern.period
         if start == 0 or (period is not None and start % period == 0):
-            return PlacedPattern(pattern, first - start)
+            return ReindexedPattern(pattern, first - start)
     reach = pattern.decoding_reach() if pattern.is_causal else None
     if reach is not None and reach.left is not None and len(keys) == 2 and keys[1][1] >= stop:
         (begin, num_first), (start, _) = keys
         if begin == 0 and num_first >= reach.num_first and start <= first - reach.left:
-            return PlacedPattern(pattern, first - start + num_first, keeps_distances=False)
-    placed = place_globals(pattern, keys, first, stop)
+            return ReindexedPattern(pattern, first - start + num_first, keeps_distances=False)
+    reindexed = reindex_globals(pattern, keys, first, stop)
     # a process may hold no key of a document whose only tokens there are masked
-    return placed or PlacedPattern(GatheredKeys(pattern, keys or ((0, 1),)), first, True, False)
+    return reindexed or ReindexedPattern(GatheredKeys(pattern, keys or ((0, 1),)), first, True, False)
 
 
-def place_globals(pattern: Pattern, keys: Intervals, first: int, stop: int) -> PlacedPattern | None:
+def reindex_globals(pattern: Pattern, keys: Intervals, first: int, stop: int) -> ReindexedPattern | None:
     """Return the pattern where all keys but the neighbours of the queries are tokens that everything reads.
 
     Then only global tokens change their positions: how far keys are from queries matters among neighbours alone. None:
     the keys or the pattern are others.
 
     >>> from hf_efficient_attn.patterns.bands import Band
-    >>> place_globals(Band(1, 1) | GlobalTokens([0, 9]), ((0, 1), (7, 12)), 8, 11).pattern.parts[1].positions
+    >>> reindex_globals(Band(1, 1) | GlobalTokens([0, 9]), ((0, 1), (7, 12)), 8, 11).pattern.parts[1].positions
     (0, 3)
     """
     number = next((place for place, (start, end) in enumerate(keys) if start <= first and stop <= end), None)
@@ -236,7 +236,7 @@ def place_globals(pattern: Pattern, keys: Intervals, first: int, stop: int) -> P
     if len(moved) < len(heads):
         return None
     together = PerHead(moved) if isinstance(pattern, PerHead) else moved[0]
-    return PlacedPattern(together, first - shift, keeps_distances=False)
+    return ReindexedPattern(together, first - shift, keeps_distances=False)
 
 
 def move_globals(pattern: Pattern, keys: Intervals, others: Intervals, shift: int) -> Pattern | None:
@@ -257,15 +257,15 @@ def move_globals(pattern: Pattern, keys: Intervals, others: Intervals, shift: in
         return None
     moved = []
     for each in global_parts:
-        places = tuple(place for position in each.positions if (place := place_among(keys, position)) is not None)
+        places = tuple(place for position in each.positions if (place := index_among(keys, position)) is not None)
         moved += [replace(each, positions=places)] if places else []
     return Union((*local, *moved)) if len(local) + len(moved) > 1 else local[0]
 
 
-def place_among(keys: Intervals, position: int) -> int | None:
+def index_among(keys: Intervals, position: int) -> int | None:
     """Return the place of a position among the keys of some intervals; None: it is not there.
 
-    >>> place_among(((0, 2), (5, 9)), 6)
+    >>> index_among(((0, 2), (5, 9)), 6)
     3
     """
     place = 0
@@ -276,7 +276,7 @@ def place_among(keys: Intervals, position: int) -> int | None:
     return None
 
 
-# How much the processes that share a text send in one layer, and by which way of exchange this is least.
+# How much the processes that share a sequence send in one layer, and by which way of exchange this is least.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a text is cut over the processes of a mesh: each holds a shard, neighbouring tokens of every example."""
+"""How a sequence is cut over the processes of a mesh: each holds a shard, neighbouring tokens of every example."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class SequenceShards:
-    """The processes that share a text, in the order of its tokens.
+    """The processes that share a sequence, in the order of its tokens.
 
     Attributes:
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension.
@@ -58,7 +58,7 @@ class SequenceShards:
         return int(self.mesh.size())
 
     def own(self, num_tokens: int) -> slice:
-        """Return which of so many tokens of a text this process holds."""
+        """Return which of so many tokens of a sequence this process holds."""
         return slice(*shard_bounds(num_tokens, self.size)[self.rank])
 
 
@@ -81,7 +81,7 @@ def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
 
 
 def shards_of(module: nn.Module) -> SequenceShards | None:
-    """Return the processes that share the texts of a module; None: it has whole texts."""
+    """Return the processes that share the sequences of a module; None: it has whole sequences."""
     # code that torch can trace
     return getattr(module, SHARDS, None)
 
@@ -105,7 +105,7 @@ def why_whole(config: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Text:
+class TokenSequence:
     """What attention must know of an example besides its contents.
 
     Attributes:
@@ -122,18 +122,18 @@ class WideQueries:
     """Queries of a document that read so much that they are sent to the keys.
 
     Attributes:
-        text: the number of the text among the different ones of the batch.
-        document: of the text.
+        sequence: the number of the sequence among the different ones of the batch.
+        document: of the sequence.
         queries: intervals of positions in the document.
     """
 
-    text: int
+    sequence: int
     document: Document
     queries: Intervals
 
     @property
     def positions(self) -> Intervals:
-        """The intervals of positions on the axis of the text."""
+        """The intervals of positions on the axis of the sequence."""
         return shifted(self.queries, self.document.start)
 
 
@@ -154,16 +154,16 @@ class KeyExchange:
 
     @property
     def wide_positions(self) -> Intervals:
-        """The positions of queries that are wide in any text."""
+        """The positions of queries that are wide in any sequence."""
         return union(*(each.positions for each in self.wide))
 
 
-def texts_of(tokens: TokenMask, batch_size: int, num_tokens: int) -> tuple[Text, ...]:
-    """Return what differs between the examples of a batch; `tokens` is the mask of whole texts."""
+def sequences_of(tokens: TokenMask, batch_size: int, num_tokens: int) -> tuple[TokenSequence, ...]:
+    """Return what differs between the examples of a batch; `tokens` is the mask of whole sequences."""
     documents = tokens.documents(batch_size, num_tokens)
     masks = None if tokens.key_mask is None else on_host(tokens.key_mask)
     return tuple(
-        Text(of_example, ((0, num_tokens),) if masks is None else true_intervals(masks[example]))
+        TokenSequence(of_example, ((0, num_tokens),) if masks is None else true_intervals(masks[example]))
         for example, of_example in enumerate(documents)
     )
 
@@ -180,20 +180,20 @@ def true_intervals(mask: Tensor) -> Intervals:
 
 @cached()
 def key_exchange(
-    layout: Layout, texts: tuple[Text, ...], bounds: Bounds, may_send_queries: bool, group: int
+    layout: Layout, sequences: tuple[TokenSequence, ...], bounds: Bounds, may_send_queries: bool, group: int
 ) -> KeyExchange:
     """Return what the processes exchange in a layer, if they exchange keys.
 
     Args:
-        layout: of whole texts.
-        texts: the different ones of the batch.
+        layout: of whole sequences.
+        sequences: the different ones of the batch.
         may_send_queries: whether queries may be wide.
         group: how many query heads read a key head, by which queries take more to send than keys.
     """
     wanted: list[list[Intervals]] = [[] for _ in bounds]
     wide: list[WideQueries] = []
-    for number, text in enumerate(texts):
-        for document in text.documents:
+    for number, sequence in enumerate(sequences):
+        for document in sequence.documents:
             patterns = document_patterns(layout, document)
             candidates = named_queries(patterns, document) if may_send_queries else ()
             for rank, (first, stop) in enumerate(bounds):
@@ -206,7 +206,7 @@ def key_exchange(
                 narrow = without(own, named)
                 keys = read_keys(patterns, narrow, document)
                 every = union(keys, read_keys(patterns, named, document)) if named else keys
-                available = shifted(without(text.tokens, ((first, stop),)), -start)
+                available = shifted(without(sequence.tokens, ((first, stop),)), -start)
                 num_more = size(intersect(every, available)) - size(intersect(keys, available))
                 if num_more > size(named) * (len(bounds) - 1) * group:
                     wide.append(WideQueries(number, document, named))
@@ -214,17 +214,19 @@ def key_exchange(
                     keys = every
                 wanted[rank].append(shifted(intersect(keys, available), start))
     merged = tuple(union(*each) for each in wanted)
-    return KeyExchange(merged, tuple(wide), first_keys(layout, texts, bounds, merged))
+    return KeyExchange(merged, tuple(wide), first_keys(layout, sequences, bounds, merged))
 
 
 def first_keys(
-    layout: Layout, texts: Sequence[Text], bounds: Bounds, wanted: Sequence[Intervals]
+    layout: Layout, sequences: Sequence[TokenSequence], bounds: Bounds, wanted: Sequence[Intervals]
 ) -> tuple[Intervals, ...]:
     """Return which of the wanted positions travel first: those that patterns name, such as global tokens, or none.
 
     They do if the query in the middle of some process can then be computed while the others travel.
     """
-    documents = [(document, document_patterns(layout, document)) for text in texts for document in text.documents]
+    documents = [
+        (document, document_patterns(layout, document)) for sequence in sequences for document in sequence.documents
+    ]
     named = union(*(shifted(named_queries(patterns, each), each.start) for each, patterns in documents))
     first = tuple(intersect(named, each) for each in wanted)
     for (start, stop), every, early in zip(bounds, wanted, first, strict=True):
@@ -269,7 +271,7 @@ def shifted(intervals: Intervals, distance: int) -> Intervals:
     return tuple((max(0, start + distance), stop + distance) for start, stop in intervals if stop + distance > 0)
 
 
-# What the processes that share texts compute together in one layer, but for the states.
+# What the processes that share sequences compute together in one layer, but for the states.
 
 
 @dataclass(frozen=True)
@@ -289,11 +291,11 @@ class ShardedCall:
     """A call of the attention of one layer, the same in all processes but for the values of terms.
 
     Attributes:
-        layout: of whole texts.
-        tokens: the mask of whole texts.
+        layout: of whole sequences.
+        tokens: the mask of whole sequences.
         shards: the processes.
         bounds: the tokens that each of them holds.
-        examples: the text of every example of the batch.
+        examples: the sequence of every example of the batch.
         exchange: of keys, if they are exchanged.
         scores: with terms for the queries of this process.
     """
@@ -302,7 +304,7 @@ class ShardedCall:
     tokens: TokenMask
     shards: SequenceShards
     bounds: Bounds
-    examples: tuple[Text, ...]
+    examples: tuple[TokenSequence, ...]
     exchange: KeyExchange
     scores: Scores
 
@@ -317,10 +319,10 @@ class ShardedCall:
         return self.bounds[self.rank]
 
     @cached_property
-    def texts(self) -> tuple[Text, ...]:
-        """The different texts of the batch."""
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """The different sequences of the batch."""
         return tuple(dict.fromkeys(self.examples))
 
-    def members(self, text: Text, device: torch.device) -> Tensor:
-        """Return the places of the examples that are a text."""
-        return torch.tensor([place for place, each in enumerate(self.examples) if each == text], device=device)
+    def members(self, sequence: TokenSequence, device: torch.device) -> Tensor:
+        """Return the places of the examples that are a sequence."""
+        return torch.tensor([place for place, each in enumerate(self.examples) if each == sequence], device=device)

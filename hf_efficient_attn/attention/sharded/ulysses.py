@@ -1,4 +1,4 @@
-"""Heads that processes deal out: each gets the whole text of some, in exchange for some tokens of all (Ulysses).
+"""Heads that processes deal out: each gets the whole sequence of some, in exchange for some tokens of all (Ulysses).
 
 Source: Jacobs et al. (arXiv:2309.14509).
 """
@@ -23,8 +23,8 @@ INDEXED = "for all of which an indexer (hea.index) chooses the same keys"
 
 
 @dataclass(frozen=True)
-class DealtHeads:
-    """Which heads each process gets the whole text of, and which tokens it holds; see `deal_heads`."""
+class UlyssesHeads:
+    """Which heads each process gets the whole sequence of, and which tokens it holds; see `ulysses_heads`."""
 
     shards: SequenceShards
     heads: Bounds
@@ -35,9 +35,9 @@ class DealtHeads:
         """The heads of this process."""
         return slice(*self.heads[self.shards.rank])
 
-    def whole_texts(self, states: Tensor) -> Tensor:
-        """Return the whole text of this process's heads, given all heads of its tokens: [B, H, n, X] → [B, h, N, X]."""
-        # tokens before heads, so that what comes from the processes lies in the order of the text
+    def gather_sequences(self, states: Tensor) -> Tensor:
+        """Return the sequences of this process's heads, given all heads of its tokens: [B, H, n, X] → [B, h, N, X]."""
+        # tokens before heads, so that what comes from the processes lies in the order of the sequence
         rows = states.permute(2, 0, 1, 3)
         sent = torch.cat([rows[:, :, first:stop].flatten() for first, stop in self.heads])
         batch_size, _, num_tokens, width = states.shape
@@ -60,7 +60,7 @@ class DealtHeads:
         return SumOfProcesses.apply(pad(states, (own.start, num_numbers - own.stop)), self.shards.group)  # type: ignore[no-any-return]
 
     def own_tokens(self, states: Tensor) -> Tensor:
-        """Return all heads of this process's tokens, given the whole text of its heads: the inverse."""
+        """Return all heads of this process's tokens, given the whole sequence of its heads: the inverse."""
         batch_size, num_heads, _, width = states.shape
         first, stop = self.tokens[self.shards.rank]
         to_send = [(stop - first) * batch_size * num_heads * width for first, stop in self.tokens]
@@ -74,14 +74,14 @@ class DealtHeads:
         return self.own_tokens(out.transpose(1, 2)).transpose(1, 2)
 
 
-def deal_heads(shards: SequenceShards, num_heads: int, num_tokens: int) -> DealtHeads:
-    """Return how processes that share texts of so many tokens deal out heads; the first get one more if they must.
+def ulysses_heads(shards: SequenceShards, num_heads: int, num_tokens: int) -> UlyssesHeads:
+    """Return how processes that share sequences of so many tokens deal out heads; the first get one more if they must.
 
     Raises:
         ConfigurationError: fewer heads than processes.
     """
     refuse_few_heads(num_heads, shards.size)
-    return DealtHeads(shards, shard_bounds(num_heads, shards.size), shard_bounds(num_tokens, shards.size))
+    return UlyssesHeads(shards, shard_bounds(num_heads, shards.size), shard_bounds(num_tokens, shards.size))
 
 
 def refuse_few_heads(num_heads: int, num_processes: int) -> None:
@@ -108,7 +108,7 @@ def refuse_halo(mode: str, what: str) -> None:
         )
 
 
-# Attention of some heads over the whole text: processes exchange heads for tokens and back (DeepSpeed Ulysses).
+# Attention of some heads over the whole sequence: processes exchange heads for tokens and back (DeepSpeed Ulysses).
 #
 # Any pattern can be computed so, by as many processes as there are heads.
 
@@ -123,32 +123,32 @@ def repeat_key_heads(states: Tensor, num_heads: int, num_shards: int) -> Tensor:
 def attend_heads(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
     """Return the output [B, H, n, Dv] of this process's tokens."""
     layout, scores, num_heads = call.layout, call.scores, query.shape[1]
-    dealt = deal_heads(call.shards, num_heads, layout.num_keys)
+    ulysses = ulysses_heads(call.shards, num_heads, layout.num_keys)
     key, value = (repeat_key_heads(each, num_heads, call.shards.size) for each in (key, value))
-    of_keys = deal_heads(call.shards, key.shape[1], layout.num_keys)
-    query = dealt.whole_texts(query)
-    key, value = (of_keys.whole_texts(each) for each in (key, value))
-    terms = tuple(term_of_heads(each, dealt) for each in scores.terms)
-    followed = LayerPattern(
+    of_keys = ulysses_heads(call.shards, key.shape[1], layout.num_keys)
+    query = ulysses.gather_sequences(query)
+    key, value = (of_keys.gather_sequences(each) for each in (key, value))
+    terms = tuple(term_of_heads(each, ulysses) for each in scores.terms)
+    layer_spec = LayerPattern(
         layout.pattern,
         layout.layer,
         False,
-        first_head=layout.first_head + dealt.own.start,
+        first_head=layout.first_head + ulysses.own.start,
         num_model_heads=layout.num_model_heads or layout.num_heads,
     )
-    sinks = None if scores.sinks is None else scores.sinks[dealt.own]
+    sinks = None if scores.sinks is None else scores.sinks[ulysses.own]
     settings = (sinks, scores.softcap, scores.scale, scores.dropout)
-    out, _ = attend(query, key, value, followed, None, call.tokens, terms, *settings, backend=scores.backend)
-    return dealt.own_tokens(out)
+    out, _ = attend(query, key, value, layer_spec, None, call.tokens, terms, *settings, backend=scores.backend)
+    return ulysses.own_tokens(out)
 
 
-def term_of_heads(term: Term, dealt: DealtHeads) -> Term:
+def term_of_heads(term: Term, ulysses: UlyssesHeads) -> Term:
     """Return a term of all queries of this process's heads, given that of all heads of its queries."""
-    values, num_heads = term.values, dealt.heads[-1][1]
-    if not is_by_query(term, dealt.tokens):
-        return term if values.shape[1] == 1 else replace(term, values=values[:, dealt.own])
-    first, stop = dealt.tokens[dealt.shards.rank]
-    return replace(term, values=dealt.whole_texts(values.expand(-1, num_heads, stop - first, -1)))
+    values, num_heads = term.values, ulysses.heads[-1][1]
+    if not is_by_query(term, ulysses.tokens):
+        return term if values.shape[1] == 1 else replace(term, values=values[:, ulysses.own])
+    first, stop = ulysses.tokens[ulysses.shards.rank]
+    return replace(term, values=ulysses.gather_sequences(values.expand(-1, num_heads, stop - first, -1)))
 
 
 def is_by_query(term: Term, bounds: Bounds) -> bool:

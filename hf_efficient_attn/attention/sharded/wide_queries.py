@@ -18,7 +18,7 @@ from hf_efficient_attn.attention.sharded.shards import (
     Bounds,
     Scores,
     ShardedCall,
-    Text,
+    TokenSequence,
     WideQueries,
     document_patterns,
     shifted,
@@ -38,7 +38,7 @@ class WidePart:
     """Wide queries of one document over the keys of one process.
 
     Attributes:
-        examples: those that are its text.
+        examples: those that are its sequence.
         rows: places of the queries among the wide ones of the call.
         keys: places of the keys among those of the process.
         allowed: bool [heads or 1, queries, keys], or for each of the examples.
@@ -54,13 +54,13 @@ def with_wide_queries(out: Tensor, query: Tensor, key: Tensor, value: Tensor, ca
     """Return the output [B, H, n, Dv] with the rows of wide queries replaced by what all processes compute of them."""
     device, (first, _), positions = query.device, call.own, call.exchange.wide_positions
     rows = numbers_in(intersect(positions, (call.own,)), device) - first
-    places = place_bounds(positions, call.bounds)
+    places = index_bounds(positions, call.bounds)
     queries = gathered(query.index_select(2, rows), places, call)
     numbers = numbers_in(positions, device)
     parts = tuple(
-        wide_part(wide, call.layout, text, call.members(text, device), numbers, call.own)
+        wide_part(wide, call.layout, sequence, call.members(sequence, device), numbers, call.own)
         for wide in call.exchange.wide
-        for text in (call.texts[wide.text],)
+        for sequence in (call.sequences[wide.sequence],)
     )
     scores = call.scores
     found = attend_wide(queries, key, value, scores.sinks, parts, scores, call.shards.group)
@@ -83,10 +83,10 @@ def gathered(own: Tensor, places: Bounds, call: ShardedCall) -> Tensor:
     return torch.cat((received[:, :, :num_before], own, received[:, :, num_before:]), 2)
 
 
-def place_bounds(positions: Intervals, bounds: Bounds) -> Bounds:
+def index_bounds(positions: Intervals, bounds: Bounds) -> Bounds:
     """Return the places, among some positions, of those that each process holds.
 
-    >>> place_bounds(((0, 2), (5, 6)), ((0, 3), (3, 6)))
+    >>> index_bounds(((0, 2), (5, 6)), ((0, 3), (3, 6)))
     ((0, 2), (2, 3))
     """
     edges = [0]
@@ -102,12 +102,17 @@ def numbers_in(intervals: Intervals, device: torch.device) -> Tensor:
 
 
 def wide_part(
-    wide: WideQueries, layout: Layout, text: Text, examples: Tensor, row_positions: Tensor, own: tuple[int, int]
+    wide: WideQueries,
+    layout: Layout,
+    sequence: TokenSequence,
+    examples: Tensor,
+    row_positions: Tensor,
+    own: tuple[int, int],
 ) -> WidePart:
     """Return which keys of a process, at the positions `own`, wide queries read; `row_positions`: of all wide ones."""
     device, start = row_positions.device, wide.document.start
-    keys = intersect(text.tokens, intersect((own,), ((start, wide.document.stop),)))
-    queries = intersect(wide.positions, text.tokens)
+    keys = intersect(sequence.tokens, intersect((own,), ((start, wide.document.stop),)))
+    queries = intersect(wide.positions, sequence.tokens)
     query, key = (numbers_in(shifted(each, -start), device) for each in (queries, keys))
     allowed: dict[Any, Tensor] = {}
     patterns = document_patterns(layout, wide.document)

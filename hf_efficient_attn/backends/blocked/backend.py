@@ -76,8 +76,8 @@ def estimate(layout: Layout, blocks: BlockCosts) -> Estimate:
     except WorkLimitError as error:
         return Estimate(refusal=str(error))
     shortest, pairs = blocks.lengths[0], Counter[int]()
-    for share, run in compiled.runs():
-        pairs[run.block_tokens] += share.num_heads * run.num_pairs
+    for partition, run in compiled.runs():
+        pairs[run.block_tokens] += partition.num_heads * run.num_pairs
     return Estimate(
         block_tokens=max(pairs, key=pairs.__getitem__, default=0),
         num_pairs=documents * compiled.num_pairs,
@@ -86,10 +86,14 @@ def estimate(layout: Layout, blocks: BlockCosts) -> Estimate:
         num_moved=documents * compiled.num_moved,
         num_mask_bytes=compiled.num_mask_bytes,
         scores_time=documents
-        * sum(share.num_heads * run.num_pairs * blocks.of_score(run.block_tokens) for share, run in compiled.runs()),
+        * sum(
+            partition.num_heads * run.num_pairs * blocks.of_score(run.block_tokens)
+            for partition, run in compiled.runs()
+        ),
         num_short_reads=documents
         * sum(
-            share.num_heads * run.num_keys * max(0.0, 1 - run.block_tokens / shortest) for share, run in compiled.runs()
+            partition.num_heads * run.num_keys * max(0.0, 1 - run.block_tokens / shortest)
+            for partition, run in compiled.runs()
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Forward and backward of a whole call: a kernel computes each run of each region, log-sum-exp joins the results."""
+"""Forward and backward of a whole call: a kernel computes each run of each slice, log-sum-exp joins the results."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.blocked.regions import (
-    Region,
+from hf_efficient_attn.backends.blocked.call_slices import (
+    CallSlice,
     Scratch,
     add_key_blocks,
     blank_rows,
+    call_slices,
     in_order,
     key_blocks,
     query_blocks,
-    regions,
     shares_queries,
 )
 from hf_efficient_attn.backends.blocked.terms import TermLookups
@@ -35,13 +35,13 @@ from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.call import AttentionCall, join_sinks
 
-# Examples that are alike, counted as heads: one region is computed instead of one for each of them.
+# Examples that are alike, counted as heads: one slice is computed instead of one for each of them.
 
 
 def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[AttentionCall, tuple[Tensor, ...]]:
     """Return the tensors with the examples folded into the heads, if all are alike and views suffice.
 
-    Each region costs a fixed time: this makes one region of what would be one per example. The layout stays that of
+    Each slice costs a fixed time: this makes one slice of what would be one per example. The layout stays that of
     one example, for which it is compiled.
     """
     batch_size, num_heads = tensors[0].shape[:2]
@@ -130,14 +130,14 @@ def forward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], wr
         out_rows[:, heads, rows], lse_rows[:, heads, rows] = 0.0, float("-inf")
     writes = writes and not shares_queries(call)
     sizes = (fused, q.shape[-1], q.device, torch.get_num_threads())
-    for region in regions(call, q, k, costs):
-        queries, keys = region.take((q, out_rows, lse_rows), (k, v))
+    for call_slice in call_slices(call, q, k, costs):
+        queries, keys = call_slice.take((q, out_rows, lse_rows), (k, v))
         most = partial(forward_queries, len(queries[0]), *sizes)
-        for run, piece in region.share.pieces((forward_queries, len(queries[0]), sizes), most):
-            bias = piece.bias if region.hole_bias is None else bias_of(region, piece)
-            kernel = kernels.next(region, run, piece)
-            forward_run(kernel, queries, key_blocks(keys, piece, kernels.scratch), piece, bias, writes)
-        region.put_back((out_rows, lse_rows), queries[1:], (), ())
+        for run, chunk in call_slice.partition.chunks((forward_queries, len(queries[0]), sizes), most):
+            bias = chunk.bias if call_slice.masked_key_bias is None else bias_of(call_slice, chunk)
+            kernel = kernels.next(call_slice, run, chunk)
+            forward_run(kernel, queries, key_blocks(keys, chunk, kernels.scratch), chunk, bias, writes)
+        call_slice.put_back((out_rows, lse_rows), queries[1:], (), ())
 
 
 def forward_run(
@@ -218,16 +218,16 @@ def backward_part(
         rows[-1][:, heads, places] = 0.0
     writes = writes and not shares_queries(call)
     sizes = (fused, q.shape[-1], q.device, torch.get_num_threads())
-    for region in regions(call, q, k, costs):
-        queries, keys = region.take((q, *rows), (k, v, dk, dv))
+    for call_slice in call_slices(call, q, k, costs):
+        queries, keys = call_slice.take((q, *rows), (k, v, dk, dv))
         most = partial(backward_queries, len(queries[0]), *sizes)
-        for run, piece in region.share.pieces((backward_queries, len(queries[0]), sizes), most):
-            bias = piece.bias if region.hole_bias is None else bias_of(region, piece)
-            kernel, blocks = kernels.next(region, run, piece), key_blocks(keys[:2], piece, kernels.scratch)
-            d_scores = backward_run(kernel, queries, blocks, keys[2:], piece, bias, writes)
+        for run, chunk in call_slice.partition.chunks((backward_queries, len(queries[0]), sizes), most):
+            bias = chunk.bias if call_slice.masked_key_bias is None else bias_of(call_slice, chunk)
+            kernel, blocks = kernels.next(call_slice, run, chunk), key_blocks(keys[:2], chunk, kernels.scratch)
+            d_scores = backward_run(kernel, queries, blocks, keys[2:], chunk, bias, writes)
             if d_scores is not None:
-                kernels.lookups.add_gradients(d_scores, region, run, piece)
-        region.put_back(rows[-1:], queries[-1:], (dk, dv), keys[2:])
+                kernels.lookups.add_gradients(d_scores, call_slice, run, chunk)
+        call_slice.put_back(rows[-1:], queries[-1:], (dk, dv), keys[2:])
     for total, gradient, term in zip(d_terms, kernels.lookups.finish(), terms, strict=False):
         total.add_(unfold_gradient(gradient, batch_size, term.values))
 
@@ -270,12 +270,12 @@ class Kernels:
         self.scratch = (Scratch(), Scratch())
         self.lookups = TermLookups(call.terms)
 
-    def next(self, region: Region, run: Run, piece: Run) -> FusedCPU | Explicit:
-        """Return the kernel of the next piece of a run."""
+    def next(self, call_slice: CallSlice, run: Run, chunk: Run) -> FusedCPU | Explicit:
+        """Return the kernel of the next chunk of a run."""
         if self.is_fused:
             return FusedCPU(self.call.scale)
         self.count += 1
-        terms, call = self.lookups.scores(region, run, piece), self.call
+        terms, call = self.lookups.scores(call_slice, run, chunk), self.call
         return Explicit(call.scale, terms, self.drop(), call.dropout, call.softcap, call.sinks is not None)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
@@ -292,7 +292,7 @@ def backward_queries(num_heads: int, fused: bool, head_dim: int, device: torch.d
     """Return how many queries of a run are computed together in a backward pass."""
     copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
     copies *= 1 if run.gathered is None else 2
-    # pieces with dropout are those of the forward pass
+    # chunks with dropout are those of the forward pass
     width = head_dim * copies if fused else buffer_width(run, head_dim, fused)
     return int(max_buffer(run, fused, device, threads) / (num_heads * width))
 
@@ -314,9 +314,9 @@ def max_buffer(run: Run, is_fused: bool, device: torch.device, threads: int) -> 
     return min(MAX_BUFFER, MAX_GATHERED * threads)
 
 
-def bias_of(region: Region, run: Run) -> Tensor | None:
-    """Return the bias of a run, with -inf for the masked keys of its region: [blocks or 1, queries or 1, keys]."""
-    assert region.hole_bias is not None
-    holes = in_order(region.hole_bias[None], region.share.keys)[..., None]
+def bias_of(call_slice: CallSlice, run: Run) -> Tensor | None:
+    """Return the bias of a run, with -inf for the masked keys of its slice: [blocks or 1, queries or 1, keys]."""
+    assert call_slice.masked_key_bias is not None
+    holes = in_order(call_slice.masked_key_bias[None], call_slice.partition.keys)[..., None]
     holes = key_blocks([holes], run, [Scratch()])[0][0, :, None, :, 0]
     return holes.expand(-1, run.block_tokens, -1) if run.bias is None else run.bias + holes

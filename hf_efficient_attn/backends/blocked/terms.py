@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.blocked.regions import Region, in_order, put_back, query_blocks
+from hf_efficient_attn.backends.blocked.call_slices import CallSlice, in_order, put_back, query_blocks
 from hf_efficient_attn.backends.kernels import wide
 from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache
@@ -30,7 +30,7 @@ class TermLookup:
     """
 
     term: Term
-    region: Region
+    call_slice: CallSlice
     run: Run
     labels: Tensor
 
@@ -49,9 +49,9 @@ class TermLookup:
         else:
             d_values = self.by_label(labels, d_scores, values.shape[-1])
         if self.is_per_query:
-            rows = in_order(target, self.region.share.queries)
+            rows = in_order(target, self.call_slice.partition.queries)
             query_blocks([rows], self.run)[0].add_(d_values)
-            put_back(target, self.region.share.queries, rows)
+            put_back(target, self.call_slice.partition.queries, rows)
         else:
             target[:, None].add_(d_values)
 
@@ -68,7 +68,7 @@ class TermLookup:
         """The values of the run, [heads or 1, blocks or 1, queries or 1, values of a query]."""
         values = self.select(wide(self.term.values))
         if self.is_per_query:
-            return query_blocks([in_order(values, self.region.share.queries)], self.run)[0]
+            return query_blocks([in_order(values, self.call_slice.partition.queries)], self.run)[0]
         return values[:, None]
 
     @property
@@ -77,22 +77,22 @@ class TermLookup:
         return self.term.values.shape[2] > 1
 
     def select(self, values: Tensor) -> Tensor:
-        """Return the values of the region, [heads or 1, queries or 1, values of a query], a view."""
-        values = values[self.region.example if values.shape[0] > 1 else 0]
-        values = values[self.region.heads] if values.shape[0] > 1 else values
-        return values[:, self.region.queries] if self.is_per_query else values
+        """Return the values of the slice, [heads or 1, queries or 1, values of a query], a view."""
+        values = values[self.call_slice.example if values.shape[0] > 1 else 0]
+        values = values[self.call_slice.heads] if values.shape[0] > 1 else values
+        return values[:, self.call_slice.queries] if self.is_per_query else values
 
 
 @dataclass
 class SharedRows:
-    """What the pieces of a run of one block read of a term by distance: the same scores, moved from piece to piece.
+    """What the chunks of a run of one block read of a term by distance: the same scores, moved from chunk to chunk.
 
     Attributes:
-        lookup: of the last query of the first piece, which meets all distances of the others, too: a query's scores are
+        lookup: of the last query of the first chunk, which meets all distances of the others, too: a query's scores are
             those of the query behind it, moved by one key.
-        num_queries: of the first piece.
-        moved: how many keys before those of the first piece there are, for the later ones.
-        sums: gradients of scores, added up over pieces, in the rows of `as_pairs`; None: there are none so far.
+        num_queries: of the first chunk.
+        moved: how many keys before those of the first chunk there are, for the later ones.
+        sums: gradients of scores, added up over chunks, in the rows of `as_pairs`; None: there are none so far.
     """
 
     lookup: TermLookup
@@ -100,9 +100,9 @@ class SharedRows:
     moved: int
     sums: Tensor | None = None
 
-    def scores(self, run: Run, piece: Run) -> Tensor:
-        """Return what the term adds to the scores of a piece."""
-        return self.of_piece(self.rows, run, piece)
+    def scores(self, run: Run, chunk: Run) -> Tensor:
+        """Return what the term adds to the scores of a chunk."""
+        return self.of_chunk(self.rows, run, chunk)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -110,21 +110,21 @@ class SharedRows:
         scores = self.lookup.scores
         return scores.expand(*scores.shape[:2], self.num_queries, self.lookup.labels.shape[-1]).contiguous()
 
-    def add_scores(self, d_scores: Tensor, run: Run, piece: Run) -> None:
-        """Add the gradient of the scores of a piece."""
+    def add_scores(self, d_scores: Tensor, run: Run, chunk: Run) -> None:
+        """Add the gradient of the scores of a chunk."""
         if self.sums is None:
             self.sums = torch.zeros_like(self.rows)
-        self.of_piece(self.sums, run, piece).add_(d_scores.sum_to_size(len(self.sums), *d_scores.shape[1:]))
+        self.of_chunk(self.sums, run, chunk).add_(d_scores.sum_to_size(len(self.sums), *d_scores.shape[1:]))
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Add the gradient of the term to `gradient`, which has the shape of the values."""
         if self.sums is not None:
             self.lookup.add_gradient(gradient, self.sums.sum(-2, keepdim=True))
 
-    def of_piece(self, rows: Tensor, run: Run, piece: Run) -> Tensor:
-        """Return the part [heads or 1, 1, queries, keys] of `as_pairs` that a piece reads, a view."""
-        first = self.moved - (piece.first_query - run.first_query)
-        return self.as_pairs(rows)[:, :, : piece.block_tokens, first : first + piece.key_tokens]
+    def of_chunk(self, rows: Tensor, run: Run, chunk: Run) -> Tensor:
+        """Return the part [heads or 1, 1, queries, keys] of `as_pairs` that a chunk reads, a view."""
+        first = self.moved - (chunk.first_query - run.first_query)
+        return self.as_pairs(rows)[:, :, : chunk.block_tokens, first : first + chunk.key_tokens]
 
     def as_pairs(self, rows: Tensor) -> Tensor:
         """Return rows by distance as rows by key, a view: in memory, rows one entry shorter begin one earlier each."""
@@ -143,22 +143,22 @@ class TermLookups:
         # of the last run that had any, for each term
         self.rows: dict[int, tuple[object, SharedRows]] = {}
 
-    def scores(self, region: Region, run: Run, piece: Run) -> list[Tensor]:
-        """Return what each term adds to the scores of a piece of a run."""
+    def scores(self, call_slice: CallSlice, run: Run, chunk: Run) -> list[Tensor]:
+        """Return what each term adds to the scores of a chunk of a run."""
         return [
-            self.shared_rows(number, region, run, piece).scores(run, piece)
-            if is_of_rows(term, region, run)
-            else self.lookup(number, region, piece).scores
+            self.shared_rows(number, call_slice, run, chunk).scores(run, chunk)
+            if is_of_rows(term, call_slice, run)
+            else self.lookup(number, call_slice, chunk).scores
             for number, term in enumerate(self.terms)
         ]
 
-    def add_gradients(self, d_scores: Tensor, region: Region, run: Run, piece: Run) -> None:
-        """Add the gradients of the values of all terms, given that of the scores of a piece."""
+    def add_gradients(self, d_scores: Tensor, call_slice: CallSlice, run: Run, chunk: Run) -> None:
+        """Add the gradients of the values of all terms, given that of the scores of a chunk."""
         for number, term in enumerate(self.terms):
-            if is_of_rows(term, region, run):
-                self.shared_rows(number, region, run, piece).add_scores(d_scores, run, piece)
+            if is_of_rows(term, call_slice, run):
+                self.shared_rows(number, call_slice, run, chunk).add_scores(d_scores, run, chunk)
             else:
-                self.lookup(number, region, piece).add_gradient(self.gradients[number], d_scores)
+                self.lookup(number, call_slice, chunk).add_gradient(self.gradients[number], d_scores)
 
     def finish(self) -> list[Tensor]:
         """Return the gradients of the values of all terms, in float32 or float64."""
@@ -171,25 +171,25 @@ class TermLookups:
         """What has been added to them so far, but for the rows that are kept."""
         return [torch.zeros_like(wide(term.values)) for term in self.terms]
 
-    def shared_rows(self, number: int, region: Region, run: Run, piece: Run) -> SharedRows:
-        """Return the rows that a piece shares with others; those of another run before it are dropped."""
+    def shared_rows(self, number: int, call_slice: CallSlice, run: Run, chunk: Run) -> SharedRows:
+        """Return the rows that a chunk shares with others; those of another run before it are dropped."""
         term = self.terms[number]
-        example = region.example if len(term.values) > 1 else 0
-        key = (example, region.heads, first_distance(region, run), run.block_tokens, run.key_tokens)
+        example = call_slice.example if len(term.values) > 1 else 0
+        key = (example, call_slice.heads, first_distance(call_slice, run), run.block_tokens, run.key_tokens)
         kept = self.rows.get(number)
         if kept is None or kept[0] != key:
             self.drop_rows(number)
-            num_queries = piece.block_tokens
+            num_queries = chunk.block_tokens
             moved = 0 if num_queries == run.block_tokens else run.block_tokens
             last = replace(
-                piece,
-                first_query=piece.first_query + num_queries - 1,
+                chunk,
+                first_query=chunk.first_query + num_queries - 1,
                 block_tokens=1,
                 first_key=run.first_key - moved,
                 key_tokens=moved + run.key_tokens + num_queries,
             )
-            labels = labels_of(term.label, region, last, term.values.device)
-            kept = self.rows[number] = (key, SharedRows(TermLookup(term, region, last, labels), num_queries, moved))
+            labels = labels_of(term.label, call_slice, last, term.values.device)
+            kept = self.rows[number] = (key, SharedRows(TermLookup(term, call_slice, last, labels), num_queries, moved))
         return kept[1]
 
     def drop_rows(self, number: int) -> None:
@@ -198,63 +198,63 @@ class TermLookups:
         if rows is not None:
             rows.add_gradient(self.gradients[number])
 
-    def lookup(self, number: int, region: Region, run: Run) -> TermLookup:
+    def lookup(self, number: int, call_slice: CallSlice, run: Run) -> TermLookup:
         """Return the part of one term that a run reads; it may be shared with an earlier run."""
         term = self.terms[number]
         device = term.values.device
-        are_alike = has_equal_steps(region, run) and run.key_step == run.block_tokens
+        are_alike = has_equal_steps(call_slice, run) and run.key_step == run.block_tokens
         if not (are_alike and term.label.is_invariant):
-            return TermLookup(term, region, run, kept_labels(term.label, region, run, device))
+            return TermLookup(term, call_slice, run, kept_labels(term.label, call_slice, run, device))
         # if the labels of all blocks are the same, they depend on nothing else
-        place = (number, *first_distance(region, run), run.block_tokens, run.key_tokens)
+        place = (number, *first_distance(call_slice, run), run.block_tokens, run.key_tokens)
         if place not in self.labels:
-            self.labels[place] = labels_of(term.label, region, replace(run, num_blocks=1), device)
-        lookup = TermLookup(term, region, run, self.labels[place])
+            self.labels[place] = labels_of(term.label, call_slice, replace(run, num_blocks=1), device)
+        lookup = TermLookup(term, call_slice, run, self.labels[place])
         if lookup.is_per_query or len(term.values) > 1:
             return lookup
-        return self.shared.setdefault((region.heads.start, place), lookup)
+        return self.shared.setdefault((call_slice.heads.start, place), lookup)
 
 
-def is_of_rows(term: Term, region: Region, run: Run) -> bool:
-    """Return whether the pieces of a run share the rows of a term: heads have numbers for distances, and one block."""
+def is_of_rows(term: Term, call_slice: CallSlice, run: Run) -> bool:
+    """Return whether the chunks of a run share the rows of a term: heads have numbers for distances, and one block."""
     is_by_distance = term.label.is_invariant and term.values.shape[2] == 1
-    return is_by_distance and run.num_blocks == 1 and has_equal_steps(region, run)
+    return is_by_distance and run.num_blocks == 1 and has_equal_steps(call_slice, run)
 
 
-def kept_labels(label: Label, region: Region, run: Run, device: torch.device) -> Tensor:
+def kept_labels(label: Label, call_slice: CallSlice, run: Run, device: torch.device) -> Tensor:
     """Return `labels_of`, computed once: labels may take many operations, and are the same at every call."""
     where = (run.first_query, run.num_blocks, run.block_tokens, run.first_key, run.key_tokens, run.key_step)
-    # two runs of a share may have the same queries
+    # two runs of a partition may have the same queries
     gathered = None if run.gathered is None else run.gathered.data_ptr()
-    # weak, since a cache counts what its keys hold, and all runs of a share would count its masks
-    key = (label, ref(region.share), region.query_offset, where, gathered, device)
-    return _labels.get(key, lambda: labels_of(label, region, run, device))
+    # weak, since a cache counts what its keys hold, and all runs of a partition would count its masks
+    key = (label, ref(call_slice.partition), call_slice.query_offset, where, gathered, device)
+    return _labels.get(key, lambda: labels_of(label, call_slice, run, device))
 
 
-def labels_of(label: Label, region: Region, run: Run, device: torch.device) -> Tensor:
+def labels_of(label: Label, call_slice: CallSlice, run: Run, device: torch.device) -> Tensor:
     """Return the labels of a run's pairs, [blocks, queries, keys]."""
     blocks = torch.arange(run.num_blocks, device=device)[:, None]
     queries = run.first_query + blocks * run.block_tokens + torch.arange(run.block_tokens, device=device)
     if run.gathered is None:
         keys = run.first_key + blocks * run.key_step + torch.arange(run.key_tokens, device=device)
     else:
-        keys = run.gathered[..., None] * run.granule + torch.arange(run.granule, device=device)
+        keys = run.gathered[..., None] * run.gather_block + torch.arange(run.gather_block, device=device)
         keys = keys.flatten(1)
-    query_positions = position_at(region.share.queries, queries) + region.query_offset
-    key_positions = position_at(region.share.keys, keys)
+    query_positions = position_at(call_slice.partition.queries, queries) + call_slice.query_offset
+    key_positions = position_at(call_slice.partition.keys, keys)
     return label.of(query_positions[:, :, None], key_positions[:, None, :])
 
 
-def first_distance(region: Region, run: Run) -> tuple[int, int]:
+def first_distance(call_slice: CallSlice, run: Run) -> tuple[int, int]:
     """Return how far the first query of a run of equal steps lies after its first key, and the step between tokens."""
-    queries, keys = cast(range, region.share.queries), cast(range, region.share.keys)
-    query = queries.start + run.first_query * queries.step + region.query_offset
+    queries, keys = cast(range, call_slice.partition.queries), cast(range, call_slice.partition.keys)
+    query = queries.start + run.first_query * queries.step + call_slice.query_offset
     return query - keys.start - run.first_key * keys.step, queries.step
 
 
-def has_equal_steps(region: Region, run: Run) -> bool:
+def has_equal_steps(call_slice: CallSlice, run: Run) -> bool:
     """Return whether neighbouring queries of a run, and neighbouring keys, are equally far from each other."""
-    queries, keys = region.share.queries, region.share.keys
+    queries, keys = call_slice.partition.queries, call_slice.partition.keys
     if not isinstance(queries, range) or not isinstance(keys, range):
         return False
     return queries.step == keys.step and run.gathered is None

@@ -47,7 +47,7 @@ DROPOUT_COST = 1.7
 CUDA_MIN_HEAD_DIM = 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # blocks of keys that a query may have chosen: a kernel compares every pair with each of them
-MOST_CHOSEN = 64
+MOST_SELECTED = 64
 # of the lists of partial and of full blocks
 BYTES_PER_BLOCK = 8
 
@@ -57,19 +57,19 @@ def why_not(call: AttentionCall) -> str | None:
     device = call.inputs.device
     if call.query_start is not None:
         return "flex cannot compile a query_offset that is a tensor: use blocked."
-    refused = _refused_choice(call) or _refused_inputs(call) or _refused_pattern(call)
+    refused = _refused_selection(call) or _refused_inputs(call) or _refused_pattern(call)
     return refused or (None if _compiler(device)[1] else _not_installed(device))
 
 
-def _refused_choice(call: AttentionCall) -> str | None:
+def _refused_selection(call: AttentionCall) -> str | None:
     chosen = call.chosen
     if chosen is None:
         return None
     if not chosen.are_blocks:
         return "flex leaves out whole blocks of keys, and computes of chosen keys ChosenBlocks alone: use gathered."
     num_read = cast(ChosenBlocks, chosen).blocks.shape[3]
-    if num_read > MOST_CHOSEN:
-        return f"flex compares a pair with up to {MOST_CHOSEN} chosen blocks, not with {num_read}: use gathered."
+    if num_read > MOST_SELECTED:
+        return f"flex compares a pair with up to {MOST_SELECTED} chosen blocks, not with {num_read}: use gathered."
     if call.counts_from_other_documents:
         return (
             "flex cannot count blocks from the start of several documents of another sequence: use sdpa or "
@@ -182,8 +182,10 @@ def remark(call: AttentionCall) -> str:
         return "flex would list the blocks again at every step of cached decoding."
     if call.chosen is not None:
         queries, keys = BLOCK_SIZES[call.inputs.device]
-        said = f"flex computes all blocks of {keys} keys of which one of {queries} neighbouring queries has chosen any"
-        return f"{said}, which may be all that the pattern allows: it is chosen by name."
+        message = (
+            f"flex computes all blocks of {keys} keys of which one of {queries} neighbouring queries has chosen any"
+        )
+        return f"{message}, which may be all that the pattern allows: it is chosen by name."
     return "flex computes whole blocks, allowed or not."
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.mods import MaskMod, layout_text
-from hf_efficient_attn.backends.flex.selected_blocks import by_column, chosen_tables
+from hf_efficient_attn.backends.flex.selected_blocks import by_column, selected_tables
 from hf_efficient_attn.layout.block_table import CACHE_BYTES, Documents, GlobalsFirst, block_table, globals_first
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense_mask import is_idle
-from hf_efficient_attn.layout.grouped_keys import read_chosen, write_chosen_text
+from hf_efficient_attn.layout.grouped_keys import read_selected_keys, write_chosen_text
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.operator_args import read_call_text, read_layout
 from hf_efficient_attn.layout.token_mask import TokenMask
@@ -46,7 +46,7 @@ def block_mask(
         )
     elif call.chosen is not None:
         masks = (tokens, documents_of(call))
-        tables = chosen_tables(call.chosen, layout, *masks, BLOCK_SIZES[device.type], device, inputs.needs_grad)
+        tables = selected_tables(call.chosen, layout, *masks, BLOCK_SIZES[device.type], device, inputs.needs_grad)
     else:
         tables = _tables(layout, documents_of(call), device, inputs.needs_grad, order)
     of_columns = tables[4:] or (None,) * 4
@@ -100,8 +100,8 @@ def blocks_operator(
     tokens = TokenMask(*masks)
     documents = None if tokens.is_empty else tokens.documents(batch_size, num_keys, layout.num_positions)
     if chosen_text:
-        own = (read_chosen(chosen_text, chosen), layout, tokens, documents)
-        tables = chosen_tables(*own, BLOCK_SIZES[device.type], device, needs_grad)
+        own = (read_selected_keys(chosen_text, chosen), layout, tokens, documents)
+        tables = selected_tables(*own, BLOCK_SIZES[device.type], device, needs_grad)
     else:
         tables = _tables(layout, documents, device, needs_grad)
     lead = batch_size, num_heads if chosen_text else _num_table_heads(layout.pattern, num_heads)

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from hf_efficient_attn.backends.flex.selected_blocks import (
-    BlockChoice,
+    SelectedBlocks,
     by_pair,
     captured,
     captured_locations,
-    choice_of,
     in_memory,
     kind_of,
+    selected_blocks_of,
 )
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, cap
@@ -229,13 +229,13 @@ def mods_of(call: AttentionCall, device: torch.device, order: Tensor | None = No
     lookup = PositionLookup(offset_of(layout.query_offset, device), locations, order)
     score_mod = _score_mod(terms, lookup, call.softcap) if terms or call.softcap is not None else None
     mask_mod = _mask_mod(layout, lookup, device)
-    choice = None if call.chosen is None else choice_of(call)
-    if choice is not None:
-        mask_mod = _of_chosen(mask_mod, choice, lookup)
+    selected = None if call.chosen is None else selected_blocks_of(call)
+    if selected is not None:
+        mask_mod = _of_selected(mask_mod, selected, lookup)
     kind = None
     if not torch.compiler.is_compiling():
         of_terms = tuple((term.label, kind_of(term.values)) for term in terms)
-        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms, None if choice is None else choice.kind)
+        kind = (structure_of(layout), lookup.kind, call.softcap, of_terms, None if selected is None else selected.kind)
     return Mods(mask_mod, score_mod, kind)
 
 
@@ -321,14 +321,14 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
     return of_tokens
 
 
-def _of_chosen(mask_mod: MaskMod, choice: BlockChoice, lookup: PositionLookup) -> MaskMod:
+def _of_selected(mask_mod: MaskMod, selected: SelectedBlocks, lookup: PositionLookup) -> MaskMod:
     """Return the pairs whose key lies in a block that its query has chosen."""
 
-    def of_chosen(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        place = key if choice.counts_axis else lookup.positions(example, query, key)[1]
-        return mask_mod(example, head, query, key) & choice.holds(example, head, query, place)
+    def of_selected(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        place = key if selected.counts_axis else lookup.positions(example, query, key)[1]
+        return mask_mod(example, head, query, key) & selected.holds(example, head, query, place)
 
-    return of_chosen
+    return of_selected
 
 
 def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | None) -> ScoreMod:

@@ -110,7 +110,7 @@ BlockSize = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class BlockChoice:
+class SelectedBlocks:
     """The blocks that each query has chosen, as a kernel reads them.
 
     Attributes:
@@ -138,10 +138,10 @@ class BlockChoice:
         block = place // self.block_tokens
         found = block < 0
         for number in range(self.numbers.shape[3]):
-            found = found | (self._chosen(example, head, query, number) == block)
+            found = found | (self._selected(example, head, query, number) == block)
         return found
 
-    def _chosen(self, example: Tensor, head: Tensor, query: Tensor, number: int) -> Tensor:
+    def _selected(self, example: Tensor, head: Tensor, query: Tensor, number: int) -> Tensor:
         """Return one of the blocks of a query."""
         sizes = (self.numbers.shape[0], self.numbers.shape[1])
         # a dimension of size 1 is read at 0; flex needs tensors as indices
@@ -151,11 +151,11 @@ class BlockChoice:
         return self.numbers[example, own, choice, choice * 0 + number]
 
 
-def choice_of(call: AttentionCall) -> BlockChoice:
+def selected_blocks_of(call: AttentionCall) -> SelectedBlocks:
     """Return the choice of a call as its kernel captures it."""
     chosen, layout = cast(ChosenBlocks, call.chosen), call.layout
     numbers = in_range(chosen.blocks, layout.num_keys).to(torch.int32)
-    return BlockChoice(
+    return SelectedBlocks(
         in_memory(numbers) if torch.compiler.is_compiling() else captured(numbers, (0, 2)),
         layout.num_heads // numbers.shape[1],
         chosen.queries_per_choice,
@@ -164,7 +164,7 @@ def choice_of(call: AttentionCall) -> BlockChoice:
     )
 
 
-def chosen_tables(
+def selected_tables(
     chosen: ChosenKeys,
     layout: Layout,
     tokens: TokenMask,
@@ -194,9 +194,9 @@ def blocks_with_pairs(
     bool [batch or 1, heads or 1, rows, columns]; all others hold no pair that is read.
     """
     some, all_allowed = _allowed_blocks(layout, documents, block_size, device)
-    of_choice = chosen_blocks(cast(ChosenBlocks, chosen), layout, tokens, block_size)
-    touched, all_chosen = (of_heads(each, layout.num_heads) for each in of_choice)
-    full = all_allowed & all_chosen
+    of_selection = score_blocks(cast(ChosenBlocks, chosen), layout, tokens, block_size)
+    touched, all_selected = (of_heads(each, layout.num_heads) for each in of_selection)
+    full = all_allowed & all_selected
     return (some & touched) & ~full, full
 
 
@@ -210,7 +210,7 @@ def _allowed_blocks(
     return are_listed(table.num_partial, table.partial) | full, full
 
 
-def chosen_blocks(
+def score_blocks(
     chosen: ChosenBlocks, layout: Layout, tokens: TokenMask, block_size: BlockSize
 ) -> tuple[Tensor, Tensor]:
     """Return which blocks of scores hold chosen pairs, and which hold no others, whatever the pattern and masks say.
@@ -250,7 +250,7 @@ def _each_once(numbers: Tensor, none: int) -> Tensor:
 def _counted(
     numbers: Tensor, starts: Tensor, block_tokens: int, num_keys: int, block_size: BlockSize
 ) -> tuple[Tensor, Tensor]:
-    """Return `chosen_blocks` of some heads, [heads, rows, columns], by counting the pairs in every block of scores.
+    """Return `score_blocks` of some heads, [heads, rows, columns], by counting the pairs in every block of scores.
 
     What a query reads of its row of blocks is counted where it begins and ends, however long it is.
 

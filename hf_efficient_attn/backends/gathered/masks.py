@@ -30,7 +30,7 @@ NO_QUERY = -2
 
 
 @dataclass(frozen=True)
-class Places:
+class Locations:
     """Where the queries or keys of tiles are.
 
     Attributes:
@@ -133,15 +133,15 @@ class TileMasks:
             mask = weight if mask is None else weight.add_(mask)
         return mask
 
-    def queries(self, tiles: Tiles) -> Places:
+    def queries(self, tiles: Tiles) -> Locations:
         """Return where the queries of tiles are, [sets, tiles, queries]."""
         return _at(self.locations[0], tiles.examples[:, None, None], self.query_slots(tiles), NO_QUERY)
 
-    def keys(self, tiles: Tiles) -> Places:
+    def keys(self, tiles: Tiles) -> Locations:
         """Return where the keys of each tile are, [sets, tiles, keys]."""
         found = _at(self.locations[1], tiles.examples[:, None], self.key_slots(tiles), NO_DOCUMENT)
         seen = [None if each is None else tiles.of_keys(each.contiguous()) for each in vars(found).values()]
-        return Places(*seen)  # type: ignore[arg-type]
+        return Locations(*seen)  # type: ignore[arg-type]
 
     def split(self, tiles: Tiles, self_pairs: str) -> Iterator[tuple[Tiles, bool]]:
         """Yield the sets of which a pair is left out, and those of which none is, with whether this is so.
@@ -247,13 +247,13 @@ def num_meetings(tiles: Tiles, rounds: Rounds) -> Tensor:
     return total
 
 
-def _at(locations: TokenLocations, examples: Tensor, slots: Tensor, none: int) -> Places:
+def _at(locations: TokenLocations, examples: Tensor, slots: Tensor, none: int) -> Locations:
     """Return the places of slots of examples, of which -1 is none."""
     rows = (examples if len(locations.documents) > 1 else torch.zeros_like(examples)).expand_as(slots)
     inside = slots.clamp(min=0)
     is_global = None if locations.is_global is None else locations.is_global[rows, inside]
     documents = locations.documents[rows, inside].masked_fill(slots < 0, none)
-    return Places(documents, locations.positions[rows, inside], is_global)
+    return Locations(documents, locations.positions[rows, inside], is_global)
 
 
 def _apart(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:

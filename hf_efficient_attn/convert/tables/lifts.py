@@ -56,7 +56,7 @@ STARTED = (
 )
 
 
-def asked_of_compressed(config: Any, request: ConversionRequest) -> dict[str, Any]:
+def requested_of_compressed(config: Any, request: ConversionRequest) -> dict[str, Any]:
     """Return the mechanisms that a caller asks for, and the pattern or window of those that follow one.
 
     Raises:
@@ -103,7 +103,7 @@ def _as_compressed(source: Counterpart, to_ours: Callable[[Any, str, bool], dict
         family="compressed_transformer",
         # what the source does
         to_ours=lambda config, head, parity: {**to_ours(config, head, parity), "mechanism": "pattern"},
-        asked=asked_of_compressed,
+        requested_fields=requested_of_compressed,
         mechanisms=MECHANISMS,
         started=tuple(f"layers.*.self_attn.{name}" for name in STARTED),
         warning=warning,
@@ -165,7 +165,7 @@ def _fields(config: Any, parity: bool, own: dict[str, Any]) -> dict[str, Any]:
     return {**own, "classifier_pooling": "mean", "long_token_type": 0}
 
 
-def asked_of_etc(config: Any, request: ConversionRequest) -> dict[str, Any]:
+def requested_of_etc(config: Any, request: ConversionRequest) -> dict[str, Any]:
     """Return the fields that say which band or pattern a caller asks for, and whether both inputs share their maps.
 
     Raises:
@@ -208,7 +208,7 @@ def _as_etc(source: Counterpart, to_ours: Callable[[Any, str, bool], dict[str, A
         family="etc_transformer",
         names=_names(),
         to_ours=to_ours,
-        asked=asked_of_etc,
+        requested_fields=requested_of_etc,
         left_behind=(*source.left_behind, POSITIONS),
         doubled=_doubled(),
         started=tuple(f"layers.*.self_attn.{which}_labels.{kind}" for which in ("long", "global") for kind in LABELS),
@@ -271,7 +271,7 @@ def nystromformer_to_theirs(config: Any) -> dict[str, Any]:
     return {"num_landmarks": landmarks, "segment_means_seq_len": tokens, "max_position_embeddings": longest}
 
 
-def asked_of_nystromformer(config: Any, request: Any) -> dict[str, Any]:
+def requested_of_nystromformer(config: Any, request: Any) -> dict[str, Any]:
     """Return the landmarks of a longer model whose source has full attention.
 
     Raises:
@@ -319,7 +319,7 @@ NYSTROMFORMER = Counterpart(
     fields={**bert.FIELDS, "conv_kernel_size": "conv_kernel_size"},
     to_ours=nystromformer_to_ours,
     to_theirs=nystromformer_to_theirs,
-    asked=asked_of_nystromformer,
+    requested_fields=requested_of_nystromformer,
     warning_there=warning_there,
     tokens_alike=tokens_alike,
     unused=bert.BERT_UNUSED,

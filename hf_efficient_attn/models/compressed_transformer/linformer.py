@@ -1,12 +1,13 @@
-"""Linformer: keys and values are projected along the text to k of each, and queries read these.
+"""Linformer: keys and values are projected along the sequence to k of each, and queries read these.
 
     head = softmax(Q (E K)ᵀ / √D) (F V),  with E and F of k × n learned numbers
 
-Q has all tokens, so the output is as long as the text, and a layer computes n · k scores of a head instead of n². E and
-F belong to each head, to a layer (`headwise`), to keys and values of a layer alike (`kv`), or to all layers
-(`layerwise`). A text of n tokens that is shorter than N uses the first n columns.
+Q has all tokens, so the output is as long as the sequence, and a layer computes n · k scores of a head instead of n². E
+and F belong to each head, to a layer (`headwise`), to keys and values of a layer alike (`kv`), or to all layers
+(`layerwise`). A sequence of n tokens that is shorter than N uses the first n columns.
 
-There is no causal form: each of the k keys is a sum over the whole text, so that a token would read what follows it.
+There is no causal form: each of the k keys is a sum over the whole sequence, so that a token would read what follows
+it.
 
 Source: Wang, Li, Khabsa, Fang, Ma (arXiv:2006.04768), equation 7 and section 4. The paper types E as n × k and uses it
 as k × n. The authors' code projects the hidden states before the maps of keys and values, with their bias added to
@@ -24,7 +25,7 @@ from transformers import initialization as init
 
 from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.errors import InputError
-from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, Texts, whole_rows
+from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention, Sequences, whole_rows
 from hf_efficient_attn.models.parts.blocks import drop_rate
 
 from .mechanism import by_strides, convolved, filled_slots, whole_strides, with_spare_stride, zeroed
@@ -98,10 +99,10 @@ class LinformerAttention(MechanismAttention):
         self.has_one_map = config.projection_sharing in ("kv", "layerwise") or config.projection_type == "mean"
         self.length_maps = None if is_shared else LengthMaps(config, self.num_slots)
 
-    def read_texts(self, states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def read_sequences(self, states: Tensor, sequences: Sequences, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         if self.config.projection_padding == "ignore":
-            texts = whole_rows()
-        return super().read_texts(states, texts, **kwargs)
+            sequences = whole_rows()
+        return super().read_sequences(states, sequences, **kwargs)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         if self.config.projection_first:
@@ -144,9 +145,9 @@ class LinformerAttention(MechanismAttention):
 
 
 def compress(states: Tensor, length_map: LengthMap, real: Tensor | None, head_dim: int) -> Tensor:
-    """Return k projected states, [R, L, X] → [R, k, X]; by strides as many as the text has, the last of fewer tokens.
+    """Return k projected states, [R, L, X] → [R, k, X]; by strides as many as there are, the last of fewer tokens.
 
-    states: zeros behind the texts.
+    states: zeros behind the sequences.
     """
     weight, bias = length_map.weight, length_map.bias
     if length_map.is_linear:
@@ -184,7 +185,7 @@ def first_columns(weight: Tensor, tokens: int) -> Tensor:
 
 
 def check_length(tokens: int, most: int) -> None:
-    """Raise InputError for a text that is longer than the projection matrices; nothing is checked while compiling."""
+    """Raise InputError for a sequence longer than the projection matrices; nothing is checked while compiling."""
     if not torch.compiler.is_compiling() and tokens > most:
         raise InputError(
             f"A text has {tokens} tokens, but the projection matrices of its Linformer layers have "

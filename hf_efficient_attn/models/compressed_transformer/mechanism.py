@@ -1,4 +1,4 @@
-"""What several mechanisms of this family have: states that layers pass on, and texts cut into strides."""
+"""What several mechanisms of this family have: states that layers pass on, and sequences cut into strides."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 
 def zeroed(states: Tensor, real: Tensor | None) -> Tensor:
-    """Return states [R, L, X] with zeros behind the texts."""
+    """Return states [R, L, X] with zeros behind the sequences."""
     return states if real is None else torch.where(real.unsqueeze(-1), states, 0)
 
 
-# Queries and keys that a layer passes on to layers above, which compare them again: memory grows as the text does.
+# Queries and keys that a layer passes on to layers above, which compare them again: memory grows as the sequence does.
 
 
 class PassedStates:
@@ -81,7 +81,7 @@ class PassingAttention(SparseAttention):
         return query, key
 
 
-# Texts cut into strides of so many tokens, and convolutions that make one slot of each stride.
+# Sequences cut into strides of so many tokens, and convolutions that make one slot of each stride.
 
 
 class StrideConvolution(nn.Conv1d):
@@ -91,7 +91,7 @@ class StrideConvolution(nn.Conv1d):
     """
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the slots of texts."""
+        """Return the slots of sequences."""
         made = convolved(states.mT, self.weight.unflatten(0, (self.groups, -1)))
         # adapters build convolutions of this class without one
         if self.bias is not None:
@@ -108,8 +108,8 @@ def convolved(states: Tensor, weight: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         letters = "odt" if weight.ndim == 3 else "hodt"
         return torch.einsum(f"rsthd,{letters}->rsho", windows, weight).flatten(2)
-    # this makes texts and strides one axis, of which an exporter cannot prove that it is longer than that of texts, and
-    # a gradient in which the compiler takes one stride for contiguous
+    # this makes sequences and strides one axis, of which an exporter cannot prove that it is longer than that of
+    # sequences, and a gradient in which the compiler takes one stride for contiguous
     kernels = weight.mT.flatten(-2).mT.expand(windows.shape[3], -1, -1)
     made = [own.flatten(2) @ kernel.unsqueeze(0) for own, kernel in zip(windows.unbind(3), kernels, strict=True)]
     return torch.cat(made, 2)
@@ -127,14 +127,14 @@ def by_strides(states: Tensor, stride: int) -> Tensor:
 
 
 def filled_slots(real: Tensor | None, stride: int) -> Tensor | None:
-    """Return which strides hold tokens of a text, bool [R, S]; None: all."""
+    """Return which strides hold tokens of a sequence, bool [R, S]; None: all."""
     if real is None:
         return None
     return by_strides(whole_strides(real.unsqueeze(-1).int(), stride), stride).amax((2, 3)) > 0
 
 
 def with_spare_stride(states: list[Tensor], real: Tensor | None, stride: int) -> tuple[list[Tensor], Tensor | None]:
-    """Return texts, [R, L, X] each, and which of their tokens are real; exported, with a stride of padding behind them.
+    """Return sequences, [R, L, X] each, and which of their tokens are real; exported, with a stride of padding behind.
 
     Without it, an exporter refuses lengths from one stride on: it takes one for a special case.
     """

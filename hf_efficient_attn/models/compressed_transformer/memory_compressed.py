@@ -7,8 +7,8 @@ causal layer a query reads the slots whose last token is not after it: nothing o
 and nothing at all before token f - 1, unless there is a null key. T-DMCA has layers of this kind between layers that
 read their own block of 256 tokens.
 
-Slots are counted from the first token of each text. In a layer that is not causal the last slot of a text may be of
-fewer tokens, with zeros behind them, and is read.
+Slots are counted from the first token of each sequence. In a layer that is not causal the last slot of a sequence may
+be of fewer tokens, with zeros behind them, and is read.
 
 Source: Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198), section 4.2.3, which says
 neither whether kernels mix heads, nor what the first tokens read. The authors' library compresses hidden states before
@@ -30,8 +30,8 @@ from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.base import backend_of
+from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention, Sequences, in_front
 from hf_efficient_attn.models.mechanisms.state_cache import SummaryLayer
-from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, Texts, in_front
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.bands import CompressedKeys
 
@@ -62,17 +62,19 @@ class MemoryCompressedAttention(MechanismAttention):
             init.zeros_(self.null_value)
 
     def forward(
-        self, hidden_states: Tensor, texts: Texts, cache: Cache | None = None, **kwargs: Any
+        self, hidden_states: Tensor, sequences: Sequences, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         if cache is None:
-            return super().forward(hidden_states, texts, **kwargs)
-        # a cache has one text a row, which goes on
-        rows = texts if texts.real is None and not texts.is_packed else in_front(hidden_states, texts.real)
-        if texts.is_packed:
+            return super().forward(hidden_states, sequences, **kwargs)
+        # a cache has one sequence a row, which goes on
+        rows = (
+            sequences if sequences.real is None and not sequences.is_packed else in_front(hidden_states, sequences.real)
+        )
+        if sequences.is_packed:
             (states,), (group,) = rows.split(hidden_states), rows.groups
             _, key, value = (zeroed(each, group.real) for each in self.project(zeroed(states, group.real)))
             self._cached(cache, self.heads(key), self.heads(value), group.real)
-            return super().forward(hidden_states, texts, **kwargs)
+            return super().forward(hidden_states, sequences, **kwargs)
         return super().forward(hidden_states, rows, cache=cache, **kwargs)
 
     def attend(
@@ -113,7 +115,7 @@ class MemoryCompressedAttention(MechanismAttention):
             scale=self.scaling,
             dropout=drop_rate(self.dropout),
             backend=backend_of(self.config),
-            # the null key counts as a slot before the text
+            # the null key counts as a slot before the sequence
             query_offset=None if self.null_key is None else self.stride,
             cross=True,
         )

@@ -3,7 +3,7 @@
 It differs from BERT and RoBERTa only in what a layer reads, which the config's `mechanism` says, for all layers or for
 each: a file of this folder per mechanism, and `pattern`, the softmax attention of the sparse Transformer. Inputs may be
 padded on either side, have masked tokens between others, and hold packed documents: a mechanism that follows no pattern
-is given texts that begin at their first place (`texts.py`).
+is given sequences that begin at their first place (`sequences.py`).
 
 Sources: those of the files; Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
 (arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
@@ -33,8 +33,8 @@ from hf_efficient_attn.models.heads.task_heads import (
 )
 from hf_efficient_attn.models.mechanisms.linear import LinearAttention, PositiveRandomFeatures
 from hf_efficient_attn.models.mechanisms.prior import PriorAttention
+from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention, find_sequences, without_padding
 from hf_efficient_attn.models.mechanisms.state_cache import StateLayer, attach_states
-from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, find_texts, without_padding
 from hf_efficient_attn.models.parts.blocks import build_norm
 from hf_efficient_attn.models.parts.embeddings import EmbeddingSum
 from hf_efficient_attn.models.prologue import TableGeneration, backbone_forward
@@ -140,12 +140,12 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         call = self.prepare(*given, read_on_host=read)
         hidden_states, where = self.embeddings(call, token_type_ids)
         masks, passed = call.masks(self.config), PassedStates()
-        texts = find_texts(call, masks, self.config.is_causal)
+        sequences = find_sequences(call, masks, self.config.is_causal)
         if self.config.projection_padding == "ignore":
             is_packed = call.documents is not None or masks.token_mask.segment_ids is not None
             hidden_states = without_padding(hidden_states, call.real_tokens, is_packed)
         # of which every mechanism takes its own
-        kwargs |= {**where, "inputs": without_globals(masks), "texts": texts, "passed_states": passed}
+        kwargs |= {**where, "inputs": without_globals(masks), "sequences": sequences, "passed_states": passed}
         kwargs["shared_maps"] = None if self.shared_maps is None else self.shared_maps()
         for layer in islice(self.layers, self.config.num_hidden_layers):
             hidden_states = layer(hidden_states, cache=cache, **kwargs)

@@ -1,18 +1,18 @@
-"""Nyströmformer: attention through landmarks, which are means of queries and of keys over segments of a text.
+"""Nyströmformer: attention through landmarks, which are means of queries and of keys over segments of a sequence.
 
     F = softmax(Q K̃ᵀ),  A = softmax(Q̃ K̃ᵀ),  B = softmax(Q̃ Kᵀ),  out = F A⁺ (B V) + conv(V)
 
 with Q and K divided by D^¼ each, m landmarks Q̃ and K̃, A⁺ by six steps of an iteration, and a convolution over the
-values of each head. A layer computes 2 · n · m + m² scores of a head instead of n². A text of up to m tokens is read by
-full attention, of which this is an approximation.
+values of each head. A layer computes 2 · n · m + m² scores of a head instead of n². A sequence of up to m tokens is
+read by full attention, of which this is an approximation.
 
 There is no causal form: each landmark is a mean over a segment, and A⁺ mixes all of them.
 
 Source: Xiong et al., "Nyströmformer" (arXiv:2102.03902). As in the authors' code, padding takes part in nothing. We
-differ in these points. Segments of a text differ by one token at most and are its own, where the code has segments of
-the padded length: the same if m divides that and nothing is padded. transformers' model divides the start of the
-iteration by one number for all texts of a batch and all heads (`inverse_scale="batch"`), so that the output of a text
-depends on its batch mates; by default it is one for each text and head.
+differ in these points. Segments of a sequence differ by one token at most and are its own, where the code has segments
+of the padded length: the same if m divides that and nothing is padded. transformers' model divides the start of the
+iteration by one number for all sequences of a batch and all heads (`inverse_scale="batch"`), so that the output of a
+sequence depends on its batch mates; by default it is one for each sequence and head.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from transformers.utils.import_utils import is_tracing
 from hf_efficient_attn.attention.layer import warn_of_weights
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.mechanisms.linear import wide
-from hf_efficient_attn.models.mechanisms.texts import MechanismAttention
+from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention
 
 from .mechanism import zeroed
 
@@ -55,7 +55,7 @@ class NystromAttention(MechanismAttention):
         with autocast_off(query.device.type):
             query, key, values = (wide(each) for each in (query, key, value))
             query, key = (each * self.head_dim**-0.25 for each in (query, key))
-            # a graph that is traced is for texts of any length
+            # a graph that is traced is for sequences of any length
             if not is_tracing(key) and key.shape[2] <= self.num_landmarks:
                 read, gathered = all_read(query, key, real), None
             else:
@@ -70,21 +70,21 @@ class NystromAttention(MechanismAttention):
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(dtype)
 
     def _by_landmarks(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return F, [R, H, L, m], and A⁺ B, [R, H, m, L]; of short texts the weights of full attention, and 1."""
+        """Return F, [R, H, L, m], and A⁺ B, [R, H, m, L]; of short sequences the weights of full attention, and 1."""
         means, is_landmark, is_short = segments(query, real, self.num_landmarks)
         queries, keys = means @ query, means @ key
-        # F, without the landmarks that a short text does not have
+        # F, without the landmarks that a short sequence does not have
         read = (query @ keys.mT).masked_fill(~is_landmark[:, None, None], -torch.inf).softmax(-1)
         inverse = inverted(self._between(queries, keys, is_landmark), self.config.inverse_scale)
         gathered = queries @ key.mT
         if real is not None:
             gathered = gathered.masked_fill(~real[:, None, None], torch.finfo(gathered.dtype).min)
         gathered = inverse @ gathered.softmax(-1)
-        # the landmarks of a short text are its tokens, and F is full attention
+        # the landmarks of a short sequence are its tokens, and F is full attention
         return read, torch.where(is_short[:, None, None, None], means.expand_as(gathered), gathered)
 
     def _between(self, queries: Tensor, keys: Tensor, is_landmark: Tensor) -> Tensor:
-        """Return A, [R, H, m, m]; landmarks that a text does not have read themselves, and nothing reads them."""
+        """Return A, [R, H, m, m]; landmarks that a sequence does not have read themselves, and nothing reads them."""
         none = ~is_landmark
         scores = (queries @ keys.mT).masked_fill(none[:, None, None], -torch.inf)
         own = torch.eye(none.shape[1], dtype=torch.bool, device=none.device)
@@ -117,22 +117,23 @@ class HeadConvolution(nn.Module):
 
 
 def all_read(query: Tensor, key: Tensor, real: Tensor | None) -> Tensor:
-    """Return the weights of full attention of texts, [R, H, L, L], with queries and keys divided by D^¼ each."""
+    """Return the weights of full attention of sequences, [R, H, L, L], with queries and keys divided by D^¼ each."""
     scores = query @ key.mT
     if real is not None:
-        # a text of padding alone keeps one key, which is 0
+        # a sequence of padding alone keeps one key, which is 0
         counts = real.sum(1).clamp(min=1).view(-1, 1, 1, 1)
         scores = scores.masked_fill(torch.arange(real.shape[1], device=real.device) >= counts, -torch.inf)
     return scores.softmax(-1)
 
 
 def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the segments of texts as matrices of means, [R, 1, m, L], which landmarks there are, and who is short.
+    """Return the segments of sequences as matrices of means, [R, 1, m, L], which landmarks there are, and who is short.
 
     Args:
         states: [R, H, L, D], of which only shape, dtype and device matter.
 
-    A text of n tokens has m segments, that of token i being ⌊i · m / n⌋, or n of one token each; it is short if n ≤ m.
+    A sequence of n tokens has m segments, that of token i being ⌊i · m / n⌋, or n of one token each; it is short if n ≤
+    m.
     """
     batch_size, _, tokens, _ = states.shape
     index = torch.arange(tokens, device=states.device)
@@ -145,7 +146,7 @@ def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[T
     landmarks = torch.arange(num_landmarks, device=states.device)
     members = (numbers.unsqueeze(1) == landmarks[:, None]) & real.unsqueeze(1)
     means = members.to(states.dtype) / members.sum(2, keepdim=True).clamp(min=1)
-    # a text of padding alone keeps one, whose key is 0
+    # a sequence of padding alone keeps one, whose key is 0
     is_landmark = landmarks < counts.clamp(min=1)
     return means.unsqueeze(1), is_landmark, (counts <= num_landmarks).squeeze(1)
 

@@ -69,21 +69,21 @@ class TalkingHeadsAttention(SparseAttention):
             init.copy_(mix, torch.eye(self.num_heads, dtype=mix.dtype, device=mix.device))
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+        self, query: Tensor, key: Tensor, value: Tensor, layer_spec: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         # lengths of an exported graph are not known
         is_known = not torch.compiler.is_exporting()
-        if self._is_dense(followed, key.shape[2] if is_known else FEW_KEYS + 1):
+        if self._is_dense(layer_spec, key.shape[2] if is_known else FEW_KEYS + 1):
             kept = {name: each for name, each in options.items() if name != "backend"}
-            return talk(query, key, value, self.score_map, self.weight_map, followed, **kept)
+            return talk(query, key, value, self.score_map, self.weight_map, layer_spec, **kept)
         query, shared = with_shared_keys(query, self.score_map, key.shape[1]), (one_head(key), one_head(value))
-        out, weights = super()._attend(query, *shared, followed, options)
+        out, weights = super()._attend(query, *shared, layer_spec, options)
         out = read_by_heads(out, self.weight_map, value.shape[1])
         return out, None if weights is None else mixed(self.weight_map, weights)
 
-    def _is_dense(self, followed: LayerPattern, num_keys: int) -> bool:
+    def _is_dense(self, layer_spec: LayerPattern, num_keys: int) -> bool:
         """Return whether all scores of all heads are computed, and no engine is asked."""
-        return backend_of(self.config) == AUTO and (followed.is_own or num_keys <= FEW_KEYS)
+        return backend_of(self.config) == AUTO and (layer_spec.is_own or num_keys <= FEW_KEYS)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return what this layer asks the engine for.
@@ -92,7 +92,7 @@ class TalkingHeadsAttention(SparseAttention):
             UnsupportedBackendError: the engine is not asked; it says what is computed instead.
         """
         request = super().layer_request(num_keys, task)
-        if not self._is_dense(request.followed, num_keys):
+        if not self._is_dense(request.layer_spec, num_keys):
             width = self.config.key_value_heads * self.head_dim
             return replace(request, num_key_heads=1, head_dim=width, value_dim=width)
         raise UnsupportedBackendError(
@@ -129,7 +129,7 @@ def talk(
     value: Tensor,
     score_map: Tensor,
     weight_map: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     tokens: TokenMask,
     scale: float,
     dropout: float = 0.0,
@@ -139,7 +139,7 @@ def talk(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [B, T, H, D] and, if they are needed, the weights U [B, H, T, K]; see `attend_layer`."""
-    added, has_keys = masked(query, key, followed, tokens, query_offset, matrix)
+    added, has_keys = masked(query, key, layer_spec, tokens, query_offset, matrix)
     query, key, value = autocast_states(query, key, value)
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     with autocast_off(query.device.type):
@@ -155,7 +155,7 @@ def talk(
 def masked(
     query: Tensor,
     key: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     tokens: TokenMask,
     query_offset: QueryOffset,
     matrix: Tensor | None,
@@ -164,11 +164,11 @@ def masked(
 
     The arguments are those of `attend_layer`.
     """
-    tokens = tokens_of_layer(tokens, followed, key)
-    if matrix is not None and not followed.is_own:
+    tokens = tokens_of_layer(tokens, layer_spec, key)
+    if matrix is not None and not layer_spec.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
-    allowed = pairs_of(followed, query_offset, tokens, matrix, query, key)
+    allowed = pairs_of(layer_spec, query_offset, tokens, matrix, query, key)
     return added_and_keys(allowed, added_scores(matrix, None, query, key), query)
 
 
@@ -314,7 +314,7 @@ class ReusedWeightsAttention(SparseAttention):
         passed: PassedStates = kwargs["passed_states"]
         return passed.joined(self.compared_layers, key)
 
-    def _followed(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
+    def _layer_spec(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
         return layer_pattern(self.below, {"is_causal": self.is_causal})
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:

@@ -16,7 +16,7 @@ from hf_efficient_attn.models.inputs import NO_INPUTS, LayerInputs
 from hf_efficient_attn.models.parts.attention import MultiHeadAttention
 from hf_efficient_attn.models.parts.blocks import append_to_cache
 from hf_efficient_attn.models.parts.embeddings import rotate
-from hf_efficient_attn.models.parts.memberships import NONE, Membership, tell_membership
+from hf_efficient_attn.models.parts.memberships import NONE, Membership, record_membership
 from hf_efficient_attn.patterns.bands import Band, Full
 from hf_efficient_attn.patterns.blocks import Blocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -40,7 +40,7 @@ class ReformerAttention(MultiHeadAttention):
         states = self.heads(projection(hidden_states))
         return states if rotation is None else rotate(states, *rotation)
 
-    def followed(self) -> LayerPattern:
+    def layer_spec(self) -> LayerPattern:
         """Return which pairs of positions the layer may read."""
         pattern = self.pattern()
         pattern = pattern.causal() if self.is_causal else pattern
@@ -52,7 +52,7 @@ class ReformerAttention(MultiHeadAttention):
 
     def layer_request(self, num_keys: int, task: str | None, notes: tuple[str, ...] = ()) -> LayerRequest:
         """Return what this layer asks the engine for at a length in tokens."""
-        return self.request(self.followed(), notes=notes)
+        return self.request(self.layer_spec(), notes=notes)
 
 
 class LocalAttention(ReformerAttention):
@@ -76,7 +76,7 @@ class LocalAttention(ReformerAttention):
         if cache is not None:
             key, value = append_to_cache(cache, key, value, self.layer_idx)
         options = self.engine_options(inputs, kwargs)
-        out, weights = attend_layer(query, key, value, self.followed(), scale=self.scaling, **options)
+        out, weights = attend_layer(query, key, value, self.layer_spec(), scale=self.scaling, **options)
         return self.o_proj(out.flatten(2)), weights
 
     def pattern(self) -> Pattern:
@@ -136,10 +136,10 @@ class LSHAttention(ReformerAttention):
         kept = {} if kept is None else kept
         if "buckets" not in kept:
             kept["buckets"] = hash_vectors(read, self.rotations(hash_step, read.device), self.factors)
-        tell_membership(self.layer_idx, lambda: self.membership(kept["buckets"], inputs))
+        record_membership(self.layer_idx, lambda: self.membership(kept["buckets"], inputs))
         chosen = self.chosen(kept["buckets"], inputs, query.shape[0])
         options = self.engine_options(inputs, kwargs)
-        out, weights = attend_layer(query, read, value, self.followed(), scale=1.0, chosen=chosen, **options)
+        out, weights = attend_layer(query, read, value, self.layer_spec(), scale=1.0, chosen=chosen, **options)
         return self.o_proj(out.flatten(2)), weights
 
     def rotations(self, hash_step: Tensor | None, device: torch.device) -> Tensor:
@@ -200,8 +200,8 @@ class LSHAttention(ReformerAttention):
         # in each round a token meets itself, which it reads only if it may read nothing else
         most = max(1, config.num_hashes * (config.lsh_attn_chunk_length * chunks - 1))
         chosen = self.chosen(buckets, NO_INPUTS, 1)
-        asked = super().layer_request(num_keys, task, (*notes, note))
-        return replace(asked, chosen=chosen, most_keys=most)
+        request = super().layer_request(num_keys, task, (*notes, note))
+        return replace(request, chosen=chosen, most_keys=most)
 
 
 def build_attention(config: Any, layer_idx: int) -> ReformerAttention:

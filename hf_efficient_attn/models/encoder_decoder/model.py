@@ -16,7 +16,7 @@ from hf_efficient_attn.integration.packing import ENDS, NUMBERS
 from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_paged
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.heads.task_heads import NamesOwnInputs
-from hf_efficient_attn.models.inputs import bring_inputs, check_axes, refuse_other_types
+from hf_efficient_attn.models.inputs import check_axes, prefetch_inputs, refuse_other_types
 
 # The two sides of an encoder-decoder's inputs: which mask belongs to which, and what the decoder reads by default.
 
@@ -172,7 +172,7 @@ class EncoderDecoder(NamesOwnInputs):
     # the head, sharded by columns, has the same weight; transformers adds this itself if a config has a plan
     _tp_plan = {"embed_tokens": "embedding_rowwise"}
 
-    def asked_tokens(self, input_ids: Tensor | None) -> Tensor | None:
+    def tokens_to_prefetch(self, input_ids: Tensor | None) -> Tensor | None:
         """Return the source's tokens if the encoder decides by their values what it computes, otherwise None."""
         return None
 
@@ -215,7 +215,7 @@ class EncoderDecoder(NamesOwnInputs):
         of_source = {name: kwargs.pop(name, None) for name in getattr(self, "extra_inputs", ())}
         of_target = {name: kwargs.pop(name, None) for name in getattr(self, "decoder_inputs", ())}
         masks = (attention_mask, decoder_attention_mask, *of_source.values(), *of_target.values())
-        bring_inputs(self.asked_tokens(input_ids), *masks)
+        prefetch_inputs(self.tokens_to_prefetch(input_ids), *masks)
         check_sides(attention_mask, decoder_attention_mask, source.shape[1], target.shape[1], cache)
         kwargs["return_dict"] = True
         if encoder_outputs is None:

@@ -13,7 +13,7 @@ from hf_efficient_attn.attention.layer import dense_attention, warn_of_weights
 from hf_efficient_attn.integration.masks import tokens_of_keys
 from hf_efficient_attn.integration.unsupported import check_mask_values
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
-from hf_efficient_attn.layout.transfer import lasting
+from hf_efficient_attn.layout.transfer import outside_inference_mode
 from hf_efficient_attn.models.base import backend_of
 from hf_efficient_attn.models.encoder_decoder.model import check_positions, check_source_mask
 from hf_efficient_attn.models.parts.attention import MultiHeadAttention
@@ -82,7 +82,7 @@ def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
 def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> TokenMask:
     """Return which source tokens may be read; source: [B, S, hidden_size]."""
     batch_size, num_keys = source.shape[:2]
-    with lasting():
+    with outside_inference_mode():
         lengths = (batch_size, num_queries, num_keys, 0, 0)
         tokens, _ = tokens_of_keys(None, *lengths, attention_mask, None, is_causal=False, device=source.device)
     return tokens

@@ -28,7 +28,7 @@ from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.joined import join_attention
-from hf_efficient_attn.attention.layer import attend_layer, chosen_rows
+from hf_efficient_attn.attention.layer import attend_layer, selected_rows
 from hf_efficient_attn.backends.kernels import dropper, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.integration.layer_patterns import layer_pattern
@@ -374,12 +374,12 @@ class EtcAttention(MultiHeadAttention):
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return what long tokens read, of their band and of all global tokens, and the weights."""
-        followed, terms, rate = self.followed(), self.terms(query), drop_rate(self.dropout)
+        layer_spec, terms, rate = self.layer_spec(), self.terms(query), drop_rate(self.dropout)
         options: dict[str, Any] = {"scale": self.scaling, "dropout": rate, "backend": backend_of(self.config)}
         masks = {"key_mask": token_mask.key_mask, "segment_ids": token_mask.segment_ids}
         lse_options = {"return_lse": True, "lse_gradient": True}
-        where = {"layer": followed.layer, **masks, **options, **lse_options}
-        part: Any = attention(query, *near, followed.pattern, terms=terms, **where)
+        where = {"layer": layer_spec.layer, **masks, **options, **lse_options}
+        part: Any = attention(query, *near, layer_spec.pattern, terms=terms, **where)
         added = self.of_links(self.long_labels, query, structure.linked)
         dense: dict[str, Any] = {"scale": self.scaling, "dropout": rate, "need_weights": need_weights}
         *other, other_weights = attend_pairs(query, *to_global, added, structure.long_to_global, **dense)
@@ -387,12 +387,14 @@ class EtcAttention(MultiHeadAttention):
         if not need_weights:
             return out, None
         options["dropout"] = 0.0
-        _, weights = attend_layer(query, *near, followed, tokens=token_mask, terms=terms, need_weights=True, **options)
+        _, weights = attend_layer(
+            query, *near, layer_spec, tokens=token_mask, terms=terms, need_weights=True, **options
+        )
         own_share, share = (
             torch.where(lse > -torch.inf, (each - lse).exp(), 0.0).unsqueeze(-1) for each in (part[1], other[1])
         )
         joined = (other_weights * share).to(query.dtype), own_share.to(query.dtype)
-        rows = chosen_rows()
+        rows = selected_rows()
         if rows is not None:
             joined = (joined[0][:, :, list(rows)], joined[1][:, :, list(rows)])
         return out, torch.cat((joined[0], weights * joined[1]), -1)
@@ -434,7 +436,7 @@ class EtcAttention(MultiHeadAttention):
         values = self.long_labels(query, labels_by_distance(reach), self.scaling)
         return (Term(values, Distance(-reach, reach)),)
 
-    def followed(self) -> LayerPattern:
+    def layer_spec(self) -> LayerPattern:
         """Return which long tokens a long token reads: the config's pattern, or the band of the paper."""
         own = layer_pattern(self, {"is_causal": False})
         return replace(own, pattern=self.band, reads_all=False) if own.is_own else own
@@ -449,4 +451,4 @@ class EtcAttention(MultiHeadAttention):
             f"{config.chunk_tokens} tokens where a call gives no others."
         )
         labels = () if self.long_labels is None else (Distance(-reach, reach),)
-        return self.request(self.followed(), labels=labels, notes=(note,))
+        return self.request(self.layer_spec(), labels=labels, notes=(note,))

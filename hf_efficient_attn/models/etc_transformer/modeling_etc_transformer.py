@@ -48,7 +48,7 @@ from hf_efficient_attn.models.heads.task_heads import (
     TokenClassificationHead,
     pool,
 )
-from hf_efficient_attn.models.inputs import bring_inputs
+from hf_efficient_attn.models.inputs import prefetch_inputs
 from hf_efficient_attn.models.parts.blocks import MLP, Block, build_norm
 from hf_efficient_attn.models.parts.embeddings import with_types
 from hf_efficient_attn.models.prologue import PreparedCall, backbone_forward
@@ -184,7 +184,7 @@ class EtcAnswerHead(QuestionAnsweringHead):
                 "it with long_answers=True."
             )
         # read once, with the masks of the backbone
-        bring_inputs(attention_mask, position_ids, long_answer_positions, kwargs.get("global_mask"))
+        prefetch_inputs(attention_mask, position_ids, long_answer_positions, kwargs.get("global_mask"))
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)
         start_logits, end_logits = (each.contiguous() for each in logits.unbind(-1))

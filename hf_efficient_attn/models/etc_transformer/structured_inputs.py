@@ -34,7 +34,7 @@ NO_ANSWER = -100
 
 
 @dataclass(frozen=True)
-class Row:
+class ExampleGlobals:
     """What the global tokens of an example are.
 
     Attributes:
@@ -79,7 +79,7 @@ def link(
     contexts: Sequence[int] | None,
     candidates: Sequence[int],
     has_whole_text: bool,
-) -> Row:
+) -> ExampleGlobals:
     """Return the global tokens of an example: of its text, of each token of its question, and of its parts.
 
     Args:
@@ -117,7 +117,7 @@ def link(
         owners = [((PARAGRAPH_TYPE, numbers[each]), _tokens_of(listed[each][:1], of_text)) for each in at_home]
         long = [counted.get(each, -1) for each in contexts_of_tokens(places, is_question, owners)]
     own_parts = [part for _, part, _, _ in kept]
-    return Row(links, types, [counted[each] for each in own], long, own_parts, set(listed_at))
+    return ExampleGlobals(links, types, [counted[each] for each in own], long, own_parts, set(listed_at))
 
 
 def contexts_of_tokens(
@@ -240,7 +240,7 @@ def is_interval(given: Any) -> bool:
 
 
 def answer_positions(
-    row: Row,
+    row: ExampleGlobals,
     places: Sequence[int | None],
     offsets: Sequence[Interval],
     is_cut: bool,
@@ -265,8 +265,8 @@ def answer_positions(
             "None where there is no answer."
         )
     start, stop = (operator.index(each) for each in answer)
-    said = text[start:stop]
-    begin, end = start + len(said) - len(said.lstrip()), start + len(said.rstrip())
+    answer_text = text[start:stop]
+    begin, end = start + len(answer_text) - len(answer_text.lstrip()), start + len(answer_text.rstrip())
     kept = [token for token, at in enumerate(places) if at is not None]
     if is_cut and (not kept or begin < offsets[kept[0]][0] or end > offsets[kept[-1]][1]):
         # at least an end of it is cut away
@@ -274,8 +274,8 @@ def answer_positions(
     found = [token for token, at in enumerate(places) if at is not None and at < end and offsets[token][1] > begin]
     if not found:
         raise InputError(
-            f"answers has {shown(answer)}, which is {shown(said)} in its text, and no token has a letter of it. Give "
-            "an interval with at least one word, or None where there is no answer."
+            f"answers has {shown(answer)}, which is {shown(answer_text)} in its text, and no token has a letter of it. "
+            "Give an interval with at least one word, or None where there is no answer."
         )
     first_part = len(row.global_types) - len(row.parts)
     holding = [number for number, each in enumerate(row.parts) if any(first <= begin < last for first, last in each)]
@@ -497,7 +497,7 @@ def _encoded(
     return encoded, offsets
 
 
-def _add_globals(encoded: BatchEncoding, rows: Sequence[Row], token_id: int, has_whole_text: bool) -> None:
+def _add_globals(encoded: BatchEncoding, rows: Sequence[ExampleGlobals], token_id: int, has_whole_text: bool) -> None:
     """Add the global tokens, their masks, and links."""
     levels = max([1, *(len(numbers) for row in rows for numbers in row.links)])
     padded = [[[*numbers, *[-1] * (levels - len(numbers))] for numbers in row.links] for row in rows]
@@ -510,7 +510,10 @@ def _add_globals(encoded: BatchEncoding, rows: Sequence[Row], token_id: int, has
 
 
 def _add_types(
-    encoded: BatchEncoding, rows: Sequence[Row], sequences: Sequence[list[int | None]], token_ids: tuple[int, int, int]
+    encoded: BatchEncoding,
+    rows: Sequence[ExampleGlobals],
+    sequences: Sequence[list[int | None]],
+    token_ids: tuple[int, int, int],
 ) -> None:
     """Add the types of tokens of pairs, and the ids of their global tokens.
 

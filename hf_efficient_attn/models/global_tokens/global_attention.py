@@ -14,7 +14,7 @@ from transformers import initialization as init
 
 from hf_efficient_attn.attention.sharded.collectives import SumOfProcesses
 from hf_efficient_attn.attention.sharded.shards import SequenceShards, shard_bounds
-from hf_efficient_attn.attention.sharded.ulysses import deal_heads
+from hf_efficient_attn.attention.sharded.ulysses import ulysses_heads
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.token_locations import (
@@ -26,7 +26,7 @@ from hf_efficient_attn.layout.token_locations import (
 )
 from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import UNCOPIED, device_numbers
-from hf_efficient_attn.models.global_tokens.rules import GlobalTokenChoice
+from hf_efficient_attn.models.global_tokens.rules import GlobalTokenSelection
 from hf_efficient_attn.models.inputs import LayerInputs, Movable
 from hf_efficient_attn.models.parts.blocks import gathered, is_in_shards
 from hf_efficient_attn.models.parts.embeddings import rotate
@@ -58,7 +58,7 @@ class GlobalRows(Movable):
 
 
 def find_global_rows(
-    choice: GlobalTokenChoice,
+    selection: GlobalTokenSelection,
     masks: LayerInputs,
     batch_size: int,
     num_queries: int,
@@ -77,14 +77,14 @@ def find_global_rows(
     locations = token_locations(tokens, num_keys, device)
     offset = num_keys - num_queries if masks.query_offset is None else masks.query_offset
 
-    def rows_of(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor:
+    def rows_of(selection: GlobalTokenSelection, locations: TokenLocations) -> Tensor:
         queries = torch.arange(num_queries, device=locations.positions.device) + offset
-        return _global_keys(choice, locations).expand(batch_size, -1).index_select(1, queries)
+        return _global_keys(selection, locations).expand(batch_size, -1).index_select(1, queries)
 
-    is_row = known = rows_of(choice, locations)
+    is_row = known = rows_of(selection, locations)
     if device.type not in UNCOPIED and not torch.compiler.is_compiling():
-        known = rows_of(choice.on_host(), locations_on_host(tokens, num_keys))
-    index, found = _first_true(is_row, _most(choice, known, tokens, max_global_tokens))
+        known = rows_of(selection.on_host(), locations_on_host(tokens, num_keys))
+    index, found = _first_true(is_row, _most(selection, known, tokens, max_global_tokens))
     allowed = None
     if matrix is not None:
         matrix = matrix.expand(batch_size, -1, num_queries, -1)[:, 0]
@@ -95,21 +95,21 @@ def find_global_rows(
 
 
 def global_keys(
-    choice: GlobalTokenChoice, tokens: TokenMask, batch_size: int, num_keys: int, device: torch.device
+    selection: GlobalTokenSelection, tokens: TokenMask, batch_size: int, num_keys: int, device: torch.device
 ) -> Tensor:
     """Return which keys are global tokens, bool [batch, keys]."""
-    return _global_keys(choice, token_locations(tokens, num_keys, device)).expand(batch_size, -1)
+    return _global_keys(selection, token_locations(tokens, num_keys, device)).expand(batch_size, -1)
 
 
-def check_positions(choice: GlobalTokenChoice, tokens: TokenMask, num_keys: int, device: torch.device) -> None:
+def check_positions(selection: GlobalTokenSelection, tokens: TokenMask, num_keys: int, device: torch.device) -> None:
     """Refuse named positions beyond the end of some text; not while compiling.
 
     Raises:
         InputError: names the position, the example, and where its text ends.
     """
-    if not choice.is_named or torch.compiler.is_compiling():
+    if not selection.is_named or torch.compiler.is_compiling():
         return
-    wanted = max(choice.positions)
+    wanted = max(selection.positions)
     where, end = "a text", num_keys - 1
     if not tokens.is_empty:
         is_known = device.type in UNCOPIED
@@ -127,12 +127,12 @@ def check_positions(choice: GlobalTokenChoice, tokens: TokenMask, num_keys: int,
         )
 
 
-def _global_keys(choice: GlobalTokenChoice, locations: TokenLocations) -> Tensor:
-    if choice.mask is not None:
-        return choice.mask & (locations.documents != NO_DOCUMENT)
-    if choice.every is not None:
-        return (locations.positions % choice.every == 0) & (locations.documents != NO_DOCUMENT)
-    return _among(locations.positions, tuple(choice.positions)) & (locations.documents != NO_DOCUMENT)
+def _global_keys(selection: GlobalTokenSelection, locations: TokenLocations) -> Tensor:
+    if selection.mask is not None:
+        return selection.mask & (locations.documents != NO_DOCUMENT)
+    if selection.every is not None:
+        return (locations.positions % selection.every == 0) & (locations.documents != NO_DOCUMENT)
+    return _among(locations.positions, tuple(selection.positions)) & (locations.documents != NO_DOCUMENT)
 
 
 def _among(positions: Tensor, wanted: tuple[int, ...]) -> Tensor:
@@ -145,12 +145,12 @@ def _among(positions: Tensor, wanted: tuple[int, ...]) -> Tensor:
     return found
 
 
-def _most(choice: GlobalTokenChoice, is_row: Tensor, tokens: TokenMask, limit: int) -> int:
+def _most(selection: GlobalTokenSelection, is_row: Tensor, tokens: TokenMask, limit: int) -> int:
     """Return the largest number of global queries of an example, at least 1."""
     if not torch.compiler.is_compiling():
         return max(1, int(is_row.sum(1).max()))
-    if choice.mask is None and tokens.segment_ids is None:
-        return max(1, len(choice.positions))
+    if selection.mask is None and tokens.segment_ids is None:
+        return max(1, len(selection.positions))
     torch._assert_async(
         (is_row.sum(1) <= limit).all(), "More global tokens than config.max_global_tokens, the limit of traced models."
     )
@@ -343,16 +343,16 @@ def read_together(
         found = states.gather(1, index[:, :, None].expand(-1, -1, states.shape[2]))
         return SumOfProcesses.apply(torch.where(is_own[:, :, None], found, 0), shards.group)  # type: ignore[no-any-return]
 
-    dealt = deal_heads(shards, attention.num_heads, num_tokens)
+    ulysses = ulysses_heads(shards, attention.num_heads, num_tokens)
     key, value = attention.keys_and_values(hidden_states)
     query = attention.queries(of_all(hidden_states))
     if rotation is not None:
         key = rotate(key, *rotation)
         query = rotate(query, *(of_all(each) for each in rotation))
-    key, value = dealt.whole_texts(key), dealt.whole_texts(value)
-    out, _ = attention.read(query[:, dealt.own], key, value, rows.allowed)
+    key, value = ulysses.gather_sequences(key), ulysses.gather_sequences(value)
+    out, _ = attention.read(query[:, ulysses.own], key, value, rows.allowed)
     width = attention.head_dim
-    out = dealt.all_heads(out.flatten(2), width).unflatten(2, (-1, width))
+    out = ulysses.all_heads(out.flatten(2), width).unflatten(2, (-1, width))
     return out, replace(rows, is_row=rows.is_row[:, first:stop], index=index, is_global=is_own)
 
 

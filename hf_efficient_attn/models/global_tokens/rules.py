@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.integration.unsupported import check_marked, check_marked_shape
-from hf_efficient_attn.layout.transfer import bring, derived, device_numbers, on_host
+from hf_efficient_attn.layout.transfer import derived, device_numbers, on_host, prefetch_to_host
 from hf_efficient_attn.messages import shown
 
 Rule = str | Mapping[str, Any] | None
@@ -29,7 +29,7 @@ NOT_RELATIVE = (
 
 
 @dataclass(frozen=True)
-class GlobalTokenChoice:
+class GlobalTokenSelection:
     """The global tokens of one batch.
 
     Attributes:
@@ -44,7 +44,7 @@ class GlobalTokenChoice:
     every: int | None = None
     is_named: bool = False
 
-    def on_host(self) -> "GlobalTokenChoice":
+    def on_host(self) -> "GlobalTokenSelection":
         """Return the same choice with its mask on the host."""
         return self if self.mask is None else replace(self, mask=on_host(self.mask))
 
@@ -89,7 +89,7 @@ def choose_by_rule(
     is_token: Tensor | None,
     sep_token_id: int | None,
     past_tokens: int | Tensor = 0,
-) -> GlobalTokenChoice:
+) -> GlobalTokenSelection:
     """Return the global tokens of a batch by a rule, in which "auto" is already resolved.
 
     Args:
@@ -102,15 +102,15 @@ def choose_by_rule(
         InputError: a question without a separator, or a rule that looks at tokens when these are unknown.
     """
     if rule is None:
-        return GlobalTokenChoice()
+        return GlobalTokenSelection()
     if rule == "first":
-        return GlobalTokenChoice((0,))
+        return GlobalTokenSelection((0,))
     if isinstance(rule, Mapping) and "positions" in rule:
-        return GlobalTokenChoice(tuple(sorted(set(rule["positions"]))), is_named=True)
+        return GlobalTokenSelection(tuple(sorted(set(rule["positions"]))), is_named=True)
     if isinstance(rule, Mapping) and "every" in rule:
         if torch.compiler.is_compiling():
-            return GlobalTokenChoice(every=rule["every"])
-        return GlobalTokenChoice(tuple(range(0, num_keys, rule["every"])))
+            return GlobalTokenSelection(every=rule["every"])
+        return GlobalTokenSelection(tuple(range(0, num_keys, rule["every"])))
     is_cached = not isinstance(past_tokens, int) or past_tokens > 0
     if input_ids is None or is_cached:
         what = "cached tokens are not at hand" if is_cached else "inputs_embeds say nothing about tokens"
@@ -120,10 +120,10 @@ def choose_by_rule(
         )
     if isinstance(rule, Mapping):
         wanted = tuple(rule["token_ids"])
-        return GlobalTokenChoice(
+        return GlobalTokenSelection(
             mask=derived(lambda ids: torch.isin(ids, device_numbers(wanted, ids.device)), input_ids)
         )
-    return GlobalTokenChoice(mask=_around_separator(rule, input_ids, is_token, sep_token_id))
+    return GlobalTokenSelection(mask=_around_separator(rule, input_ids, is_token, sep_token_id))
 
 
 def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep_token_id: int | None) -> Tensor:
@@ -145,7 +145,7 @@ def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep
         chosen = index < end if rule == "question" else index > end + 1
         return chosen if is_token is None else chosen & is_token.bool()
 
-    bring(input_ids, is_token)
+    prefetch_to_host(input_ids, is_token)
     is_separator = derived(separators, input_ids, is_token)
     if not torch.compiler.is_compiling() and not bool(on_host(is_separator).any(1).all()):
         row = int((~on_host(is_separator).any(1)).nonzero()[0])
@@ -158,7 +158,7 @@ def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep
 
 def choose_by_mask(
     global_attention_mask: Tensor, batch_size: int, num_tokens: int, is_token: Tensor | None
-) -> GlobalTokenChoice:
+) -> GlobalTokenSelection:
     """Return the tokens that a call marks as global; marked padding stays padding.
 
     Args:
@@ -170,4 +170,4 @@ def choose_by_mask(
     """
     check_marked_shape(global_attention_mask, batch_size, num_tokens)
     check_marked(global_attention_mask, is_token)
-    return GlobalTokenChoice(mask=derived(lambda mask: mask.bool(), global_attention_mask))
+    return GlobalTokenSelection(mask=derived(lambda mask: mask.bool(), global_attention_mask))

@@ -32,7 +32,7 @@ class FeatureFields:
 
     @property
     def state_of_head(self) -> int:
-        """How many numbers a causal head keeps of a text: S, z and, of random features, their exponent."""
+        """How many numbers a causal head keeps of a sequence: S, z and, of random features, their exponent."""
         head_dim: int = self.head_dim  # type: ignore[attr-defined]
         return self.features_of_head * (head_dim + 1) + int(self.feature_map == "positive_random")
 

@@ -2,10 +2,11 @@
 
     S = Σ φ(k) vᵀ,  z = Σ φ(k),  out = φ(q)ᵀ S / (φ(q)·z + ε)
 
-with the sums over all tokens of a text or, if causal, over those up to the query. A causal layer is so a network whose
-state, S and z, has as many numbers after any number of tokens; `generate` keeps that alone. In training, sums over
-chunks of `chunk_tokens` are added up, and pairs are computed within chunks only, so that time and memory, those of the
-backward pass included, grow as the text does: C scores and (D + 1) · F / C numbers of sums for each token of a head.
+with the sums over all tokens of a sequence or, if causal, over those up to the query. A causal layer is so a network
+whose state, S and z, has as many numbers after any number of tokens; `generate` keeps that alone. In training, sums
+over chunks of `chunk_tokens` are added up, and pairs are computed within chunks only, so that time and memory, those of
+the backward pass included, grow as the sequence does: C scores and (D + 1) · F / C numbers of sums for each token of a
+head.
 
 Sums are in float32, under autocast, too: they have a term for every token. ε keeps those of "elu" and "constant" from
 0. Those of random features need none: φ(k) has a factor exp(−|k|² / 2), which for long keys is far below any ε, so that
@@ -37,21 +38,21 @@ from transformers.cache_utils import Cache
 from hf_efficient_attn.attention.layer import warn_of_weights
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import autocast_off, is_exporting
-from hf_efficient_attn.models.mechanisms.texts import MechanismAttention, TextGroup, Texts
+from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention, SequenceGroup, Sequences
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 
-# Sums over the keys up to each query, in chunks, so that time and memory grow as the text does.
+# Sums over the keys up to each query, in chunks, so that time and memory grow as the sequence does.
 #
 # Sums are added up over chunks of tokens, and pairs are computed within chunks only.
 #
 # Keys may be given with an exponent each, by whose exp they are larger. Sums then are divided by exp of the largest
 # exponent of the keys that they have: a running maximum, as exact as sums without exponents, whatever the chunks,
-# which never overflows. Shapes: R texts, H heads, L tokens, F features, X numbers of a value, N chunks of C tokens.
+# which never overflows. Shapes: R sequences, H heads, L tokens, F features, X numbers of a value, N chunks of C tokens.
 
 
 # exponent of a sum without keys: its exp is 0 beside that of any other, and their difference is finite
 NOTHING = -1e30
-# more than any text has: a graph that is traced does not know the length of its texts
+# more than any sequence has: a graph that is traced does not know the length of its sequences
 MOST_TOKENS = 2**24
 
 
@@ -186,9 +187,9 @@ def _unsqueezed(states: Tensor | None, axis: int) -> Tensor | None:
 
 # What queries and keys are mapped to, so that a product of features takes the place of the exponential of a score.
 #
-# Features are at least 0 and in float32 or wider, so that the sums over a text neither overflow nor lose small terms.
-# A map returns them with an exponent for each token, [R, H, L], or None: those of the token are exp(exponent) times as
-# large. Shapes: R texts, H heads, L places, D head size, F features.
+# Features are at least 0 and in float32 or wider, so that the sums over a sequence neither overflow nor lose small
+# terms. A map returns them with an exponent for each token, [R, H, L], or None: those of the token are exp(exponent)
+# times as large. Shapes: R sequences, H heads, L places, D head size, F features.
 
 
 class EluFeatures(nn.Module):
@@ -287,18 +288,18 @@ class LinearAttention(MechanismAttention):
         if config.feature_map == "constant":
             self.q_proj = self.k_proj = nn.Identity()
 
-    def read_texts(
-        self, states: Tensor, texts: Texts, cache: Cache | None = None, **kwargs: Any
+    def read_sequences(
+        self, states: Tensor, sequences: Sequences, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if texts.is_packed:
+        if sequences.is_packed:
             if cache is not None:
                 # tokens that come later read all documents
                 _, key, value = self.project(states)
-                self._sum_behind(cache, *self._summands(self.heads(key), self.heads(value), texts.real))
-            return super().read_texts(states, texts, **kwargs)
+                self._sum_behind(cache, *self._summands(self.heads(key), self.heads(value), sequences.real))
+            return super().read_sequences(states, sequences, **kwargs)
         # sums leave masked tokens out wherever they are
-        rows = Texts((TextGroup(None, texts.real),), real=texts.real)
-        return super().read_texts(states, rows, cache=cache, **kwargs)
+        rows = Sequences((SequenceGroup(None, sequences.real),), real=sequences.real)
+        return super().read_sequences(states, rows, cache=cache, **kwargs)
 
     def read(
         self,

@@ -1,4 +1,4 @@
-"""A prior by distance: what is known of a pair before the text is read, to be added to its score.
+"""A prior by distance: what is known of a pair before the sequence is read, to be added to its score.
 
     G_ij = −|w (i − j)² + b|,  with w ≥ 0 and b ≤ 0 of each head
 
@@ -26,7 +26,7 @@ from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 # at the start, of a prior that is trained
 START_BIAS = -0.1
-# more than any text has
+# more than any sequence has
 MOST_DISTANCE = 2**24
 
 
@@ -72,10 +72,10 @@ class PriorAttention(SparseAttention):
         return within(Distance(0 if self.is_causal else -last, last), num_keys)
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+        self, query: Tensor, key: Tensor, value: Tensor, layer_spec: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         term = self.prior_term(key.shape[2], query.dtype, query.device)
-        return super()._attend(query, key, value, followed, {**options, "terms": (term,)})
+        return super()._attend(query, key, value, layer_spec, {**options, "terms": (term,)})
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         return replace(super().layer_request(num_keys, task), fixed_labels=(self.prior_reach(num_keys),))

@@ -22,7 +22,7 @@ class SummaryLayer(CacheLayerMixin):
 
     is_sliding = False
     is_croppable = False
-    # the tensors that it keeps, each with a row for every text
+    # the tensors that it keeps, each with a row for every sequence
     kept: tuple[str, ...] = ("keys", "values")
 
     def __init__(self, most_tokens: int | None = None) -> None:

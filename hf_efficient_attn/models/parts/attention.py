@@ -66,7 +66,7 @@ class MultiHeadAttention(nn.Module):
         }
 
     def request(
-        self, followed: LayerPattern, num_heads: int | None = None, num_key_heads: int | None = None, **fields: Any
+        self, layer_spec: LayerPattern, num_heads: int | None = None, num_key_heads: int | None = None, **fields: Any
     ) -> LayerRequest:
         """Return what the module asks the engine for; None: as many heads as it has, and as many of keys as of queries.
 
@@ -76,7 +76,7 @@ class MultiHeadAttention(nn.Module):
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         own = {"part": part_of(self), "is_causal": self.is_causal, "layer": self.layer_idx}
         sizes = (num_heads, num_key_heads, self.head_dim, self.head_dim)
-        return LayerRequest(followed, *sizes, self.config, **{**own, "backend": backend_of(self.config), **fields})
+        return LayerRequest(layer_spec, *sizes, self.config, **{**own, "backend": backend_of(self.config), **fields})
 
 
 class AsksNothing:

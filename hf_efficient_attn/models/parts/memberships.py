@@ -43,7 +43,7 @@ def memberships() -> Iterator[dict[int, Membership]]:
         _listening.pop()
 
 
-def tell_membership(layer: int, membership: Callable[[], Membership]) -> None:
+def record_membership(layer: int, membership: Callable[[], Membership]) -> None:
     """Tell who listens, if anyone does, what the layer of this index has chosen; not while compiling."""
     if not torch.compiler.is_compiling() and len(_listening) > 0:
         _listening[-1][layer] = membership()

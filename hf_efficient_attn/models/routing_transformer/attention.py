@@ -34,7 +34,7 @@ from hf_efficient_attn.models.inputs import LayerInputs
 from hf_efficient_attn.models.parts.attention import MultiHeadAttention
 from hf_efficient_attn.models.parts.blocks import append_to_cache, check_cached
 from hf_efficient_attn.models.parts.embeddings import rotate_both
-from hf_efficient_attn.models.parts.memberships import Membership, tell_membership
+from hf_efficient_attn.models.parts.memberships import Membership, record_membership
 from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.pattern import Pattern
 
@@ -114,7 +114,7 @@ def attend_groups(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    followed: LayerPattern,
+    layer_spec: LayerPattern,
     tokens: TokenMask,
     scale: float,
     dropout: float = 0.0,
@@ -131,13 +131,13 @@ def attend_groups(
     """
     if matrix is None and bias is None and not need_weights:
         options |= {"backend": DENSE.get(backend, backend)}
-        return attend_layer(query, key, value, followed, tokens, scale, dropout, query_offset, **options)
+        return attend_layer(query, key, value, layer_spec, tokens, scale, dropout, query_offset, **options)
     if matrix is not None:
         check_matrix("attention_mask", matrix, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, query.shape[0]))
-    tokens = tokens_of_layer(tokens, followed, key)
-    call = build_call(query, key, value, followed, query_offset, tokens, scale=scale, dropout=dropout, **options)
-    pairs = pairs_of(followed, query_offset, tokens, matrix, query, key)
+    tokens = tokens_of_layer(tokens, layer_spec, key)
+    call = build_call(query, key, value, layer_spec, query_offset, tokens, scale=scale, dropout=dropout, **options)
+    pairs = pairs_of(layer_spec, query_offset, tokens, matrix, query, key)
     added = added_scores(matrix, bias, query, key)
     dtype = torch.promote_types(query.dtype, torch.float32)
     with autocast_off(query.device.type):
@@ -198,18 +198,18 @@ class RoutingAttention(MultiHeadAttention):
         query, value = (self.heads(each(hidden_states)) for each in (self.q_proj, self.v_proj))
         key = query[:, :0] if self.k_proj is None else self.heads(self.k_proj(hidden_states))
         places = inputs.documents, inputs.query_positions
-        likeness, shown = None, ()
+        centroid_scores, shown = None, ()
         if self.centroids is not None:
             means = self.centroids.means if means is None else means
             query, key = self._normed(query, key)
-            likeness, shown = self._compared(self._routed(query, key), means, *places)
+            centroid_scores, shown = self._compared(self._routed(query, key), means, *places)
         if position_embeddings is not None:
             query, key = rotate_both(query, key, *position_embeddings)
         if cache is not None:
-            key, value, likeness = self._append(cache, key, value, likeness)
+            key, value, centroid_scores = self._append(cache, key, value, centroid_scores)
         options, parts = self.engine_options(inputs, kwargs), []
-        if likeness is not None:
-            parts.append(self._route(query, key, value, likeness, places, options))
+        if centroid_scores is not None:
+            parts.append(self._route(query, key, value, centroid_scores, places, options))
         if self.num_local:
             parts.append(self._read_locally(query, key, value, options))
         outs, weights = zip(*parts, strict=True)
@@ -219,23 +219,23 @@ class RoutingAttention(MultiHeadAttention):
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return what routing heads ask the engine for, and beside it what local heads do."""
         if not self.num_routing:
-            return self._asked_locally()
-        asked = self._asked_by_routing(num_keys)
-        return replace(asked, beside=self._asked_locally()) if self.num_local else asked
+            return self._request_locally()
+        request = self._request_by_routing(num_keys)
+        return replace(request, beside=self._request_locally()) if self.num_local else request
 
-    def _asked_locally(self) -> LayerRequest:
+    def _request_locally(self) -> LayerRequest:
         labels: tuple[Label, ...] = ()
         if self.local_distances is not None:
             labels = (Distance(self.local_distances.first, self.local_distances.last),)
-        return self.request(self._followed_locally(), self.num_local, labels=labels)
+        return self.request(self._local_layer_spec(), self.num_local, labels=labels)
 
-    def _asked_by_routing(self, num_keys: int) -> LayerRequest:
+    def _request_by_routing(self, num_keys: int) -> LayerRequest:
         config, is_balanced = self.config, self.config.has_balanced_clusters
         documents = torch.zeros(1, num_keys, dtype=torch.long, device="meta")
         shape = (1, self.num_routing, num_keys, config.num_clusters if is_balanced else 2)
-        likeness = documents.new_empty(shape, dtype=torch.float32)
-        queries = likeness if config.shares_qk else torch.empty_like(likeness)
-        groups = self._groups((queries, likeness), documents, documents[0], False, likeness.dtype)
+        centroid_scores = documents.new_empty(shape, dtype=torch.float32)
+        queries = centroid_scores if config.shares_qk else torch.empty_like(centroid_scores)
+        groups = self._groups((queries, centroid_scores), documents, documents[0], False, centroid_scores.dtype)
         labels: tuple[Label, ...] = ()
         if self.member_distances is not None:
             labels = (Distance(self.member_distances.first - groups.shift, self.member_distances.last - groups.shift),)
@@ -248,7 +248,7 @@ class RoutingAttention(MultiHeadAttention):
         most = config.cluster_tokens * (config.num_clusters if is_balanced else 1)
         backend = backend_of(config)
         return self.request(
-            self._followed_by_routing(),
+            self._routing_layer_spec(),
             self.num_routing,
             labels=labels,
             backend=DENSE.get(backend, backend),
@@ -292,21 +292,26 @@ class RoutingAttention(MultiHeadAttention):
         return (digits(clusters[1]),) * 2, shown
 
     def _append(
-        self, cache: Cache, key: Tensor, value: Tensor, likeness: tuple[Tensor, Tensor] | None
+        self, cache: Cache, key: Tensor, value: Tensor, centroid_scores: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Return keys and values of all tokens, and what decides on their clusters, which is cached behind the keys."""
-        if likeness is None:
+        if centroid_scores is None:
             return *append_to_cache(cache, key, value, self.layer_idx), None
-        told = pad(likeness[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
-        key = torch.cat((key, told), -1)
+        numbers = pad(centroid_scores[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
+        key = torch.cat((key, numbers), -1)
         why = f"{key.shape[3]} numbers: behind a key what decides on its clusters"
         check_cached(cache, self.layer_idx, why, (None, key.shape[3]))
         keys, value = append_to_cache(cache, key, value, self.layer_idx)
-        key, told = keys[..., : self.head_dim], keys[:, : self.num_routing, :, self.head_dim :]
-        return key, value, (told, told)
+        key, numbers = keys[..., : self.head_dim], keys[:, : self.num_routing, :, self.head_dim :]
+        return key, value, (numbers, numbers)
 
     def _groups(
-        self, likeness: tuple[Tensor, Tensor], documents: Tensor, positions: Tensor, is_packed: bool, dtype: torch.dtype
+        self,
+        centroid_scores: tuple[Tensor, Tensor],
+        documents: Tensor,
+        positions: Tensor,
+        is_packed: bool,
+        dtype: torch.dtype,
     ) -> ClusterGroups:
         """Return the groups of all tokens, by the similarities or, in causal membership, the digits of clusters.
 
@@ -315,17 +320,19 @@ class RoutingAttention(MultiHeadAttention):
         num_tokens, num_clusters = self.config.cluster_tokens, self.config.num_clusters
         if self.config.has_balanced_clusters:
             width = width_of_ties(dtype, self.head_dim)
-            return balanced_groups(*likeness, documents, positions.shape[0], num_tokens, is_packed, width)
-        return causal_groups(number_of(likeness[1]), documents, positions, num_clusters, num_tokens)
+            return balanced_groups(*centroid_scores, documents, positions.shape[0], num_tokens, is_packed, width)
+        return causal_groups(number_of(centroid_scores[1]), documents, positions, num_clusters, num_tokens)
 
-    def _membership(self, likeness: tuple[Tensor, Tensor], groups: ClusterGroups, documents: Tensor) -> Membership:
+    def _membership(
+        self, centroid_scores: tuple[Tensor, Tensor], groups: ClusterGroups, documents: Tensor
+    ) -> Membership:
         """Return the clusters of the tokens: those that hold it, or in causal membership its own."""
         num_clusters, num_keys = self.config.num_clusters, documents.shape[1]
         if self.config.has_balanced_clusters:
             queries = clusters_of(groups.queries, num_clusters, num_keys)
             keys = queries if self.config.shares_qk else clusters_of(groups.keys, num_clusters, num_keys)
             return Membership("cluster", num_clusters, queries, keys)
-        own = torch.where((documents != EMPTY)[:, None], number_of(likeness[1]), EMPTY)[..., None]
+        own = torch.where((documents != EMPTY)[:, None], number_of(centroid_scores[1]), EMPTY)[..., None]
         return Membership("cluster", num_clusters, own, own)
 
     def _route(
@@ -333,7 +340,7 @@ class RoutingAttention(MultiHeadAttention):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        likeness: tuple[Tensor, Tensor],
+        centroid_scores: tuple[Tensor, Tensor],
         places: tuple[Tensor, Tensor],
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
@@ -341,30 +348,30 @@ class RoutingAttention(MultiHeadAttention):
         query, key, value = (each[:, : self.num_routing] for each in (query, key, value))
         documents, positions = places
         is_packed = options["tokens"].segment_ids is not None
-        groups = self._groups(likeness, documents, positions, is_packed, query.dtype)
-        tell_membership(self.layer_idx, lambda: self._membership(likeness, groups, documents))
+        groups = self._groups(centroid_scores, documents, positions, is_packed, query.dtype)
+        record_membership(self.layer_idx, lambda: self._membership(centroid_scores, groups, documents))
         scale = float(self.config.routing_scale)
         distances = self.member_distances
         terms = () if distances is None else (distances.term(query, scale, groups.shift),)
         chosen = key_groups(groups, self.config.has_balanced_clusters, distances is not None)
-        followed = self._followed_by_routing()
-        return attend_groups(query, key, value, followed, scale=scale, terms=terms, chosen=chosen, **options)
+        layer_spec = self._routing_layer_spec()
+        return attend_groups(query, key, value, layer_spec, scale=scale, terms=terms, chosen=chosen, **options)
 
     def _read_locally(
         self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = (each[:, self.num_routing :] for each in (query, key, value))
         terms = () if self.local_distances is None else (self.local_distances.term(query, self.scaling),)
-        return attend_layer(query, key, value, self._followed_locally(), scale=self.scaling, terms=terms, **options)
+        return attend_layer(query, key, value, self._local_layer_spec(), scale=self.scaling, terms=terms, **options)
 
-    def _followed_by_routing(self) -> LayerPattern:
+    def _routing_layer_spec(self) -> LayerPattern:
         """Return what routing heads may read at most."""
         pattern: Pattern = Full()
         if self.is_causal:
             pattern = Causal() if self.config.include_self else Band(None, -1)
         return LayerPattern(pattern, self.layer_idx, is_own=False)
 
-    def _followed_locally(self) -> LayerPattern:
-        followed = layer_pattern(self, {"is_causal": self.is_causal})
+    def _local_layer_spec(self) -> LayerPattern:
+        layer_spec = layer_pattern(self, {"is_causal": self.is_causal})
         heads = {"first_head": self.num_routing, "num_model_heads": self.num_heads}
-        return replace(followed, **heads)
+        return replace(layer_spec, **heads)

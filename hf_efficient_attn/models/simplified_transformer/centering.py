@@ -359,9 +359,9 @@ def mean_of_read(
         query, key, value: [B, H, T or K, D]; the queries choose as in A.
         attention_mask, options: those of the attention function.
     """
-    said = {name: each for name, each in options.items() if name not in OF_SCORES}
+    kept = {name: each for name, each in options.items() if name not in OF_SCORES}
     states = (query.detach(), key.detach(), value)
-    mean, _ = efficient_attention_forward(attention, *states, attention_mask, scaling=0.0, **said)
+    mean, _ = efficient_attention_forward(attention, *states, attention_mask, scaling=0.0, **kept)
     return mean
 
 

@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_efficient_attn.attention.sharded.shards import shards_of
-from hf_efficient_attn.attention.sharded.ulysses import deal_heads
+from hf_efficient_attn.attention.sharded.ulysses import ulysses_heads
 from hf_efficient_attn.errors import CheckpointError, UnsupportedBackendError
 from hf_efficient_attn.integration.forward_context import append_paged, is_paged
 from hf_efficient_attn.integration.layer_patterns import NAME
@@ -283,9 +283,9 @@ class SimplifiedTransformerAttention(MultiHeadAttention):
         if shards is None or centering.shared_tokens is None:
             mean = centering.mean(merge_heads(value) if centering.matrix is not None else values, past_sum)
             return mean.unflatten(-1, (-1, self.head_dim))
-        dealt = deal_heads(shards, value.shape[1], centering.shared_tokens)
-        mean = centering.mean(merge_heads(dealt.whole_texts(value))).unflatten(-1, (-1, self.head_dim))
-        return dealt.own_rows(mean.expand(-1, centering.shared_tokens, -1, -1))
+        ulysses = ulysses_heads(shards, value.shape[1], centering.shared_tokens)
+        mean = centering.mean(merge_heads(ulysses.gather_sequences(value))).unflatten(-1, (-1, self.head_dim))
+        return ulysses.own_rows(mean.expand(-1, centering.shared_tokens, -1, -1))
 
 
 # What the family refuses: foreign checkpoints, and attention implementations that would compute something else.

@@ -1,6 +1,6 @@
 """Attention in which every head reads only as far as its span; keys beyond are not computed at all.
 
-Heads whose spans end in the same granule are computed together. Each group reads a band as wide as its own heads need,
+Heads whose spans end in the same chunk are computed together. Each group reads a band as wide as its own heads need,
 with the same kernels as any pattern. Without a table of relative positions and without attention dropout, nothing is
 added to the scores within a span, and only the keys around the ramp need the slower kernel for learned terms.
 """
@@ -106,13 +106,13 @@ def attend_spans(
         kept = slice(-group.num_keys - window.shift - query.shape[2] + 1 if is_cut else None, None)
         q, k, v = pick(query, heads), pick(key[:, :, kept], heads), pick(value[:, :, kept], heads)
         own = spans if spans is None or is_all else pick(spans, heads)
-        followed = LayerPattern(
+        layer_spec = LayerPattern(
             window.band(group.num_keys), layer_idx, is_own=False, is_causal=window.is_causal, shards=shards
         )
         own_matrix = pick(matrix, heads) if is_per_head else matrix
         terms = terms_of(q, own, window, group, position_table, scale)
         masks = {"tokens": token_mask, "query_offset": query_offset, "matrix": own_matrix}
-        out, weight = attend_layer(q, k, v, followed, terms=terms, need_weights=need_weights, **masks, **options)
+        out, weight = attend_layer(q, k, v, layer_spec, terms=terms, need_weights=need_weights, **masks, **options)
         outputs.append(out)
         weights.append(weight)
     places = [head for group in groups for head in group.heads]
@@ -149,8 +149,8 @@ def with_long(
         q, own = rows_of(query, rows), rows_of(spans.expand(query.shape[0], -1, -1), rows)
         k, v = (keys_before(each, rows, blocks.num_before, query.shape[2]) for each in (key, value))
         terms = terms_of(q, own, window, blocks.group, position_table, options["scale"])
-        followed = LayerPattern(window.band(blocks.group.num_keys), is_own=False, is_causal=True)
-        found, _ = attend_layer(q, k, v, followed, tokens=NO_MASK, terms=terms, **options)
+        layer_spec = LayerPattern(window.band(blocks.group.num_keys), is_own=False, is_causal=True)
+        found, _ = attend_layer(q, k, v, layer_spec, tokens=NO_MASK, terms=terms, **options)
         out = put_rows(out, found, rows)
     return out
 
@@ -239,8 +239,8 @@ def span_request(module: Any, spans: Spans, num_keys: int, has_table: bool = Fal
     labels: tuple[Label, ...] = ()
     if has_table:
         labels = (Distance(window.shift, window.limit - 1 + window.shift),)
-    followed = LayerPattern(pattern, spans.layer_idx, is_own=True, is_causal=window.is_causal)
-    request: LayerRequest = module.request(followed, labels=labels, notes=_notes(spans, groups))
+    layer_spec = LayerPattern(pattern, spans.layer_idx, is_own=True, is_causal=window.is_causal)
+    request: LayerRequest = module.request(layer_spec, labels=labels, notes=_notes(spans, groups))
     return request
 
 

@@ -21,7 +21,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 
 # spans are rounded up to a multiple of this, so that few layouts are compiled while they change
-GRANULE = 32
+CHUNK_TOKENS = 32
 # up to this number of queries, as in decoding, another call costs more than the keys that it saves
 FEW_QUERIES = 8
 # such a query reads this many keys of all heads in less time than another call takes
@@ -76,7 +76,7 @@ class SpanGroup:
 def span_groups(
     lowest: Sequence[float], highest: Sequence[float], window: SpanWindow, num_queries: int
 ) -> list[SpanGroup]:
-    """Return the heads, whose spans lie between `lowest` and `highest`, grouped by how far they read in granules.
+    """Return the heads, whose spans lie between `lowest` and `highest`, grouped by how far they read in chunks.
 
     >>> window = SpanWindow(limit=1024, ramp=32, include_self=False, is_causal=True)
     >>> span_groups([0.0, 500.0, 3.0], [0.0, 500.0, 3.0], window, 1024)
@@ -85,8 +85,8 @@ SpanGroup(heads=(1,), num_inner=481, num_keys=544)]
     """
 
     def reach(head: int) -> tuple[int, int]:
-        first = floor(max(lowest[head], 0.0)) // GRANULE * GRANULE
-        num_keys = min(window.limit, ceil(window.num_keys(highest[head]) / GRANULE) * GRANULE)
+        first = floor(max(lowest[head], 0.0)) // CHUNK_TOKENS * CHUNK_TOKENS
+        num_keys = min(window.limit, ceil(window.num_keys(highest[head]) / CHUNK_TOKENS) * CHUNK_TOKENS)
         # at the limit the ramp lies beyond all keys
         return (num_keys, num_keys) if lowest[head] >= window.limit else (num_keys, min(first + 1, num_keys))
 
@@ -148,7 +148,7 @@ def groups_of(
         # processes must make the same groups
         num_queries = tokens.shape[1]
     # a compiler cannot trace what counts the work of a cached function
-    find = _kept_groups if bounds.are_lasting and not is_compiling else span_groups
+    find = _kept_groups if bounds.are_constant and not is_compiling else span_groups
     groups = find(bounds.lowest, bounds.highest, window, min(num_queries, FEW_QUERIES + 1))
     return [together(groups)] if shards is not None and shards.mode == HEADS else groups
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.models.spans.config import CHEAP_KEYS, GRANULE, SpanGroup, SpanWindow
+from hf_efficient_attn.models.spans.config import CHEAP_KEYS, CHUNK_TOKENS, SpanGroup, SpanWindow
 from hf_efficient_attn.models.spans.module import SpanBounds, log_soft_mask
 
 BLOCK_TOKENS = 64
@@ -93,7 +93,7 @@ def blocks_of_heads(spans: Tensor, window: SpanWindow, num_past: int) -> list[li
     blocks = in_blocks(spans)
     batch_size, num_heads, num_blocks, _ = blocks.shape
     shortest = in_blocks(spans, inf).amin(-1).flatten().tolist()
-    ends = ((blocks.amax(-1).ceil() + window.ramp) / GRANULE).ceil() * GRANULE
+    ends = ((blocks.amax(-1).ceil() + window.ramp) / CHUNK_TOKENS).ceil() * CHUNK_TOKENS
     num_keys = ends.clamp(max=window.limit).int().flatten().tolist()
     heads: list[list[Block]] = [[] for _ in range(num_heads)]
     for row in range(batch_size * num_heads * num_blocks):
@@ -112,7 +112,7 @@ def call_of(num_keys: int, num_existing: int, window: SpanWindow) -> tuple[int, 
         num_keys: how many the block reads.
         num_existing: keys before its first query.
     """
-    size = 2 * GRANULE
+    size = 2 * CHUNK_TOKENS
     while size < num_keys:
         size *= 2
     size = min(size, window.limit)
@@ -129,9 +129,9 @@ def cost(blocks: Sequence[Block], most: int) -> float:
 
 
 def inner_keys(blocks: Sequence[Block], num_keys: int) -> int:
-    """Return how many of the nearest keys have weight 1 in all of these blocks, in granules."""
+    """Return how many of the nearest keys have weight 1 in all of these blocks, in chunks."""
     shortest = min(block.shortest for block in blocks)
-    return min(int(shortest) // GRANULE * GRANULE + 1, num_keys)
+    return min(int(shortest) // CHUNK_TOKENS * CHUNK_TOKENS + 1, num_keys)
 
 
 def in_blocks(tensor: Tensor, behind: float = 0.0) -> Tensor:
@@ -215,16 +215,16 @@ def attend_nearest(
     plan = step_plan(tuple(groups))
     end = key.shape[2] - window.shift
     needs_gradient = spans is not None and torch.is_grad_enabled() and spans.requires_grad
-    lasting = None if bounds is None or not bounds.are_lasting or needs_gradient else bounds.lowest
+    constant = None if bounds is None or not bounds.are_constant or needs_gradient else bounds.lowest
     outputs = []
     for each in plan.ranges:
         heads, num_keys = slice(each.first, each.stop), min(each.num_keys, end)
         own, bias = query[:, heads], None
         if spans is not None and each.num_inner < each.num_keys:
-            if lasting is None:
+            if constant is None:
                 bias = nearest_mask(spans[:, heads], window, each.num_inner, num_keys)
             else:
-                bias = kept_mask(lasting[heads], window, each.num_keys, spans.dtype, spans.device)[..., -num_keys:]
+                bias = kept_mask(constant[heads], window, each.num_keys, spans.dtype, spans.device)[..., -num_keys:]
         if position_table is not None:
             scores = (own @ position_table[:num_keys].to(own.dtype).T * scale).flip(-1)
             bias = scores if bias is None else scores + bias

@@ -22,7 +22,7 @@ from hf_efficient_attn.errors import CheckpointError, InputError, UnsupportedBac
 from hf_efficient_attn.layout.score_terms import SoftSpan
 from hf_efficient_attn.layout.transfer import device_numbers, on_host
 from hf_efficient_attn.messages import shown
-from hf_efficient_attn.models.inputs import bring_inputs
+from hf_efficient_attn.models.inputs import prefetch_inputs
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32, is_a_copy
 
 FIXED, ADAPTIVE, DYNAMIC, FROZEN = "fixed", "adaptive", "dynamic", "frozen"
@@ -269,12 +269,12 @@ class SpanBounds:
     """The spans of each head lie between these numbers, in tokens: `lowest` and `highest`, both [H].
 
     Attributes:
-        are_lasting: whether these are the spans themselves, and those of other calls, until a parameter changes.
+        are_constant: whether these are the spans themselves, and those of other calls, until a parameter changes.
     """
 
     lowest: tuple[float, ...]
     highest: tuple[float, ...]
-    are_lasting: bool = False
+    are_constant: bool = False
 
 
 def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[SpanBounds | None, ...]:
@@ -286,7 +286,7 @@ def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[
     Args:
         model: a backbone before its layers are called.
         modules: its `Spans`, or modules that replace them.
-        inputs: what else will be read on the host, see `bring_inputs`.
+        inputs: what else will be read on the host, see `prefetch_inputs`.
 
     Raises:
         InputError: spans that are not numbers.
@@ -303,12 +303,12 @@ def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[
             if spans is not None and spans.shape[1] == module.num_heads:
                 learned.setdefault(spans.device, []).append((index, spans.flatten()))
         joined = [torch.cat([spans for _, spans in layers]) for layers in learned.values()]
-        bring_inputs(*joined, *inputs)
+        prefetch_inputs(*joined, *inputs)
         for layers, spans_of_device in zip(learned.values(), joined, strict=True):
             numbers = iter(on_host(spans_of_device).tolist())
             for index, spans in layers:
                 own = tuple(next(numbers) for _ in range(len(spans)))
-                bounds[index] = checked(SpanBounds(own, own, are_lasting=True), modules[index].layer_idx)
+                bounds[index] = checked(SpanBounds(own, own, are_constant=True), modules[index].layer_idx)
     return tuple(bounds)
 
 
@@ -345,7 +345,7 @@ def bounds_of(
         InputError: spans that are not numbers.
     """
     if frozen is not None:
-        return SpanBounds(frozen, frozen, are_lasting=True)
+        return SpanBounds(frozen, frozen, are_constant=True)
     if spans is None or torch.compiler.is_compiling():
         return None
     if spans.shape[0] == spans.shape[2] == 1 and shards is None:

@@ -216,19 +216,19 @@ def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
         kwargs: of `from_pretrained`.
     """
 
-    def asked_for(name: str) -> Any:
+    def requested(name: str) -> Any:
         return kwargs.get(name, getattr(kwargs.get("config"), name, saved.get(name)))
 
     is_trained = saved.get("span") in (ADAPTIVE, DYNAMIC)
-    changed = [name for name in MEANING if is_trained and name in saved and asked_for(name) != saved[name]]
+    changed = [name for name in MEANING if is_trained and name in saved and requested(name) != saved[name]]
     if changed:
         raise CheckpointError(
             f"The checkpoint was saved with {', '.join(f'{name}={shown(saved[name])}' for name in changed)}, and "
-            f"{', '.join(f'{name}={shown(asked_for(name))}' for name in changed)} is asked for: the spans that it has "
+            f"{', '.join(f'{name}={shown(requested(name))}' for name in changed)} is asked for: the spans that it has "
             "learned would be lost, or mean something else. Load it as it was saved; freeze_spans(model) makes "
             "constants of its spans."
         )
-    wanted = asked_for("span_limit")
+    wanted = requested("span_limit")
     old = saved.get("span_limit")
     if wanted is None or old is None or wanted == old:
         return

@@ -17,10 +17,10 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
-from hf_efficient_attn.attention.layer import attend_layer, chosen_rows
+from hf_efficient_attn.attention.layer import attend_layer, selected_rows
 from hf_efficient_attn.attention.sharded.shards import shards_of
 from hf_efficient_attn.errors import ConfigurationError, InputError
-from hf_efficient_attn.integration.indexer import indexed_choice, with_earlier_keys
+from hf_efficient_attn.integration.indexer import indexed_selected_keys, with_earlier_keys
 from hf_efficient_attn.integration.layer_patterns import layer_pattern
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
 from hf_efficient_attn.layout.operator_args import read_pattern_text, to_text
@@ -195,18 +195,18 @@ class SparseAttention(MultiHeadAttention):
         query, key = self._compared(query, key, kwargs)
         shards, global_mask = shards_of(self), inputs.token_mask.global_mask
         num_keys = keys_of_text(shards, key, inputs.token_mask)
-        check_chosen(global_mask, num_keys)
-        followed = replace(self._followed(inputs.global_positions, num_keys), shards=shards)
-        followed = followed if global_mask is None else followed.with_globals
+        check_global_mask(global_mask, num_keys)
+        layer_spec = replace(self._layer_spec(inputs.global_positions, num_keys), shards=shards)
+        layer_spec = layer_spec if global_mask is None else layer_spec.with_globals
         masks = (inputs.token_mask, inputs.query_offset)
-        followed, key, value, masks, kwargs = with_earlier_keys(self, followed, key, value, masks, kwargs)
+        layer_spec, key, value, masks, kwargs = with_earlier_keys(self, layer_spec, key, value, masks, kwargs)
         where = (*masks, inputs.matrix, query, key, self.scaling, None)
         options = {**self.engine_options(inputs, kwargs), "tokens": masks[0], "query_offset": masks[1]}
-        options |= {"scale": self.scaling, "chosen": indexed_choice(self, kwargs, followed, *where)}
+        options |= {"scale": self.scaling, "chosen": indexed_selected_keys(self, kwargs, layer_spec, *where)}
         if self.relative is not None:
-            out, weights = self._attend_relative(query, key, value, followed, options)
+            out, weights = self._attend_relative(query, key, value, layer_spec, options)
         else:
-            out, weights = self._attend(query, key, value, followed, options)
+            out, weights = self._attend(query, key, value, layer_spec, options)
         out = self.o_proj(out.flatten(2))
         if inputs.global_rows is not None:
             return self._with_rows(out, weights, hidden_states, inputs.global_rows, rotation, cached_globals)
@@ -230,7 +230,7 @@ class SparseAttention(MultiHeadAttention):
         # after o_proj, which keeps its input for the backward pass: replacing rows before it would keep a second copy
         out = replace_rows(out, rows, self.o_proj(read.flatten(2)), 1)
         if weights is not None:
-            chosen = chosen_rows()
+            chosen = selected_rows()
             rows = rows if chosen is None else rows.among(chosen)
             weights = replace_rows(weights, rows, read_weights, 2)
         return out, weights
@@ -238,17 +238,17 @@ class SparseAttention(MultiHeadAttention):
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return what this layer asks the engine for at a length in tokens, in a model with a head for this task."""
         chosen, notes = ((), ()) if self.is_decoder else known_globals(self.config, task, num_keys)
-        followed = self._followed(chosen, num_keys)
+        layer_spec = self._layer_spec(chosen, num_keys)
         if not self.training:
-            followed = self._in_evaluation(followed)[0]
+            layer_spec = self._in_evaluation(layer_spec)[0]
         labels: tuple[Label, ...] = ()
         if self.relative is not None:
             reach = (self.config.max_position_embeddings, self.num_heads)
-            labels = (reach_of(followed.pattern, *reach),)
+            labels = (reach_of(layer_spec.pattern, *reach),)
         if self.global_attention is not None:
             notes = (*notes, "Rows of global tokens have projections of their own, and are computed besides.")
         own = {"labels": labels, "notes": notes, "sends_more": self.global_attention is not None}
-        return self.request(followed, num_key_heads=self.config.key_value_heads, **own)
+        return self.request(layer_spec, num_key_heads=self.config.key_value_heads, **own)
 
     def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of new tokens, [B, heads, T, head_dim] each."""
@@ -282,54 +282,56 @@ class SparseAttention(MultiHeadAttention):
         key, value = append_to_cache(cache, *states, self.layer_idx)
         return key[:, :own], value[:, :own], (key[:, own:], value[:, own:])
 
-    def _followed(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
+    def _layer_spec(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
         """Return what this layer computes: its pattern, joined with the global tokens that all examples share."""
-        followed = layer_pattern(self, {"is_causal": self.is_causal})
+        layer_spec = layer_pattern(self, {"is_causal": self.is_causal})
         limit = self.config.full_attention_up_to
         if limit is not None and num_keys <= limit and not self.is_causal:
             return LayerPattern(Full(), reads_all=True)
-        if not global_positions or followed.reads_all:
-            return followed
+        if not global_positions or layer_spec.reads_all:
+            return layer_spec
         # rows of global tokens with global projections are computed separately
         joined = remembered(
-            self, join_globals, followed.pattern, global_positions, self.global_attention is None, self.is_causal
+            self, join_globals, layer_spec.pattern, global_positions, self.global_attention is None, self.is_causal
         )
-        return replace(followed, pattern=joined, is_own=False)
+        return replace(layer_spec, pattern=joined, is_own=False)
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+        self, query: Tensor, key: Tensor, value: Tensor, layer_spec: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         if not self.training:
-            followed, blocks = self._in_evaluation(followed)
+            layer_spec, blocks = self._in_evaluation(layer_spec)
             if blocks is not None:
                 query, key = repeat_first_block(*blocks, query, key, self.scaling, options["tokens"])
-        return attend_layer(query, key, value, followed, **options)
+        return attend_layer(query, key, value, layer_spec, **options)
 
-    def _in_evaluation(self, followed: LayerPattern) -> tuple[LayerPattern, tuple[int, int] | None]:
+    def _in_evaluation(self, layer_spec: LayerPattern) -> tuple[LayerPattern, tuple[int, int] | None]:
         """Return what is followed in evaluation, and (tokens, number) of the random blocks that block 0 replaces."""
         is_replaced = self.config.random_blocks_in_eval == "transformers"
-        if not is_replaced or followed.is_causal or followed.reads_all:
-            return followed, None
-        rest, *blocks = remembered(self, split_random, followed.pattern)
-        return (followed, None) if rest == followed.pattern else (replace(followed, pattern=rest), (*blocks,))
+        if not is_replaced or layer_spec.is_causal or layer_spec.reads_all:
+            return layer_spec, None
+        rest, *blocks = remembered(self, split_random, layer_spec.pattern)
+        return (layer_spec, None) if rest == layer_spec.pattern else (replace(layer_spec, pattern=rest), (*blocks,))
 
     def _attend_relative(
-        self, query: Tensor, key: Tensor, value: Tensor, followed: LayerPattern, options: dict[str, Any]
+        self, query: Tensor, key: Tensor, value: Tensor, layer_spec: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with relative positions, one group of heads at a time, since each group needs other distances."""
-        groups = remembered(self, reach_groups, followed.pattern, self.config.max_position_embeddings, self.num_heads)
-        num_keys = keys_of_text(followed.shards, key, options["tokens"])
+        groups = remembered(self, reach_groups, layer_spec.pattern, self.config.max_position_embeddings, self.num_heads)
+        num_keys = keys_of_text(layer_spec.shards, key, options["tokens"])
         query, terms = self.relative(query, groups, num_keys, self.scaling)
         key, value = (states.repeat_interleave(self.num_heads // states.shape[1], 1) for states in (key, value))
         parts = []
         for group, term in zip(groups, terms, strict=True):
             states = (each[:, group.heads] for each in (query, key, value))
-            parts.append(self._attend(*states, replace(followed, pattern=group.pattern), {**options, "terms": (term,)}))
+            parts.append(
+                self._attend(*states, replace(layer_spec, pattern=group.pattern), {**options, "terms": (term,)})
+            )
         outs, weights = zip(*parts, strict=True)
         return torch.cat(outs, 2), None if weights[0] is None else torch.cat(weights, 1)
 
 
-def check_chosen(global_mask: Tensor | None, num_keys: int) -> None:
+def check_global_mask(global_mask: Tensor | None, num_keys: int) -> None:
     """Raise InputError if global tokens are chosen among other keys than a cache holds."""
     if global_mask is not None and global_mask.shape[1] != num_keys:
         raise InputError(

@@ -21,7 +21,7 @@ from hf_efficient_attn.models.global_tokens.global_attention import (
 from hf_efficient_attn.models.global_tokens.rules import (
     AUTO_RULES,
     NOT_RELATIVE,
-    GlobalTokenChoice,
+    GlobalTokenSelection,
     Rule,
     choose_by_mask,
     choose_by_rule,
@@ -94,30 +94,30 @@ def global_inputs(
     """
     token_mask, device = masks.token_mask, call.embedded.device
     num_queries, num_keys = whole_lengths(shards, call.tokens, call.num_keys, token_mask)
-    choice = _choice(config, task, call, input_ids, global_attention_mask, num_keys)
-    check_positions(choice, token_mask, num_keys, device)
-    if choice.every is not None:
-        choice = GlobalTokenChoice(mask=global_keys(choice, token_mask, call.batch_size, num_keys, device))
-    elif choice.mask is not None and choice.mask.shape[1] < num_keys:
+    selection = _selection(config, task, call, input_ids, global_attention_mask, num_keys)
+    check_positions(selection, token_mask, num_keys, device)
+    if selection.every is not None:
+        selection = GlobalTokenSelection(mask=global_keys(selection, token_mask, call.batch_size, num_keys, device))
+    elif selection.mask is not None and selection.mask.shape[1] < num_keys:
         # a static cache has room for later tokens
-        missing = num_keys - choice.mask.shape[1]
-        choice = GlobalTokenChoice(mask=derived(lambda mask: pad(mask, (0, missing)), choice.mask))
+        missing = num_keys - selection.mask.shape[1]
+        selection = GlobalTokenSelection(mask=derived(lambda mask: pad(mask, (0, missing)), selection.mask))
     rows = None
     if config.global_projections:
         lengths = (call.batch_size, num_queries, num_keys)
-        rows = find_global_rows(choice, masks, *lengths, config.is_causal, config.max_global_tokens, device)
-    token_mask = replace(token_mask, global_mask=choice.mask)
-    return SparseInputs(token_mask, masks.query_offset, masks.matrix, choice.positions, rows)
+        rows = find_global_rows(selection, masks, *lengths, config.is_causal, config.max_global_tokens, device)
+    token_mask = replace(token_mask, global_mask=selection.mask)
+    return SparseInputs(token_mask, masks.query_offset, masks.matrix, selection.positions, rows)
 
 
-def _choice(
+def _selection(
     config: Any,
     task: str | None,
     call: PreparedCall,
     input_ids: Tensor | None,
     marked: Tensor | None,
     num_keys: int,
-) -> GlobalTokenChoice:
+) -> GlobalTokenSelection:
     """Return the global tokens that the call marks or, without a mask, those of the config's rule."""
     mask, past = call.attention_mask, call.past_tokens
     is_token = mask if mask is not None and mask.ndim == 2 else None
@@ -157,5 +157,5 @@ def extend_global_mask(
         return pad(global_attention_mask, (0, tokens - global_attention_mask.shape[1]))
     if inputs_embeds is not None or not needs_input_ids(config.global_tokens):
         return None
-    choice = choose_by_rule(config.global_tokens, input_ids.shape[1], input_ids, attention_mask, config.sep_token_id)
-    return choice.mask
+    selection = choose_by_rule(config.global_tokens, input_ids.shape[1], input_ids, attention_mask, config.sep_token_id)
+    return selection.mask

@@ -196,7 +196,7 @@ class SparseSeq2SeqModel(EncoderDecoder, SparseSeq2SeqPreTrainedModel):
         self.decoder = SparseSeq2SeqDecoder(config, self.embed)
         self.post_init()
 
-    def asked_tokens(self, input_ids: Tensor | None) -> Tensor | None:
+    def tokens_to_prefetch(self, input_ids: Tensor | None) -> Tensor | None:
         """Return the source's tokens if the rule for global tokens looks at them, otherwise None."""
         return looked_at(self.config, self.encoder.task, input_ids)
 

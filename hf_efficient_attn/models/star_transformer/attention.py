@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_efficient_attn.attention.layer import chosen_rows
+from hf_efficient_attn.attention.layer import selected_rows
 from hf_efficient_attn.models.parts.attention import AsksNothing, MultiHeadAttention
 
 from .ring import Ring, add_up, take
@@ -59,8 +59,8 @@ class SatelliteAttention(AsksNothing, StarAttention):
         out = torch.zeros_like(query)
         for weight, value in zip(weights.unbind(-1), values, strict=True):
             out = torch.addcmul(out, weight.unsqueeze(-1), value)
-        asked = chosen_rows() if self.needs_weights(kwargs) else None
-        return self.joined(out), weights if asked is None else weights[:, :, list(asked)]
+        rows = selected_rows() if self.needs_weights(kwargs) else None
+        return self.joined(out), weights if rows is None else weights[:, :, list(rows)]
 
     def _read(self, project: nn.Module, nodes: Tensor, embedded: Tensor, relays: Tensor, ring: Ring) -> list[Tensor]:
         """Return the five keys or values of each token, each [B, H, T or 1, D]."""

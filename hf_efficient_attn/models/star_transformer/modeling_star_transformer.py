@@ -105,8 +105,8 @@ class StarTextHead(StarClassificationHead):
     def _refuse_documents(self, relays: Tensor) -> None:
         """Raise InputError for a row of several packed documents, each with a relay."""
         # a compiler gives every token one, since it does not know how many documents there are
-        said = "position_ids, cu_seq_lens_q or seq_idx of a compiled model may hold"
-        held = said if is_tracing(relays) else f"A row holds {relays.shape[1]}"
+        message = "position_ids, cu_seq_lens_q or seq_idx of a compiled model may hold"
+        held = message if is_tracing(relays) else f"A row holds {relays.shape[1]}"
         raise InputError(
             f"{held} packed documents, and {type(self).__name__} gives a row one result. Pass one text in each row, "
             "and none of these while compiling, or build the model with separate_sentences=True for pairs of sentences."

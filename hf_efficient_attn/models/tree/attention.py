@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, S
 
 from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.explanation import LayerRequest
-from hf_efficient_attn.attention.layer import attend_layer, chosen_rows, weights_of_rows
+from hf_efficient_attn.attention.layer import attend_layer, selected_rows, weights_of_rows
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.score_terms import InterleavedRelation, Term
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
@@ -104,14 +104,14 @@ class TreeAttention(MultiHeadAttention):
             "terms": terms,
             "backend": backend_of(self.config),
         }
-        followed = LayerPattern(tree_of(self.config, self.is_causal), self.layer_idx, is_own=False)
-        rows = chosen_rows()
+        layer_spec = LayerPattern(tree_of(self.config, self.is_causal), self.layer_idx, is_own=False)
+        rows = selected_rows()
         if not need_weights or rows is None:
-            out, weights = attend_layer(query, key, value, followed, tree.mask, need_weights=need_weights, **options)
+            out, weights = attend_layer(query, key, value, layer_spec, tree.mask, need_weights=need_weights, **options)
             weights = None if weights is None else weights[:, :, ::2]
         else:
             with weights_of_rows(2 * row for row in rows):
-                out, weights = attend_layer(query, key, value, followed, tree.mask, need_weights=True, **options)
+                out, weights = attend_layer(query, key, value, layer_spec, tree.mask, need_weights=True, **options)
         return torch.cat(out.unflatten(1, (-1, 2)).unbind(2), 1), weights
 
     def read_next(

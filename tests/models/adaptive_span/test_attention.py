@@ -130,7 +130,7 @@ def test_a_step_within_lasting_spans(name: str, num_keys: int, has_table: bool) 
     with torch.no_grad():
         expected = dense(tensors, window)
         for _ in range(2):
-            actual = ours(tensors, window, bounds=SpanBounds(spans, spans, are_lasting=True))
+            actual = ours(tensors, window, bounds=SpanBounds(spans, spans, are_constant=True))
             torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 

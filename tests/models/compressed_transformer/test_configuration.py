@@ -9,7 +9,7 @@ from models.shared_checks import check_exported
 from models_cases import TINY, TOLERANCE, head_inputs
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.mechanisms.texts import texts_of
+from hf_efficient_attn.models.mechanisms.sequences import sequences_of
 from hf_efficient_attn.patterns import Band
 
 
@@ -91,9 +91,9 @@ def test_documents_come_back_and_their_places_are_few(lengths: list[int]) -> Non
     documents = packed(lengths)
     tokens = documents.shape[1]
     states = torch.randn(1, tokens, 3)
-    texts = texts_of(None, documents, 1, tokens, CPU)
-    assert torch.equal(texts.join(texts.split(states)), states)
-    assert sum(group.index.numel() for group in texts.groups) <= 2 * tokens
+    sequences = sequences_of(None, documents, 1, tokens, CPU)
+    assert torch.equal(sequences.join(sequences.split(states)), states)
+    assert sum(group.index.numel() for group in sequences.groups) <= 2 * tokens
 
 
 def test_contents_of_padding_change_nothing_and_get_no_gradient() -> None:

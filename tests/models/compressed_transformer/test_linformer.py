@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.models.mechanisms.texts import whole_rows
+from hf_efficient_attn.models.mechanisms.sequences import whole_rows
 from hf_efficient_attn.models.prologue import prepare_call
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -151,7 +151,7 @@ def test_ignored_padding_is_read_as_in_the_authors_code() -> None:
     call = prepare_call(ignoring.config, ignoring.embed_tokens(ids), mask, None, None, {})
     embedded = ignoring.embeddings(call)[0] * mask.unsqueeze(-1)
     for layer in ignoring.layers:
-        embedded = layer(embedded, texts=whole_rows())
+        embedded = layer(embedded, sequences=whole_rows())
     torch.testing.assert_close(padded, embedded[:, :6])
     with pytest.raises(hea.InputError, match="looks at no masks"):
         ignoring(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))

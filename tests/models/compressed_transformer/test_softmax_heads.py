@@ -82,10 +82,10 @@ def test_scores_of_the_layer_below_are_added(is_causal: bool) -> None:
     mechanisms = ["residual_scores", "linear", "residual_scores"]
     fields = {"attention_pattern": [Band(2, 2), None, None], "num_hidden_layers": 3}
     model = build("AutoModel", mechanism=mechanisms, is_causal=is_causal, **fields).double()
-    texts = [torch.randn(9, 32, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    sequences = [torch.randn(9, 32, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     passed = PassedStates()
     total, below = [], [torch.zeros((), dtype=torch.float64)] * 4
-    for layer, text, reach in ((0, texts[0], 2), (2, texts[1], None)):
+    for layer, text, reach in ((0, sequences[0], 2), (2, sequences[1], None)):
         attention, heads = model.layers[layer].self_attn, []
         found = attention(text[None], passed_states=passed)[0][0]
         for head, (query, key, value) in enumerate(zip(*states_of(attention, text), strict=True)):
@@ -96,7 +96,7 @@ def test_scores_of_the_layer_below_are_added(is_causal: bool) -> None:
         torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-9)
         total.append((found, expected))
     weight = torch.randn(9, 32, dtype=torch.float64)
-    given = [*texts, model.layers[0].self_attn.q_proj.weight, model.layers[2].self_attn.k_proj.weight]
+    given = [*sequences, model.layers[0].self_attn.q_proj.weight, model.layers[2].self_attn.k_proj.weight]
     slopes = [torch.autograd.grad((each * weight).sum(), given) for each in total[1]]
     for own, wanted in zip(*slopes, strict=True):
         torch.testing.assert_close(own, wanted, atol=1e-9, rtol=1e-8)
@@ -281,17 +281,19 @@ def test_layers_read_with_the_weights_of_the_layer_below(is_causal: bool) -> Non
     model = build("AutoModel", mechanism=["pattern", "reused_weights"], **fields).double()
     below, above = (layer.self_attn for layer in model.layers)
     assert not any("q_proj" in name or "k_proj" in name for name, _ in above.named_parameters())
-    texts = [torch.randn(9, 32, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    sequences = [torch.randn(9, 32, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     passed = PassedStates()
-    found = [each(text[None], passed_states=passed)[0][0] for each, text in zip((below, above), texts, strict=True)][1]
+    found = [
+        each(text[None], passed_states=passed)[0][0] for each, text in zip((below, above), sequences, strict=True)
+    ][1]
     heads = []
-    own = (texts[1] @ above.v_proj.weight.T + above.v_proj.bias).split(8, 1)
-    for query, key, value in zip(*states_of(below, texts[0])[:2], own, strict=True):
+    own = (sequences[1] @ above.v_proj.weight.T + above.v_proj.bias).split(8, 1)
+    for query, key, value in zip(*states_of(below, sequences[0])[:2], own, strict=True):
         scores = (query @ key.T / 8**0.5).masked_fill(~readable(9, is_causal, 2), -torch.inf)
         heads.append(scores.softmax(-1) @ value)
     expected = torch.cat(heads, 1) @ above.o_proj.weight.T + above.o_proj.bias
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-9)
-    weight, given = torch.randn(9, 32, dtype=torch.float64), [*texts, below.k_proj.weight, above.v_proj.weight]
+    weight, given = torch.randn(9, 32, dtype=torch.float64), [*sequences, below.k_proj.weight, above.v_proj.weight]
     slopes = [torch.autograd.grad((each * weight).sum(), given) for each in (found, expected)]
     for mine, wanted in zip(*slopes, strict=True):
         torch.testing.assert_close(mine, wanted, atol=1e-9, rtol=1e-8)

@@ -98,7 +98,7 @@ def dense_layer(layer: Any, states: Tensor, text: Text) -> Tensor:
             maps[mine, theirs] = [getattr(side, f"{prefix}{name}_proj")(read).view(size, heads, width) for name in "kv"]
     queries = [side.q_proj(read).view(size, heads, width) for side in sides]
     tables = (attention.global_labels, attention.long_labels)
-    patterns = attention.followed().pattern.heads(heads)
+    patterns = attention.layer_spec().pattern.heads(heads)
     out = torch.zeros(size, heads, width, dtype=states.dtype)
     for head in range(heads):
         pattern = patterns[head if len(patterns) > 1 else 0].resolve(len(text.ids), attention.layer_idx, head, heads)

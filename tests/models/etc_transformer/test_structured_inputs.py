@@ -337,11 +337,11 @@ def test_candidates_that_are_no_parts(candidates: Any, message: str) -> None:
 
 def test_white_space_around_an_answer_is_none_of_it() -> None:
     text = PAIRS[0][1]
-    for said in ("w5\n\n", " w5", " w5\n\nw6 "):
-        start = text.index(said)
-        found = encode_pairs(answers=[(start, start + len(said)), None])
+    for answer in ("w5\n\n", " w5", " w5\n\nw6 "):
+        start = text.index(answer)
+        found = encode_pairs(answers=[(start, start + len(answer)), None])
         assert found["start_positions"].tolist() == [4, 0]
-        assert found["end_positions"].tolist() == [5 if "w6" in said else 4, 0]
+        assert found["end_positions"].tolist() == [5 if "w6" in answer else 4, 0]
         assert found["long_answer_positions"].tolist() == [3, -100]
     begin = text.index("\n\n")
     with pytest.raises(hea.InputError, match=r"answers has \(5, 7\), which is .* no token has a letter of it"):
@@ -352,8 +352,8 @@ def test_an_answer_of_which_an_end_is_cut_away_is_none() -> None:
     """At the left end, too, where a tokenizer cuts there."""
     tokenizer, text = word_tokenizer(61), PAIRS[0][1]
     tokenizer.truncation_side = "left"
-    for said, expected in ((text, 0), ("w7 w8", 5)):
-        answers = [(text.index(said), text.index(said) + len(said)), None]
+    for answer, expected in ((text, 0), ("w7 w8", 5)):
+        answers = [(text.index(answer), text.index(answer) + len(answer)), None]
         found = hea.structured_inputs(tokenizer, PAIRS, answers=answers, max_length=6)
         assert found["end_positions"].tolist() == [expected, 0]
 

@@ -203,15 +203,15 @@ def test_a_cache_of_a_pattern_holds_too_little_for_layers_that_route() -> None:
 def test_explain_sums_routing_and_local_heads() -> None:
     """In one cluster of all tokens a token reads as many as it can."""
     model, ids = build("AutoModel", num_clusters=1), tokens(1, 20)
-    said = hea.explain(model, 20)
-    assert said.beside is not None
+    explanation = hea.explain(model, 20)
+    assert explanation.beside is not None
     # the last 4 tokens in routing heads, and in local ones
-    assert (said.num_heads, said.total_pairs) == (4, 4 * 400)
-    assert said.allowed_pairs == 4 * (1 + 2 + 3 + 17 * 4)
+    assert (explanation.num_heads, explanation.total_pairs) == (4, 4 * 400)
+    assert explanation.allowed_pairs == 4 * (1 + 2 + 3 + 17 * 4)
     with torch.no_grad():
         weights = model(ids, output_attentions=True).attentions[0]
-    assert int((weights > 0).sum()) == said.allowed_pairs
-    assert "2 of 4 heads route: a query reads the last 4 members of its cluster at most." in said.notes
+    assert int((weights > 0).sum()) == explanation.allowed_pairs
+    assert "2 of 4 heads route: a query reads the last 4 members of its cluster at most." in explanation.notes
     alone, local = (build(num_routing_heads=heads) for heads in (4, 2))
     routed = hea.explain(alone, 8192, backend="gathered")
     assert (routed.backend, routed.beside, routed.num_heads) == ("gathered", None, 4)

@@ -1,4 +1,4 @@
-"""A call divided into regions: one document, one share of its block layout, heads that are computed together."""
+"""A call divided into slices: one document, one partition of its block layout, heads that are computed together."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.block_layout import BlockCosts, CompiledShare, Run
+from hf_efficient_attn.layout.block_layout import BlockCosts, CompiledPartition, Run
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.token_mask import NO_MASK, Document, TokenMask
 
 
 @dataclass(frozen=True)
-class Region:
+class CallSlice:
     """Where one part of a call lies in its tensors.
 
     Attributes:
@@ -22,7 +22,7 @@ class Region:
         heads, key_heads: query heads and the key heads that they read, as slices of equal length.
         queries, keys: rows of the query and key tensors, as slices.
         query_offset: position of the first of these queries in their document.
-        hole_bias: [keys] of 0 and -inf; None: no key is masked.
+        masked_key_bias: [keys] of 0 and -inf; None: no key is masked.
     """
 
     example: int
@@ -31,16 +31,19 @@ class Region:
     queries: slice
     keys: slice
     query_offset: int
-    share: CompiledShare
-    hole_bias: Tensor | None = None
+    partition: CompiledPartition
+    masked_key_bias: Tensor | None = None
 
     def take(self, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return [heads, queries, ...] of tensors [batch, heads, queries, ...], and the same of keys, in their order.
 
         Those in the order of a range are views.
         """
-        found, share = [], self.share
-        axes = ((of_queries, self.heads, self.queries, share.queries), (of_keys, self.key_heads, self.keys, share.keys))
+        found, partition = [], self.partition
+        axes = (
+            (of_queries, self.heads, self.queries, partition.queries),
+            (of_keys, self.key_heads, self.keys, partition.keys),
+        )
         for tensors, heads, rows, order in axes:
             places = slice(order.start, order.stop, order.step) if isinstance(order, range) else order
             found.append([tensor[self.example, heads, rows][:, places] for tensor in tensors])
@@ -50,27 +53,30 @@ class Region:
         self, of_queries: Sequence[Tensor], queries: Sequence[Tensor], of_keys: Sequence[Tensor], keys: Sequence[Tensor]
     ) -> None:
         """Write what `take` has taken back into the tensors; views need no writing."""
-        if not isinstance(self.share.queries, range):
+        if not isinstance(self.partition.queries, range):
             for tensor, part in zip(of_queries, queries, strict=True):
-                tensor[self.example, self.heads, self.queries].index_copy_(1, self.share.queries, part)
-        if not isinstance(self.share.keys, range):
+                tensor[self.example, self.heads, self.queries].index_copy_(1, self.partition.queries, part)
+        if not isinstance(self.partition.keys, range):
             for tensor, part in zip(of_keys, keys, strict=True):
-                tensor[self.example, self.key_heads, self.keys].index_copy_(1, self.share.keys, part)
+                tensor[self.example, self.key_heads, self.keys].index_copy_(1, self.partition.keys, part)
 
 
-def regions(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Iterator[Region]:
-    """Yield the regions of a call; together they hold every allowed pair once.
+def call_slices(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Iterator[CallSlice]:
+    """Yield the slices of a call; together they hold every allowed pair once.
 
     q may have a multiple of the layout's heads, into which examples are folded, if all examples are alike.
     """
     layout, tokens, group = call.layout, call.tokens, q.shape[1] // k.shape[1]
     num_folded = q.shape[1] // layout.num_heads
     if tokens is NO_MASK:
-        shares, rows = compile_layout(layout, costs, q.device).shares, (slice(0, layout.num_queries), slice(None))
+        partitions, rows = (
+            compile_layout(layout, costs, q.device).partitions,
+            (slice(0, layout.num_queries), slice(None)),
+        )
         for example in range(q.shape[0]):
-            for share in shares:
-                for heads, key_heads in head_slices(share.first_head, num_folded * share.num_heads, group):
-                    yield Region(example, heads, key_heads, *rows, layout.query_offset, share)
+            for partition in partitions:
+                for heads, key_heads in head_slices(partition.first_head, num_folded * partition.num_heads, group):
+                    yield CallSlice(example, heads, key_heads, *rows, layout.query_offset, partition)
         return
     for example, documents in enumerate(tokens.documents(q.shape[0], layout.num_keys, layout.num_positions)):
         for document in documents:
@@ -80,10 +86,10 @@ def regions(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Ite
             first_query = document.query_start + own.query_offset - layout.query_offset
             queries = slice(first_query, first_query + own.num_queries)
             keys = slice(document.start, document.stop)
-            holes = hole_bias(tokens, example, document)
-            for share in compile_layout(own, costs, q.device).shares:
-                for heads, key_heads in head_slices(share.first_head, num_folded * share.num_heads, group):
-                    yield Region(example, heads, key_heads, queries, keys, own.query_offset, share, holes)
+            holes = masked_key_bias(tokens, example, document)
+            for partition in compile_layout(own, costs, q.device).partitions:
+                for heads, key_heads in head_slices(partition.first_head, num_folded * partition.num_heads, group):
+                    yield CallSlice(example, heads, key_heads, queries, keys, own.query_offset, partition, holes)
 
 
 def blank_rows(call: AttentionCall, costs: BlockCosts, device: torch.device) -> Iterator[tuple[slice, slice]]:
@@ -100,7 +106,7 @@ def blank_rows(call: AttentionCall, costs: BlockCosts, device: torch.device) -> 
 
 
 def shares_queries(call: AttentionCall) -> bool:
-    """Return whether a query may be in several regions of other keys: documents of another axis may repeat."""
+    """Return whether a query may be in several slices of other keys: documents of another axis may repeat."""
     return call.layout.is_cross and not call.tokens.is_empty
 
 
@@ -116,7 +122,7 @@ def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, sli
         yield heads, slice(start // group, start // group + num_heads)
 
 
-def hole_bias(tokens: TokenMask, example: int, document: Document) -> Tensor | None:
+def masked_key_bias(tokens: TokenMask, example: int, document: Document) -> Tensor | None:
     """Return the bias of the masked keys within a document, [keys] of 0 and -inf; None where no key is masked."""
     if not document.has_holes or tokens.key_mask is None:
         return None
@@ -150,7 +156,7 @@ def query_blocks(tensors: Sequence[Tensor], run: Run) -> list[Tensor]:
 
 
 class Scratch:
-    """Memory for gathered blocks of keys, one for all pieces of a call: fresh pages would cost more than the copies."""
+    """Memory for gathered blocks of keys, one for all chunks of a call: fresh pages would cost more than the copies."""
 
     def __init__(self) -> None:
         self.memory: Tensor | None = None
@@ -171,14 +177,14 @@ def key_blocks(tensors: Sequence[Tensor], run: Run, scratch: Sequence[Scratch]) 
     if run.gathered is None:
         return [shifted_blocks(tensor, run.first_key, run.key_tokens, run) for tensor in tensors]
     index = run.gathered.flatten()
-    has_whole = run.granule > 1 and all(has_contiguous_tokens(tensor) for tensor in tensors)
-    places = index if has_whole or run.granule == 1 else tokens_of(run)
+    has_whole = run.gather_block > 1 and all(has_contiguous_tokens(tensor) for tensor in tensors)
+    places = index if has_whole or run.gather_block == 1 else tokens_of(run)
     found = []
     for tensor, memory in zip(tensors, scratch, strict=True):
         heads, _, width = tensor.shape
         taken = memory.of(tensor, heads, run.num_blocks * run.key_tokens, width)
         if has_whole:
-            take(granules(tensor, run).flatten(2), places, taken.view(heads, len(index), run.granule * width))
+            take(gather_blocks(tensor, run).flatten(2), places, taken.view(heads, len(index), run.gather_block * width))
         else:
             take(tensor, places, taken)
         found.append(taken.unflatten(1, (run.num_blocks, run.key_tokens)))
@@ -191,10 +197,10 @@ def has_contiguous_tokens(tensor: Tensor) -> bool:
 
 
 def tokens_of(run: Run) -> Tensor:
-    """Return the tokens of the granules that a run gathers."""
+    """Return the tokens of the gather blocks that a run gathers."""
     assert run.gathered is not None
-    inner = torch.arange(run.granule, device=run.gathered.device)
-    return (run.gathered[..., None] * run.granule + inner).flatten()
+    inner = torch.arange(run.gather_block, device=run.gathered.device)
+    return (run.gathered[..., None] * run.gather_block + inner).flatten()
 
 
 def take(tensor: Tensor, places: Tensor, taken: Tensor) -> None:
@@ -217,10 +223,10 @@ def shifted_blocks(tensor: Tensor, first: int, tokens: int, run: Run) -> Tensor:
     )
 
 
-def granules(tensor: Tensor, run: Run) -> Tensor:
-    """Return [heads, tokens, width] as a view [heads, granules, tokens, width] of whole granules."""
-    count = tensor.shape[1] // run.granule
-    return tensor.narrow(1, 0, count * run.granule).unflatten(1, (count, run.granule))
+def gather_blocks(tensor: Tensor, run: Run) -> Tensor:
+    """Return [heads, tokens, width] as a view [heads, gather blocks, tokens, width] of whole gather blocks."""
+    count = tensor.shape[1] // run.gather_block
+    return tensor.narrow(1, 0, count * run.gather_block).unflatten(1, (count, run.gather_block))
 
 
 def add_key_blocks(total: Tensor, blocks: Tensor, run: Run) -> None:
@@ -228,7 +234,9 @@ def add_key_blocks(total: Tensor, blocks: Tensor, run: Run) -> None:
     heads, _, width = total.shape
     if run.gathered is not None:
         index = run.gathered.flatten()
-        granules(total, run).index_add_(1, index, blocks.reshape(heads, len(index), run.granule, width).to(total.dtype))
+        gather_blocks(total, run).index_add_(
+            1, index, blocks.reshape(heads, len(index), run.gather_block, width).to(total.dtype)
+        )
     elif run.key_step == 0:
         total.narrow(1, run.first_key, run.key_tokens).add_(blocks[:, 0] if run.num_blocks == 1 else blocks.sum(1))
     elif run.num_blocks * run.key_step < run.key_tokens:

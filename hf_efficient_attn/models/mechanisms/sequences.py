@@ -1,7 +1,7 @@
-"""The texts of a batch, each from its first place on with padding behind it: what a mechanism knows of masks.
+"""The sequences of a batch, each from its first place on with padding behind it: what a mechanism knows of masks.
 
 Padding on the left, masked tokens between others and packed documents are so told apart once, for all mechanisms and
-layers: a mechanism that is right for rows padded behind is right for all. Shapes: B rows of T tokens, R texts of L
+layers: a mechanism that is right for rows padded behind is right for all. Shapes: B rows of T tokens, R sequences of L
 places, X numbers of a token.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
-from hf_efficient_attn.attention.layer import chosen_rows, readable_keys
+from hf_efficient_attn.attention.layer import readable_keys, selected_rows
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.token_mask import Document, TokenMask
 from hf_efficient_attn.layout.transfer import derived, on_host, send
@@ -21,7 +21,7 @@ from hf_efficient_attn.models.inputs import LayerInputs, Movable, check_open_pai
 from hf_efficient_attn.models.parts.attention import AsksNothing, MultiHeadAttention
 from hf_efficient_attn.models.prologue import PreparedCall
 
-# of places in a group to tokens of the batch; beyond it, texts are grouped by their lengths
+# of places in a group to tokens of the batch; beyond it, sequences are grouped by their lengths
 MOST_PLACES = 2
 CLOSED = (
     "This attention_mask closes or opens other pairs than a padding mask does, but layers here read sums "
@@ -31,12 +31,12 @@ CLOSED = (
 
 
 @dataclass(frozen=True)
-class TextGroup(Movable):
-    """Texts that are computed together.
+class SequenceGroup(Movable):
+    """Sequences that are computed together.
 
     Attributes:
-        index: which token of the flattened batch is at each place, [R, L]; None: the rows are the texts.
-        real: which places hold tokens of a text, always its first ones, bool [R, L]; None: all.
+        index: which token of the flattened batch is at each place, [R, L]; None: the rows are the sequences.
+        real: which places hold tokens of a sequence, always its first ones, bool [R, L]; None: all.
     """
 
     index: Tensor | None = None
@@ -44,28 +44,28 @@ class TextGroup(Movable):
 
 
 @dataclass(frozen=True)
-class Texts(Movable):
-    """All texts of a batch.
+class Sequences(Movable):
+    """All sequences of a batch.
 
     Attributes:
-        groups: the texts, as they are computed together.
+        groups: the sequences, as they are computed together.
         places: where each token of the batch is, [B, T], counted through the places of all groups; None: the rows are
-            the texts.
-        real: which tokens are in a text, bool [B, T]; None: all.
-        is_packed: whether a row may have several texts.
+            the sequences.
+        real: which tokens are in a sequence, bool [B, T]; None: all.
+        is_packed: whether a row may have several sequences.
     """
 
-    groups: tuple[TextGroup, ...]
+    groups: tuple[SequenceGroup, ...]
     places: Tensor | None = None
     real: Tensor | None = None
     is_packed: bool = False
 
     def split(self, states: Tensor) -> list[Tensor]:
-        """Return the states of each group, [B, T, X] → [R, L, X]; behind a text, those of any token."""
+        """Return the states of each group, [B, T, X] → [R, L, X]; behind a sequence, those of any token."""
         return [states if group.index is None else states.flatten(0, 1)[group.index] for group in self.groups]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the states of the batch, zeros where there is no text: [R, L, X] of each group → [B, T, X]."""
+        """Return the states of the batch, zeros where there is no sequence: [R, L, X] of each group → [B, T, X]."""
         if self.places is None:
             (joined,) = parts
         else:
@@ -73,13 +73,13 @@ class Texts(Movable):
         return joined if self.real is None else torch.where(self.real.unsqueeze(-1), joined, 0)
 
 
-def whole_rows() -> Texts:
-    """Return each row as a text without padding."""
-    return Texts((TextGroup(),))
+def whole_rows() -> Sequences:
+    """Return each row as a sequence without padding."""
+    return Sequences((SequenceGroup(),))
 
 
-def find_texts(call: PreparedCall, masks: LayerInputs, is_causal: bool) -> Texts:
-    """Return the texts of the new tokens of a call.
+def find_sequences(call: PreparedCall, masks: LayerInputs, is_causal: bool) -> Sequences:
+    """Return the sequences of the new tokens of a call.
 
     masks: the call's.
 
@@ -93,7 +93,7 @@ def find_texts(call: PreparedCall, masks: LayerInputs, is_causal: bool) -> Texts
         real = readable_keys(matrix, call.batch_size)
         check_open_pairs(matrix, real, CLOSED, is_causal)
     real, documents = (None if each is None else of_queries(each, call) for each in (real, documents))
-    return texts_of(real, documents, call.batch_size, call.tokens, call.embedded.device)
+    return sequences_of(real, documents, call.batch_size, call.tokens, call.embedded.device)
 
 
 def of_queries(mask: Tensor, call: PreparedCall) -> Tensor:
@@ -105,10 +105,10 @@ def of_queries(mask: Tensor, call: PreparedCall) -> Tensor:
     return mask.index_select(1, torch.arange(call.tokens, device=mask.device) + start.to(mask.device))
 
 
-def texts_of(
+def sequences_of(
     real: Tensor | None, documents: Tensor | None, batch_size: int, tokens: int, device: torch.device
-) -> Texts:
-    """Return the texts of rows.
+) -> Sequences:
+    """Return the sequences of rows.
 
     Args:
         real: bool [B, T]; None: all.
@@ -127,31 +127,31 @@ def texts_of(
     found = TokenMask(real, documents).documents(batch_size, tokens)
     if documents is None and all(len(row) == 1 and row[0].start == 0 and not row[0].has_holes for row in found):
         is_full = all(row[0].stop == tokens for row in found)
-        return whole_rows() if is_full else Texts((TextGroup(None, real),), real=real)
-    texts = _gathered(found, None if real is None else on_host(real), tokens, device)
-    return replace(texts, is_packed=documents is not None)
+        return whole_rows() if is_full else Sequences((SequenceGroup(None, real),), real=real)
+    sequences = _gathered(found, None if real is None else on_host(real), tokens, device)
+    return replace(sequences, is_packed=documents is not None)
 
 
-def in_front_of_padding(real: Tensor) -> Texts:
-    """Return each row as a text, its real tokens in front, whatever their number: for graphs of any mask."""
+def in_front_of_padding(real: Tensor) -> Sequences:
+    """Return each row as a sequence, its real tokens in front, whatever their number: for graphs of any mask."""
     batch_size, tokens = real.shape
     index = torch.arange(tokens, device=real.device).expand(batch_size, -1)
     count = real.sum(1, keepdim=True)
     places = torch.where(real, real.long().cumsum(1) - 1, count + (~real).long().cumsum(1) - 1)
     rows = torch.arange(batch_size, device=real.device).unsqueeze(1) * tokens
     tokens_at = torch.zeros_like(index).scatter(1, places, index)
-    return Texts((TextGroup(tokens_at + rows, index < count),), places + rows, real)
+    return Sequences((SequenceGroup(tokens_at + rows, index < count),), places + rows, real)
 
 
-def in_front(states: Tensor, real: Tensor | None) -> Texts:
-    """Return each row of states [B, T, X] as one text, its real tokens in front; None: all are."""
+def in_front(states: Tensor, real: Tensor | None) -> Sequences:
+    """Return each row of states [B, T, X] as one sequence, its real tokens in front; None: all are."""
     return whole_rows() if real is None else in_front_of_padding(real)
 
 
-def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: int, device: torch.device) -> Texts:
-    """Return each document as a text, together with others of like length if their places are many."""
+def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: int, device: torch.device) -> Sequences:
+    """Return each document as a sequence, together with others of like length if their places are many."""
     listed = [_tokens_of(document, row, real, tokens) for row, several in enumerate(found) for document in several]
-    # a batch of padding alone has one text, of no tokens
+    # a batch of padding alone has one sequence, of no tokens
     listed = listed or [torch.zeros(0, dtype=torch.long)]
     longest = max(len(each) for each in listed)
     sizes = [max(1, longest)] * len(listed)
@@ -161,10 +161,10 @@ def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: 
     # of each group its index, and which of its places are real
     groups: list[Tensor | None] = []
     for size in sorted(set(sizes)):
-        texts = [each for each, own in zip(listed, sizes, strict=True) if own == size]
-        width = max(1, *(len(each) for each in texts))
-        index = torch.stack([torch.nn.functional.pad(each, (0, width - len(each))) for each in texts])
-        count = torch.tensor([len(each) for each in texts])
+        sequences = [each for each, own in zip(listed, sizes, strict=True) if own == size]
+        width = max(1, *(len(each) for each in sequences))
+        index = torch.stack([torch.nn.functional.pad(each, (0, width - len(each))) for each in sequences])
+        count = torch.tensor([len(each) for each in sequences])
         is_real = torch.arange(width) < count.unsqueeze(1)
         places[index[is_real]] = first + is_real.flatten().nonzero().flatten()
         first += index.numel()
@@ -173,7 +173,7 @@ def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: 
     taken[torch.cat(listed)] = True
     is_taken = None if bool(taken.all()) else taken.view(-1, tokens)
     places, is_taken, *groups = send((places.view(-1, tokens), is_taken, *groups), device)
-    return Texts(tuple(map(TextGroup, groups[::2], groups[1::2])), places, is_taken)
+    return Sequences(tuple(map(SequenceGroup, groups[::2], groups[1::2])), places, is_taken)
 
 
 def _tokens_of(document: Document, row: int, real: Tensor | None, tokens: int) -> Tensor:
@@ -200,28 +200,28 @@ def without_padding(embedded: Tensor, real: Tensor | None, is_packed: bool) -> T
     return embedded if real is None else torch.where(real.to(embedded.device).unsqueeze(-1), embedded, 0)
 
 
-# What the attention of every mechanism does with texts: each is read by itself, whatever is around it.
+# What the attention of every mechanism does with sequences: each is read by itself, whatever is around it.
 
 
 class MechanismAttention(AsksNothing, MultiHeadAttention):
     """Multi-head attention by a mechanism. [B, T, hidden_size] → the same, and the weights or None.
 
-    A mechanism defines `read`, which is given texts that all begin at their first place, and `costs`.
+    A mechanism defines `read`, which is given sequences that all begin at their first place, and `costs`.
     """
 
-    # whether its weights are those of the tokens of a text, and not of fewer keys
+    # whether its weights are those of the tokens of a sequence, and not of fewer keys
     reads_tokens: ClassVar[bool] = False
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.make_maps()
 
-    def forward(self, hidden_states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden_states: Tensor, sequences: Sequences, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""
-        out, weights = self.read_texts(hidden_states, texts, **kwargs)
+        out, weights = self.read_sequences(hidden_states, sequences, **kwargs)
         return self.o_proj(out), weights
 
-    def read_texts(self, states: Tensor, texts: Texts, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def read_sequences(self, states: Tensor, sequences: Sequences, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return what the tokens of a batch read, [B, T, H · D], and, with `output_attentions`, the weights.
 
         Args:
@@ -231,21 +231,21 @@ class MechanismAttention(AsksNothing, MultiHeadAttention):
         kwargs.pop("output_attentions", None)
         parts = [
             self.attend(part, group.real, need_weights=need_weights, **kwargs)
-            for part, group in zip(texts.split(states), texts.groups, strict=True)
+            for part, group in zip(sequences.split(states), sequences.groups, strict=True)
         ]
-        out = texts.join([part for part, _ in parts])
+        out = sequences.join([part for part, _ in parts])
         weights = None
         if need_weights:
             read = [weights for _, weights in parts]
             if self.reads_tokens:
-                read = [at_tokens(each, group, texts) for each, group in zip(read, texts.groups, strict=True)]
-            weights = joined_weights(read, texts)
+                read = [at_tokens(each, group, sequences) for each, group in zip(read, sequences.groups, strict=True)]
+            weights = joined_weights(read, sequences)
         return out, weights
 
     def attend(
         self, states: Tensor, real: Tensor | None, need_weights: bool, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the tokens of texts [R, L, X] read, and the weights; see `read`."""
+        """Return what the tokens of sequences [R, L, X] read, and the weights; see `read`."""
         return self.read(self.project(states), real, need_weights, **kwargs)
 
     def project(self, states: Tensor) -> tuple[Tensor, ...]:
@@ -259,34 +259,34 @@ class MechanismAttention(AsksNothing, MultiHeadAttention):
         need_weights: bool,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the tokens of texts read, [R, L, h · D], and the weights [R, h, L, S] if they are needed.
+        """Return what the tokens of sequences read, [R, L, h · D], and the weights [R, h, L, S] if they are needed.
 
         Args:
             states: what `project` returns, [R, L, h · D] each.
-            real: which places hold tokens, always the first ones of a text, bool [R, L]; None: all. The states of
+            real: which places hold tokens, always the first ones of a sequence, bool [R, L]; None: all. The states of
                 others are any, finite or not, and so is what is returned for them.
         """
         raise NotImplementedError
 
 
-def at_tokens(weights: Tensor, group: TextGroup, texts: Texts) -> Tensor:
-    """Return weights of the tokens of texts by where these are in their rows, [R, H, L, L] → [R, H, L, T]."""
-    if group.index is None or texts.places is None:
+def at_tokens(weights: Tensor, group: SequenceGroup, sequences: Sequences) -> Tensor:
+    """Return weights of the tokens of sequences by where these are in their rows, [R, H, L, L] → [R, H, L, T]."""
+    if group.index is None or sequences.places is None:
         return weights
-    tokens = texts.places.shape[1]
+    tokens = sequences.places.shape[1]
     columns = (group.index % tokens)[:, None, None].expand(weights.shape)
     read = weights if group.real is None else torch.where(group.real[:, None, None], weights, 0)
     return weights.new_zeros(*weights.shape[:3], tokens).scatter_add(3, columns, read)
 
 
-def joined_weights(parts: Sequence[Tensor], texts: Texts) -> Tensor:
+def joined_weights(parts: Sequence[Tensor], sequences: Sequences) -> Tensor:
     """Return the weights of the batch, of all queries or of those of `weights_of_rows`: [R, H, L, S] → [B, H, T, S].
 
-    What texts of different groups read may differ in number: the weights of fewer are followed by zeros.
+    What sequences of different groups read may differ in number: the weights of fewer are followed by zeros.
     """
     num_heads, most = parts[0].shape[1], max(part.shape[3] for part in parts)
     padded = [torch.nn.functional.pad(part, (0, most - part.shape[3])) for part in parts]
-    joined = texts.join([part.transpose(1, 2).flatten(2) for part in padded])
+    joined = sequences.join([part.transpose(1, 2).flatten(2) for part in padded])
     weights = joined.unflatten(2, (num_heads, most)).transpose(1, 2)
-    chosen = chosen_rows()
+    chosen = selected_rows()
     return weights if chosen is None else weights[:, :, list(chosen)]
