@@ -31,7 +31,7 @@ from hf_efficient_attn.models.efficient_reformer.attention import LSHAttention
 from hf_efficient_attn.models.efficient_reformer.configuration_efficient_reformer import EfficientReformerConfig
 from hf_efficient_attn.models.efficient_reformer.modeling_efficient_reformer import MAX_STEP, ReformerLayer
 from hf_efficient_attn.models.efficient_reformer.reversible import ReversibleStack, Streams
-from hf_efficient_attn.models.routing_transformer.attention import RoutingAttention
+from hf_efficient_attn.models.routing_transformer.attention import RoutingAttention, RoutingInputs
 from hf_efficient_attn.models.routing_transformer.clusters import update_all
 from hf_efficient_attn.models.routing_transformer.configuration_routing_transformer import RoutingTransformerConfig
 from hf_efficient_attn.patterns.bands import BlockTopK, Causal
@@ -171,8 +171,8 @@ class Routing(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         centroids: Any = self.attention.centroids
         means = centroids.means.clone() if self.training else None
-        places = {"documents": self.documents, "query_positions": self.positions}
-        out, _, shown = self.attention(states, means=means, **places)
+        inputs = RoutingInputs(documents=self.documents, query_positions=self.positions)
+        out, _, shown = self.attention(states, inputs, means=means)
         if shown:
             update_all([centroids], [shown])
             self.loss = self.commitment_weight * shown.distance
