@@ -47,6 +47,8 @@ MAX_HEADS = 8
 # counting the pairs of longer ones is refused after some seconds only; `explain` counts by blocks
 MAX_COUNTED_TOKENS = 1024
 EXPLAINED_SHARE = 0.25
+# of transformers, by its rotary embeddings
+ROPE_INIT = "compute_default_rope_parameters"
 STATUS = Path("/proc/self/status")
 HIGH_WATER = Path("/proc/self/clear_refs")
 
@@ -126,10 +128,12 @@ def problem(error: Exception) -> str | None:
         return f"{len(str(error))} characters" if len(str(error)) > 500 else None
     # a file that says too little, or is none, is refused before a class of ours is asked; and every config is written
     # through a function of ours
-    frames = [frame.filename for frame in frames_of(error)]
+    found = frames_of(error)
+    frames = [frame.filename for frame in found]
     ours = [name for name in frames if "hf_efficient_attn/" in name and not name.endswith("integration/saving.py")]
-    # what transformers refuses in its own fields is raised below our configs
-    is_ours = bool(ours) and not ("models/config/" in ours[-1] and ours[-1] != frames[-1])
+    # what transformers refuses in its own fields is raised below our configs, or where it computes rotary frequencies
+    of_rope = any(frame.name == ROPE_INIT or frame.filename.endswith("modeling_rope_utils.py") for frame in found)
+    is_ours = bool(ours) and not of_rope and not ("models/config/" in ours[-1] and ours[-1] != frames[-1])
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None
 
 

@@ -111,7 +111,7 @@ def test_model_whose_pattern_was_removed_needs_no_copy(tmp_path: Path) -> None:
     model = hea.hub.include_code(llama())
     model.save_pretrained(tmp_path)
     (tmp_path / "hea_mine.py").write_text("# of somebody else")
-    assert len(list(tmp_path.glob("hea_*.py"))) > 100
+    assert list(tmp_path.glob("hea_*.py"))
     hea.sparsify(model, None).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.glob("*.py")] == ["hea_mine.py"]
     assert saved_map(tmp_path) == {}
