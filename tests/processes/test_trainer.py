@@ -18,8 +18,10 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.training.complete_checkpoints import why_incomplete
 
 SCRIPT = Path(__file__).parent / "trainer_script.py"
-# both add the same numbers in another order
-TOLERANCE = 1e-6
+# both add the same numbers in another order: some ten roundings of weights of order 0.1 were measured, 1.3e-6 at most
+TOLERANCE = 3e-6
+# what a step that differs moves
+MOVED = 1e-3
 every_way = pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name in IN_EVERY_WAY else pytest.mark.thorough) for name in CASES]
 )
@@ -56,7 +58,7 @@ def test_two_processes_end_with_the_weights_of_one(runs: dict[int, Path], family
     start, alone, together = (
         weights(folder, family, state) for folder, state in ((runs[1], "start"), (runs[1], way), (runs[2], way))
     )
-    assert largest_difference(start, alone) > 1000 * TOLERANCE
+    assert largest_difference(start, alone) > MOVED
     assert largest_difference(alone, together) <= TOLERANCE
     for processes, folder in runs.items():
         said = report(folder, family, way)
@@ -72,7 +74,7 @@ def test_ways_were_what_they_claim(runs: dict[int, Path], family: str) -> None:
         assert report(folder, family, "best")["best"] == "checkpoint-1"
     plain = weights(runs[1], family, "plain")
     for way in ("accumulated", "uneven", "best"):
-        assert largest_difference(plain, weights(runs[1], family, way)) > 1000 * TOLERANCE
+        assert largest_difference(plain, weights(runs[1], family, way)) > MOVED
 
 
 @pytest.mark.parametrize("processes", [1, 2])
