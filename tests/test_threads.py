@@ -32,7 +32,7 @@ def test_token_table_of_another_thread() -> None:
     mine, other = table_with_padding(1), table_with_padding(4)
     for _ in range(2):
         tokens, _ = at_every_line(
-            lambda: read_table(mine, 1, 6, 6), lambda: read_table(other, 1, 6, 6), "attention.token_table"
+            lambda: read_table(mine, 1, 6, 6), lambda: read_table(other, 1, 6, 6), "integration.masks"
         )
         assert tokens.key_mask.sum() == 5
 
@@ -55,7 +55,7 @@ def test_masks_of_another_thread() -> None:
 
     mine, other = torch.tensor([[True, True, True, False]]), torch.tensor([[False, True, True, True]])
     expected = mask(2, mine).clone()
-    for module in ("layout.dense.pairs", "layout.dense.additive", "layout.cache"):
+    for module in ("layout.dense_mask", "layout.cache"):
         assert torch.equal(at_every_line(lambda: mask(2, mine), lambda: mask(next(numbers), other), module), expected)
 
 
@@ -71,7 +71,7 @@ class Layer(nn.Module):
 def test_layer_that_another_thread_calls_causally() -> None:
     layer: Any = Layer()
     pattern = at_every_line(
-        lambda: module_pattern(layer, False), lambda: module_pattern(layer, True), "attention.layer_patterns"
+        lambda: module_pattern(layer, False), lambda: module_pattern(layer, True), "integration.layer_patterns"
     )
     assert pattern == Band(3, 3)
 
@@ -84,7 +84,7 @@ def test_pattern_that_another_thread_makes() -> None:
     layer = Layer()
     made = at_every_line(
         lambda: remembered(layer, widened, Causal(), 1), lambda: remembered(layer, widened, Causal(), 2),
-        "models.sparse.remembered",
+        "models.sparse.attention",
     )  # fmt: skip
     assert made == Causal() | Band(1, 0)
 
