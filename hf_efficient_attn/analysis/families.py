@@ -15,6 +15,8 @@ from textwrap import fill
 from types import ModuleType
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from hf_efficient_attn.models.register import FAMILIES, auto_classes
 
 COLUMNS = 110
@@ -42,7 +44,9 @@ def family_facts(family: ModuleType) -> dict[str, Any]:
     """
     classes = auto_classes(family)
     config = classes["AutoModel"].config_class
-    presets = [name for name, value in vars(config).items() if _is_preset(value)]
+    # class methods that transformers' configs do not have
+    methods = [name for name, value in vars(config).items() if isinstance(value, classmethod)]
+    presets = [name for name in methods if not hasattr(PreTrainedConfig, name)]
     return {
         "model_type": config.model_type,
         "config": config.__name__,
@@ -53,10 +57,6 @@ def family_facts(family: ModuleType) -> dict[str, Any]:
         "causal": _direction(config()),
         "cost": config.attention_cost,
     }
-
-
-def _is_preset(value: Any) -> bool:
-    return isinstance(value, classmethod)
 
 
 def _direction(config: Any) -> str:
