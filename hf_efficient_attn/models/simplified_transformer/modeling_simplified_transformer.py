@@ -372,7 +372,13 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
 
 
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
-    """One block, sequential or parallel, with the skips its config asks for. [B, T, hidden_size] → same, mean span."""
+    """One block, sequential or parallel, with the skips its config asks for. [B, T, hidden_size] → same, mean span.
+
+    `block="sas_p"`, with U = Norm(X): Y = β_SA · SMHA(U) + β_FF · MLP(U), without a skip. SMHA joins the heads
+    α·V + β·softmax(Q Kᵀ / √d)·V − γ·C·V, where V is the head's part of U, since there are no W^P and no W^V (but in
+    layer 0), and C·V is the mean of the values over the allowed keys. At the start α = β = γ = 1 and W^Q = 0, so that
+    the softmax is C and SMHA(U) = U. `gains.py` has the gains of every block, and how they start.
+    """
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
         super().__init__()
