@@ -209,9 +209,6 @@ def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int
 # What `explain` says about all layers of a model at once: their cost together, and each kind of layer for its card.
 
 
-CPU_NAME = "cpu"
-
-
 def explain_layers(
     model_or_config: PreTrainedModel | PreTrainedConfig, tokens: int, part: str | None = None
 ) -> list[tuple[list[int], Explanation]]:
@@ -223,7 +220,7 @@ def explain_layers(
     _, _, numbered = numbered_requests(model_or_config, part, tokens)
     found = []
     for request, layers in _groups(numbered.items()):
-        call = requested_call(request, tokens, tokens, CPU_NAME, torch.float32, training=False, dropout=0.0)
+        call = requested_call(request, tokens, tokens, CPU.type, torch.float32, training=False, dropout=0.0)
         found.append((layers, explained(call, request, AUTO)))
     return found
 

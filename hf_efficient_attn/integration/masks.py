@@ -304,7 +304,7 @@ def _are_all(is_token: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(on_host(is_token).all())
 
 
-# The token table of a mask that a model of transformers needs; `efficient_mask` (`interface.py`) is registered there.
+# The token table of a mask that a model of transformers asks `efficient_mask` (`interface.py`) for.
 
 
 def requested_table(
