@@ -1,6 +1,6 @@
 """Forward and backward of a whole call: a kernel computes each run of each slice, log-sum-exp joins the results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from hf_efficient_attn.backends.blocked.call_slices import (
     shares_queries,
 )
 from hf_efficient_attn.backends.blocked.terms import TermLookups
+from hf_efficient_attn.backends.blocked.threads import over_heads
 from hf_efficient_attn.backends.kernels import (
     Explicit,
     FusedCPU,
@@ -81,9 +82,9 @@ MAX_BUFFER_OFF_CPU = 1 << 25
 # of the scores that are computed explicitly on CPUs: each of many operations reads them, so that they fit in a core's
 # cache
 MAX_SCORES = 1 << 19
-# elements of gathered keys per thread in one call of the fused operator, so that they fit in a core's cache; in a
-# backward pass with their gradients
-MAX_GATHERED = 1 << 19
+# elements per thread in one call of the fused operator, so that they fit in a core's cache: of its output, or of
+# gathered keys; in a backward pass with their gradients
+MAX_PER_THREAD = 1 << 19
 
 
 def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
@@ -124,6 +125,26 @@ def forward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], wr
     fused = is_fused(call)
     tensors = (*plain_rows(*tensors[:3]), *tensors[3:]) if fused else tensors
     call, (q, k, v, out_rows, lse_rows) = fold_batch(call, tensors)
+    compute = partial(forward_heads, seed=seed, fused=fused, writes=writes)
+    # the draws of dropout are those of all heads
+    over_heads(compute, call, (q, out_rows, lse_rows), (k, v), may_divide=fused)
+
+
+def forward_heads(
+    call: AttentionCall,
+    of_queries: Sequence[Tensor],
+    of_keys: Sequence[Tensor],
+    seed: int,
+    fused: bool,
+    writes: bool,
+) -> None:
+    """Write the attention of some heads, as `forward_part` does.
+
+    Args:
+        of_queries: q, output, log-sum-exp.
+        of_keys: k, v.
+    """
+    (q, out_rows, lse_rows), (k, v) = of_queries, of_keys
     kernels = Kernels(call, seed, fused, q.device)
     costs = costs_of(call).forward.of_kernel(fused)
     for heads, rows in blank_rows(call, costs, q.device) if writes else ():
@@ -212,6 +233,27 @@ def backward_part(
     batch_size, terms = len(tensors[0]), call.terms
     tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if fused else tensors
     call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
+    compute = partial(backward_heads, seed=seed, fused=fused, writes=writes)
+    for gradients in over_heads(compute, call, (q, *rows), (k, v, dk, dv), may_divide=fused):
+        for total, gradient, term in zip(d_terms, gradients, terms, strict=False):
+            total.add_(unfold_gradient(gradient, batch_size, term.values))
+
+
+def backward_heads(
+    call: AttentionCall,
+    of_queries: Sequence[Tensor],
+    of_keys: Sequence[Tensor],
+    seed: int,
+    fused: bool,
+    writes: bool,
+) -> list[Tensor]:
+    """Add the gradients of some heads, as `backward_part` does; return those of the values of terms.
+
+    Args:
+        of_queries: q, grad, out, lse, delta if it is not None, dq.
+        of_keys: k, v, dk, dv.
+    """
+    (q, *rows), (k, v, dk, dv) = of_queries, of_keys
     kernels = Kernels(call, seed, fused, q.device)
     costs = costs_of(call).backward.of_kernel(fused)
     for heads, places in blank_rows(call, costs, q.device) if writes else ():
@@ -228,8 +270,7 @@ def backward_part(
             if d_scores is not None:
                 kernels.lookups.add_gradients(d_scores, call_slice, run, chunk)
         call_slice.put_back(rows[-1:], queries[-1:], (dk, dv), keys[2:])
-    for total, gradient, term in zip(d_terms, kernels.lookups.finish(), terms, strict=False):
-        total.add_(unfold_gradient(gradient, batch_size, term.values))
+    return kernels.lookups.finish()
 
 
 def backward_run(
@@ -309,9 +350,7 @@ def max_buffer(run: Run, is_fused: bool, device: torch.device, threads: int) -> 
         return MAX_BUFFER_OFF_CPU
     if not is_fused:
         return MAX_SCORES
-    if run.gathered is None:
-        return MAX_BUFFER
-    return min(MAX_BUFFER, MAX_GATHERED * threads)
+    return min(MAX_BUFFER, MAX_PER_THREAD * threads)
 
 
 def bias_of(call_slice: CallSlice, run: Run) -> Tensor | None:
