@@ -21,7 +21,7 @@ WITHOUT_LSE = ("mean of groups",)
 Results = dict[str, Tensor]
 
 
-EPYC, XEON, TILELESS_XEON, GPU = known_machines()
+EPYC, XEON, TILELESS_XEON, GPU, *_ = known_machines()
 # how many times the error of plain attention on a CPU: on GPUs a product in float32 may be three of TF32
 FACTORS = {"cpu": 4, "cuda": 8}
 

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "number of key heads of a pattern (default: as many as query heads)"
     parser.add_argument("--key-heads", type=int, metavar="N", help=text)
     parser.add_argument("--head-dim", type=int, metavar="N", help="width of a head of a pattern (default 64)")
-    parser.add_argument("--device", help="cpu, cuda, ..., which this machine need not have (default cpu)")
+    parser.add_argument(
+        "--device", help="cpu, cuda, h100, h200, a100, ..., which this machine need not have (default cpu)"
+    )
     text = "dtype of the inputs (default: that of the model, or float32)"
     parser.add_argument("--dtype", choices=DTYPES, help=text)
     parser.add_argument("--cross", action="store_true", help="queries and keys are of different sequences")

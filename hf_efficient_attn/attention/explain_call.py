@@ -11,7 +11,7 @@ from hf_efficient_attn.attention.build_call import planned_selected_keys
 from hf_efficient_attn.attention.explanation import Explanation, LayerRequest
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, preferred_backend, select
 from hf_efficient_attn.backends import sdpa
-from hf_efficient_attn.backends.machine_costs import machine_of
+from hf_efficient_attn.backends.machine_costs import is_there, machine_of
 from hf_efficient_attn.backends.protocol import Backend
 from hf_efficient_attn.errors import InputError, WorkLimitError
 from hf_efficient_attn.layout.cache import cached
@@ -29,6 +29,7 @@ CPU = torch.device("cpu")
 # pairs whose choice is counted
 MOST_COUNTED = 1 << 30
 UNCONFIRMED = "Costs on {device} are estimates that no measurement there has confirmed: they may be far off."
+ASSUMED = "No GPU is here: this assumes one with triton and flash-attn-4 installed."
 UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
 
@@ -109,6 +110,7 @@ def explained(call: AttentionCall, request: LayerRequest, wanted: str, line: str
         baseline=BASELINES[request.is_causal],
         relative_cost=time / baseline,
         memory_bytes=_memory(call, selected_backend),
+        costs_of=str(machine_of(call.inputs.device)),
         model=line,
         notes=(*request.notes, *_notes(call)),
     )
@@ -124,6 +126,8 @@ def _notes(call: AttentionCall) -> list[str]:
     """Return what the estimated cost of a call leaves out."""
     notes = [] if call.softcap is None else [UNCAPPED]
     device = call.inputs.device
+    if not is_there(device):
+        notes.append(ASSUMED)
     is_measured = machine_of(device).processor.device == device
     return notes if is_measured else [*notes, UNCONFIRMED.format(device=device)]
 

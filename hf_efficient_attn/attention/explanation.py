@@ -6,7 +6,6 @@ from typing import Any
 from hf_efficient_attn.attention.build_call import LayerPattern
 from hf_efficient_attn.attention.select import AUTO, BACKENDS
 from hf_efficient_attn.attention.sharded.layer import LayerExchange
-from hf_efficient_attn.backends.machine_costs import machine_of
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.grouped_keys import ChunkedOrder, KeyGroups
 from hf_efficient_attn.layout.listed_keys import ChosenBlocks, ChosenTokens
@@ -88,6 +87,7 @@ class Explanation:
             lies above the diagonal, or "dense attention".
         relative_cost: estimated time over that of the baseline.
         memory_bytes: estimated peak memory of one example, beyond its inputs.
+        costs_of: the machine by whose costs backends are compared, and where these come from.
         model: which layer of which model this is; None: a pattern was explained.
         notes: what the numbers leave out, in sentences.
         exchange: what processes that share the text send; None: one process has all of it.
@@ -106,6 +106,7 @@ class Explanation:
     baseline: str
     relative_cost: float
     memory_bytes: int
+    costs_of: str
     model: str | None = None
     notes: tuple[str, ...] = ()
     exchange: LayerExchange | None = None
@@ -166,7 +167,7 @@ class Explanation:
             "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
             **({} if self.all_layers is None else {"all layers": str(self.all_layers)}),
             "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
-            "costs of": str(machine_of(inputs.device)),
+            "costs of": self.costs_of,
             **({} if self.exchange is None else {"exchange": f"{self.exchange}, one example"}),
             **{f"not {name}": reason for name, reason in self.reasons.items()},
             **{"note" if index == 0 else f"note {index + 1}": note for index, note in enumerate(self.notes)},
@@ -201,7 +202,7 @@ class Explanation:
             "baseline": self.baseline,
             "relative_cost": self.relative_cost,
             "memory_bytes": self.memory_bytes,
-            "costs_of": str(machine_of(inputs.device)),
+            "costs_of": self.costs_of,
             "notes": list(self.notes),
             "beside": None if self.beside is None else self.beside.to_dict(),
             "exchange": None if self.exchange is None else self.exchange.to_dict(),

@@ -7,6 +7,7 @@ from math import inf
 
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.flash import backend as flash
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.backends.protocol import Backend
@@ -17,7 +18,7 @@ from hf_efficient_attn.layout.onnx import is_written
 from hf_efficient_attn.layout.tracing import shown
 
 AUTO = "auto"
-BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flex, gathered, reference, sdpa)}
+BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flash, flex, gathered, reference, sdpa)}
 # of standard operators alone, which ONNX has
 WRITTEN = (sdpa.NAME, reference.NAME)
 # memory that a backend chosen by "auto" may take besides inputs and output; more only if all others take as much

@@ -23,6 +23,15 @@ from hf_efficient_attn.layout.call import AttentionCall
 
 # names another file of the user's own measurements
 VARIABLE = "HF_EFFICIENT_ATTN_MACHINES"
+# major numbers of compute capability, by parts of the names of GPUs
+HOPPER = 9
+GENERATIONS = {
+    8: ("A100", "A10", "A30", "A40", "L4", "RTX 30", "RTX 40"),
+    10: ("B200", "B300", "GB200"),
+    12: ("RTX 50",),
+}
+# GPUs that can be explained by a short name, and a part of the name that their drivers give
+KNOWN_GPUS = {"h200": "H200", "h100": "H100", "a100": "A100"}
 # queries per block of the kernel that multiplies, normalises and multiplies
 EXPLICIT_BLOCK_TOKENS = 64
 
@@ -72,6 +81,7 @@ class Costs:
         moved: time of a query that is moved to its place in a token order and back.
         flex: time of a score in flex's kernel, forward and backward alike.
         flex_call: fixed time of a call of flex beyond that of dense attention.
+        flash, flash_call: the same of FlashAttention-4's kernels, the second for each of them.
         tile_key: time of a key of a tile of chosen keys, besides that of its scores: it is gathered, and read from
             memory several times.
         listed: time of a pair that a list of chosen keys names, to find its tile and to make its mask.
@@ -87,6 +97,8 @@ class Costs:
     moved: float
     flex: float = 1.2
     flex_call: float = 0.0
+    flash: float = 1.1
+    flash_call: float = 1e8
     tile_key: float = 80.0
     listed: float = 5.0
 
@@ -217,13 +229,30 @@ def nearest(processor: Processor, machines: Sequence[Machine]) -> Machine:
     return max(machines, key=matching_fields)
 
 
+def known_gpu(name: str) -> Machine | None:
+    """Return the GPU of a short name, such as "h100"; None: it is no such name."""
+    found = KNOWN_GPUS.get(name.lower())
+    return None if found is None else next(each for each in known_machines() if found in each.processor.name)
+
+
+def is_there(device: str) -> bool:
+    """Return whether this machine has such a device; explanations may be of one that it has not."""
+    return device != "cuda" or torch.cuda.is_available()
+
+
+def gpu_generation(device: str) -> int:
+    """Return the major number of the compute capability of a GPU, also of one that is only explained."""
+    if torch.cuda.is_available() and not _pretended:
+        return torch.cuda.get_device_capability()[0]
+    name = machine_of(device).processor.name
+    return next((number for number, names in GENERATIONS.items() if any(each in name for each in names)), HOPPER)
+
+
 @lru_cache
 def processor_of(device: str) -> Processor:
     """Return the processor behind a type of device."""
     if device != "cpu":
-        # an explanation may ask for a device that is not there
-        is_there = device == "cuda" and torch.cuda.is_available()
-        return Processor(device, torch.cuda.get_device_name() if is_there else "")
+        return Processor(device, torch.cuda.get_device_name() if device == "cuda" and is_there(device) else "")
     listing = Path("/proc/cpuinfo")
     # what Linux says of the first of the processors
     text = listing.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0] if listing.exists() else ""
@@ -343,12 +372,28 @@ KNOWN_JSON = """
       "explicit": 3.98, "masked": 1.07, "is_widened": true},
      "dense_backward": 2.21, "key": 14.8, "gathered": 21.2, "call": 56900, "run": 42600, "moved": 82.9}}},
   {"processor": {"device": "cuda", "name": "NVIDIA H200"},
-   "source": "measured on 2026-11-27 with torch 2.11.0+cu130 but for keys and queries that are copied: estimated",
+   "source": "measured on 2026-11-27 with torch 2.11.0+cu130; copies and FlashAttention-4 are estimated",
    "costs": {
     "bfloat16": {
      "forward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
      "backward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
      "dense_backward": 2.6, "key": 8, "gathered": 40, "call": 3e+09, "run": 5e+07, "moved": 600,
-     "flex": 3.5, "flex_call": 2.5e+08}}}
+     "flex": 3.5, "flex_call": 2.5e+08, "flash": 1.6, "flash_call": 1e+08}}},
+  {"processor": {"device": "cuda", "name": "NVIDIA H100 80GB HBM3"},
+   "source": "estimated: as an H200",
+   "costs": {
+    "bfloat16": {
+     "forward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
+     "backward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
+     "dense_backward": 2.6, "key": 8, "gathered": 40, "call": 3e+09, "run": 5e+07, "moved": 600,
+     "flex": 3.5, "flex_call": 2.5e+08, "flash": 1.6, "flash_call": 1e+08}}},
+  {"processor": {"device": "cuda", "name": "NVIDIA A100-SXM4-80GB"},
+   "source": "estimated from published figures: FlexAttention at 0.9 and 0.85 of FlashAttention-2",
+   "costs": {
+    "bfloat16": {
+     "forward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
+     "backward": {"blocks": {"per_score": [[64, 50]]}, "explicit": 50, "masked": 1.9},
+     "dense_backward": 2.6, "key": 8, "gathered": 40, "call": 3e+09, "run": 5e+07, "moved": 600,
+     "flex": 1.2, "flex_call": 2.5e+08, "flash": 1.1, "flash_call": 1e+08}}}
 ]
 """

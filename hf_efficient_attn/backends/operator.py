@@ -1,4 +1,4 @@
-"""What `blocked` and `gathered` compute, differentiable: an autograd function, and in traced programs custom operators.
+"""What `blocked`, `gathered` and `flash` compute, differentiable: an autograd function, and operators while tracing.
 
 The operators are opaque to `torch.compile` and `torch.export`, so that there are no graph breaks. They take the call as
 text and tensors; the autograd function holds the call itself.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.blocked import execute as blocked
+from hf_efficient_attn.backends.flash import execute as flash
 from hf_efficient_attn.backends.gathered import execute as gathered
 from hf_efficient_attn.backends.kernels import empty_output, wide_dtype
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -23,19 +24,25 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.layout.transfer import snapshot
 
+# forward and backward of calls without chosen keys, by the name of the backend
+EXECUTE: dict[str, Any] = {"blocked": blocked, "flash": flash}
 # they look at masks on the host, which a CUDA graph cannot replay
 TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True, name: str = "blocked"
+) -> tuple[Tensor, Tensor | None]:
     """Return output and lse, which is never None, by `gathered` if there are chosen keys; see `Backend`.
+
+    name: the backend that computes calls without chosen keys.
 
     Dropout is drawn from torch's global generator, once per call.
     """
     seed = torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None
     # an offset in a tensor is for programs that are traced
     if is_traced(q) or call.query_start is not None:
-        out, lse, _ = attention_operator(q, k, v, *_arguments(call, seed))
+        out, lse, _ = attention_operator(q, k, v, *_arguments(call, seed), name)
         return out, lse if call.lse_needs_grad else lse.detach()
     learned = [term.values for term in call.terms] if call.terms else []
     learned = learned if call.sinks is None else [*learned, call.sinks]
@@ -43,10 +50,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     needs_grad = needs_grad or (len(learned) > 0 and any(each.requires_grad for each in learned))
     number = 0 if seed is None else int(seed)
     if needs_grad and torch.is_grad_enabled():
-        out, lse = _Attention.apply(call, number, q, k, v, *learned)  # type: ignore[no-untyped-call]
+        out, lse = _Attention.apply(call, name, number, q, k, v, *learned)  # type: ignore[no-untyped-call]
         return out, lse if call.lse_needs_grad else lse.detach()
-    execute: Any = blocked if call.chosen is None else gathered
-    out, lse, *_ = execute.forward(q, k, v, call, number)
+    out, lse, _ = _forward(q, k, v, call, name, number)
     return out, lse
 
 
@@ -60,15 +66,15 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: AttentionCall, seed: int, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor
+        ctx: Any, call: AttentionCall, name: str, seed: int, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor
     ) -> tuple[Tensor, Tensor]:
-        out, lse, alone = _forward(q, k, v, call, seed)
+        out, lse, alone = _forward(q, k, v, call, name, seed)
         # no zeros for an lse that nothing was computed from: with them the fused kernel could not be used
         ctx.set_materialize_grads(False)
         masks = [snapshot(mask) for mask in call.tokens.tensors]
         tensors = [*masks, *([] if call.chosen is None else call.chosen.tensors), *learned]
         # all tensors are saved, none is held by the call, for checkpointing and for the hooks of saved tensors
-        ctx.call, ctx.seed = _with_tensors(call, [None] * len(tensors)), seed
+        ctx.call, ctx.name, ctx.seed = _with_tensors(call, [None] * len(tensors)), name, seed
         ctx.save_for_backward(q, k, v, out, lse, alone, *tensors)
         return out, lse
 
@@ -77,12 +83,12 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, alone, *tensors = ctx.saved_tensors
         call = _with_tensors(ctx.call, tensors)
         grad = torch.zeros_like(out) if grad is None else grad
-        arguments = (grad, d_lse, q, k, v, out, lse, alone, call, ctx.seed)
+        arguments = (grad, d_lse, q, k, v, out, lse, alone, call, ctx.name, ctx.seed)
         if torch.is_grad_enabled():
             dq, dk, dv, *d_learned = _Gradients.apply(*arguments)  # type: ignore[no-untyped-call]
         else:
             dq, dk, dv, *d_learned = _backward(*arguments)
-        return None, None, dq, dk if dk.ndim == q.ndim else None, dv, *d_learned
+        return None, None, None, dq, dk if dk.ndim == q.ndim else None, dv, *d_learned
 
 
 class _Gradients(torch.autograd.Function):
@@ -90,7 +96,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        ctx.backend = _name(arguments[-2])
+        ctx.backend = arguments[-2] if arguments[-3].chosen is None else "gathered"
         return _backward(*arguments)
 
     @staticmethod
@@ -109,11 +115,13 @@ def _with_tensors(call: AttentionCall, tensors: Sequence[Tensor | None]) -> Atte
     return replace(call, tokens=tokens, chosen=chosen, terms=terms, sinks=next(given, None))
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, name: str, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return out, lse, and which queries read themselves alone, bool [B, H, Nq] or empty."""
     if call.chosen is not None:
         return gathered.forward(q, k, v, call, seed)
-    return *blocked.forward(q, k, v, call, seed), q.new_empty(0, dtype=torch.bool)
+    return *EXECUTE[name].forward(q, k, v, call, seed), q.new_empty(0, dtype=torch.bool)
 
 
 def _backward(
@@ -126,6 +134,7 @@ def _backward(
     lse: Tensor,
     alone: Tensor,
     call: AttentionCall,
+    name: str,
     seed: int,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any.
@@ -135,7 +144,7 @@ def _backward(
     # backward() within autocast must not round gradients more than the scores were rounded
     with autocast_off(q.device.type):
         if call.chosen is None:
-            dq, dk, dv, learned = blocked.backward(grad, d_lse, q, k, v, out, lse, call, seed)
+            dq, dk, dv, learned = EXECUTE[name].backward(grad, d_lse, q, k, v, out, lse, call, seed)
         else:
             dq, dk, dv, learned = gathered.backward(grad, q, k, v, out, lse, alone, call, seed)
     return dq, dk, dv, *learned
@@ -158,10 +167,6 @@ def _read_call(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Attent
     choice = read_selected_keys(chosen_text, chosen) if chosen_text else None
     call = read_call(q, k, v, masks, choice, values, sinks, query_start, call_text, *numbers)
     return call, 0 if seed is None else int(seed)
-
-
-def _name(call: AttentionCall) -> str:
-    return "blocked" if call.chosen is None else "gathered"
 
 
 def _no_second_derivative(backend: str) -> UnsupportedBackendError:
@@ -188,6 +193,7 @@ def attention_operator(
     softcap: float | None,
     scale: float,
     dropout: float,
+    name: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return out [B, H, Nq, Dv], lse [B, H, Nq], and which queries read themselves alone, bool, or an empty tensor.
 
@@ -198,9 +204,11 @@ def attention_operator(
         seed: int64 scalar on the CPU, needed with dropout.
         query_start: int64 scalar that replaces `query_offset`.
         call_text: as `write_call_text` writes it.
+        name: the backend that computes calls without chosen keys.
     """
     tensors, texts = (masks, chosen, term_values, sinks, seed, query_start), (call_text, chosen_text)
-    return _forward(q, k, v, *_read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout))
+    call, number = _read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout)
+    return _forward(q, k, v, call, name, number)
 
 
 @torch.library.custom_op("hf_efficient_attn::attention_backward", mutates_args=(), tags=TAGS)
@@ -225,17 +233,18 @@ def attention_backward_operator(
     softcap: float | None,
     scale: float,
     dropout: float,
+    name: str,
 ) -> list[Tensor]:
     """Return the gradients of `_backward`."""
     tensors, texts = (masks, chosen, term_values, sinks, seed, query_start), (call_text, chosen_text)
     call, number = _read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout)
-    return list(_backward(grad, d_lse, q, k, v, out, lse, alone, call, number))
+    return list(_backward(grad, d_lse, q, k, v, out, lse, alone, call, name, number))
 
 
 @attention_operator.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     chosen, call_text, chosen_text = rest[1], rest[6], rest[7]
-    refuse_operator("gathered" if chosen_text else "blocked", call_text)
+    refuse_operator("gathered" if chosen_text else rest[-1], call_text)
     reads_self_last = bool(chosen_text) and read_selected_keys(chosen_text, chosen).reads_self_last
     alone = q.new_empty(q.shape[:3] if reads_self_last else (0,), dtype=torch.bool)
     return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype)), alone
@@ -271,15 +280,15 @@ def _operator_backward(ctx: Any, grad: Tensor | None, d_lse: Tensor | None, _: T
     d_sinks = None if sinks is None else d_learned.pop()
     # torch takes a list of tensors for a list, and one with None in it for a single argument
     no_gradient = None if any(each is None for each in chosen) else [None] * num_chosen
-    return dq, dk if dk.ndim == q.ndim else None, dv, None, no_gradient, d_learned, d_sinks, *[None] * 8
+    return dq, dk if dk.ndim == q.ndim else None, dv, None, no_gradient, d_learned, d_sinks, *[None] * 9
 
 
 def _operator_second_backward(ctx: Any, *grads: Any) -> None:
-    raise _no_second_derivative("gathered" if ctx.chosen_text else "blocked")
+    raise _no_second_derivative("gathered" if ctx.chosen_text else ctx.name)
 
 
 def _keep_text(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.chosen_text = inputs[15]
+    ctx.chosen_text, ctx.name = inputs[15], inputs[-1]
 
 
 attention_operator.register_autograd(_operator_backward, setup_context=_setup_context)

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from hf_efficient_attn.attention.explanation import AllLayers, Explanation, Laye
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer import LayerExchange, layer_exchange
 from hf_efficient_attn.attention.sharded.shards import SequenceShards, shards_of, why_whole
+from hf_efficient_attn.backends.machine_costs import KNOWN_GPUS, known_gpu, on_machine
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError, InputError, UnsupportedBackendError
 from hf_efficient_attn.integration.indexer import DENSE, WARMUP
 from hf_efficient_attn.integration.layer_patterns import ENCODER, NAME, PARTS, is_by_part
@@ -327,7 +329,8 @@ def explain(
             `sparsify`); or a model or config of transformers.
         query_tokens, key_tokens: length of the queries and of the keys; the queries are the last positions. None: as
             many keys as queries.
-        device, dtype: of the inputs; None: those of the model, or "cpu" and float32.
+        device, dtype: of the inputs; None: those of the model, or "cpu" and float32, on a GPU bfloat16. "h100", "h200"
+            and "a100" are GPUs whose costs are known, or estimated from published figures.
         num_heads, num_key_heads, head_dim: for patterns, 8 heads of width 64 by default, and as many key heads as
             heads; a model knows them.
         training: whether gradients are needed.
@@ -362,17 +365,36 @@ def explain(
     else:
         request = _request(spec_pattern(what, layer, part), layer, cross, heads)
     check_numbers(request.layer_spec.pattern, None, dropout, None, request.layer_spec.layer)
-    dtype = torch.float32 if dtype is None else dtype
+    gpu = known_gpu(device) if isinstance(device, str) else None
+    device = "cuda" if gpu is not None else _device_type(device or CPU)
+    dtype = (torch.float32 if device == "cpu" else torch.bfloat16) if dtype is None else dtype
     check_dtype(dtype)
-    call = requested_call(
-        request, query_tokens, num_keys, _device_type(device or CPU), dtype, training, dropout, backend
-    )
-    call = call if chosen is None else with_chosen(call, chosen)
+    with nullcontext() if gpu is None else on_machine(gpu):
+        call = requested_call(request, query_tokens, num_keys, device, dtype, training, dropout, backend)
+        call = call if chosen is None else with_chosen(call, chosen)
+        return _explained(what, call, request, sequence_ranks, backend, line, layers)
+
+
+def _explained(
+    what: Any,
+    call: AttentionCall,
+    request: LayerRequest,
+    sequence_ranks: int | None,
+    backend: str,
+    line: str | None,
+    layers: Mapping[Any, Any] | None,
+) -> Explanation:
+    """Return what is said about the call of a layer, and about all layers."""
     shards = shards_of(what) if isinstance(what, nn.Module) else None
     ranks = _ranks(shards, sequence_ranks)
     exchange, unshared = _exchange(call, request, ranks, AUTO if shards is None else shards.mode)
     request = replace(
-        request, notes=(*request.notes, *_missing_positions(request.layer_spec.pattern, num_keys), *unshared)
+        request,
+        notes=(
+            *request.notes,
+            *_missing_positions(request.layer_spec.pattern, call.layout.num_keys),
+            *unshared,
+        ),
     )
     explanation = explained(call, request, backend, line)
     explanation = explanation if layers is None else with_all_layers(explanation, layers.values(), backend)
@@ -478,4 +500,7 @@ def _device_type(device: str | torch.device) -> str:
     try:
         return torch.device(device).type
     except RuntimeError as error:
-        raise InputError(f"device={shown(device)} is not one that torch knows; use 'cpu' or 'cuda'.") from error
+        raise InputError(
+            f"device={shown(device)} is not one that torch knows; use 'cpu', 'cuda', or the name of a GPU: "
+            f"{', '.join(KNOWN_GPUS)}."
+        ) from error

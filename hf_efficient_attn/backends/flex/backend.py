@@ -32,7 +32,7 @@ from hf_efficient_attn.backends.flex.mods import (
     mods_of,
 )
 from hf_efficient_attn.backends.flex.selected_blocks import blocks_with_pairs, by_pair, in_memory
-from hf_efficient_attn.backends.machine_costs import costs_of
+from hf_efficient_attn.backends.machine_costs import costs_of, is_there
 from hf_efficient_attn.layout.block_table import MAX_TABLE_BYTES, block_table, globals_first
 from hf_efficient_attn.layout.call import AttentionCall, join_sinks
 from hf_efficient_attn.layout.dense_mask import row_lse
@@ -227,7 +227,8 @@ def _compiler(device: str) -> tuple[str, bool]:
 def _found_compiler(device: str) -> tuple[str, bool]:
     """Return the name of the compiler for a device's kernels, and whether it is installed."""
     if device == "cuda":
-        return "triton", find_spec("triton") is not None
+        # a device that is only explained has what it needs
+        return "triton", find_spec("triton") is not None or not is_there(device)
     compilers = [environ.get("CXX", "g++"), "clang++", "cl"]
     return "a C++ compiler", any(shutil.which(compiler.split()[0]) for compiler in compilers if compiler)
 

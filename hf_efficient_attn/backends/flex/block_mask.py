@@ -9,8 +9,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.mods import MaskMod, layout_text
-from hf_efficient_attn.backends.flex.selected_blocks import by_column, selected_tables
-from hf_efficient_attn.layout.block_table import CACHE_BYTES, Documents, GlobalsFirst, block_table, globals_first
+from hf_efficient_attn.backends.flex.selected_blocks import selected_tables
+from hf_efficient_attn.layout.block_table import (
+    CACHE_BYTES,
+    Documents,
+    GlobalsFirst,
+    block_table,
+    by_column,
+    globals_first,
+)
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense_mask import is_idle

@@ -1,0 +1,152 @@
+"""The flash backend: FlashAttention-4's kernels, for windows, for windows with global tokens, and for masks.
+
+For NVIDIA GPUs; optional (`pip install --pre "hf_efficient_attn[flash]"`), pure Python, compiled in seconds at the
+first call of each kind. On Hopper and Blackwell it computes forward and backward passes, on Ampere forward passes.
+"""
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends import operator
+from hf_efficient_attn.backends.flash.library import AMPERE, BLACKWELL, PACKAGE, is_installed, largest_head
+from hf_efficient_attn.backends.flash.parts import MAX_GROUPS, is_expression, num_pairs, why_no_parts
+from hf_efficient_attn.backends.machine_costs import costs_of, gpu_generation, is_there
+from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
+
+NAME = "flash"
+RANK = 15
+DTYPES = (torch.bfloat16, torch.float16)
+# a load of the kernels, in numbers
+ALIGNMENT = 8
+GENERATIONS = (AMPERE, 9, BLACKWELL, 11)
+# of the tables of blocks: partial and full ones, of rows and of columns
+BYTES_PER_TILE = 16
+TILE_PAIRS = 128 * 128
+
+
+def why_not(call: AttentionCall) -> str | None:
+    """Return one sentence why this backend cannot compute a call; None: it can."""
+    if call.inputs.device != "cuda":
+        return f"flash runs on NVIDIA GPUs, not on {call.inputs.device}: use blocked or sdpa."
+    reason = _refused_numbers(call) or _refused_layout(call)
+    if reason is not None:
+        return f"flash {reason}."
+    return None if missing(call) is None else _not_installed()
+
+
+def missing(call: AttentionCall) -> str | None:
+    """Return what must be installed if that alone keeps this backend from computing the call; otherwise None."""
+    # a device that is only explained has what it needs
+    is_complete = is_installed() or not is_there(call.inputs.device)
+    is_able = call.inputs.device == "cuda" and _refused_numbers(call) is None and _refused_layout(call) is None
+    return PACKAGE if is_able and not is_complete else None
+
+
+def _not_installed() -> str:
+    return f'flash needs {PACKAGE}, which is not installed: pip install --pre "hf_efficient_attn[flash]"; or use flex.'
+
+
+def _refused_numbers(call: AttentionCall) -> str | None:
+    """Return what of a call, besides its layout, kernels do not compute; None: nothing."""
+    inputs, generation = call.inputs, gpu_generation(call.inputs.device)
+    largest = largest_head(generation, _needs_mask(call))
+    refused = {
+        f"knows Ampere, Hopper and Blackwell, not compute capability {generation}: use flex": generation
+        not in GENERATIONS,
+        f"computes in bfloat16 and float16, not in {inputs.dtype}: use flex": inputs.dtype not in DTYPES,
+        "has no kernel for learned terms of the scores: use flex": bool(call.terms),
+        f"has no dropout (it is {call.dropout}): use flex": call.dropout > 0,
+        "has no kernel for selected keys: use flex or gathered": call.chosen is not None,
+        "cannot compute a query_offset that is a tensor: use blocked": call.query_start is not None,
+        "is no faster for a single query: use sdpa": call.layout.num_queries == 1,
+        f"has no kernel for head sizes {inputs.head_dim} and {inputs.value_dim} here; they must be multiples of "
+        f"{ALIGNMENT} up to {largest}: use flex or sdpa": any(
+            dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)
+        ),
+        "has no backward pass on Ampere: use flex": generation == AMPERE and inputs.needs_grad,
+        "has no sinks on Ampere: use flex": generation == AMPERE and call.sinks is not None,
+        "computes windows alone on Ampere: use flex": generation == AMPERE and _needs_mask(call),
+    }
+    return next((reason for reason, is_refused in refused.items() if is_refused), None)
+
+
+def _needs_mask(call: AttentionCall) -> bool:
+    """Return whether kernels need functions of pairs, or may: masks may leave holes in a document."""
+    tokens, limits = call.tokens, call.layout.pattern.band_limits
+    has_holes = tokens.key_mask is not None or tokens.global_mask is not None or call.layout.is_cross
+    return limits is None or any(limit is not None and limit < 0 for limit in limits) or has_holes
+
+
+def _refused_layout(call: AttentionCall) -> str | None:
+    """Return why the layout cannot be computed by these kernels; None: it can."""
+    layout, inputs = call.layout, call.inputs
+    if inputs.is_compiling:
+        # lengths may be symbols
+        heads = (layout.first_head, layout.num_model_heads, layout.is_cross)
+        is_known = _is_known_at_any_length(write_call_text(layout.pattern, layout.layer, (), *heads))
+        return (
+            None
+            if is_known
+            else f"is compiled into programs for patterns of positions alone, not {layout.pattern.kind}: use flex"
+        )
+    if call.tokens.global_mask is not None and layout.pattern.num_head_patterns > 1:
+        return "computes chosen global tokens of heads that have one pattern alone: use flex"
+    group = layout.num_heads // inputs.num_key_heads
+    if any(first % group or count % group for first, count, _ in layout.fitted.head_groups()) and not _is_one_kernel(
+        call
+    ):
+        return "computes heads that share keys together, and theirs have different patterns: use flex"
+    reason = why_no_parts(layout.fitted, not call.tokens.is_empty)
+    return None if reason is None else f"cannot compute this pattern: {reason}; use flex or blocked"
+
+
+# a constant in programs that are being compiled
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_known_at_any_length(text: str) -> bool:
+    pattern = read_call_text(text)[0]
+    return is_expression(pattern) and not pattern.depends_on_length
+
+
+def _is_one_kernel(call: AttentionCall) -> bool:
+    return call.tokens.is_empty and len(call.layout.fitted.head_groups()) > MAX_GROUPS
+
+
+def is_fastest(call: AttentionCall) -> bool:
+    """Return False: others may be faster."""
+    return False
+
+
+def cost(call: AttentionCall) -> float:
+    """Return the estimated time for one example in scores of dense attention."""
+    costs, (pairs, num_kernels) = costs_of(call), num_pairs(call.layout.fitted)
+    return costs.flash_call * num_kernels / call.inputs.batch_size + costs.flash * pairs
+
+
+def rank_while_compiling(call: AttentionCall) -> int | None:
+    """Return its rank, before flex."""
+    return None if call.layout.num_queries == 1 else RANK
+
+
+def remark(call: AttentionCall) -> str:
+    """Return what it computes."""
+    _, num_kernels = num_pairs(call.layout.fitted)
+    return f"flash computes this by {num_kernels} kernel{'s' * (num_kernels > 1)} of FlashAttention-4."
+
+
+def computed_pairs(call: AttentionCall) -> int:
+    """Return how many scores its kernels compute, in all heads."""
+    return min(num_pairs(call.layout.fitted)[0], call.layout.num_pairs)
+
+
+def working_bytes(call: AttentionCall) -> int:
+    """Return the memory of a second output, which parts are joined from, and of tables of blocks."""
+    layout, inputs = call.layout, call.inputs
+    _, num_kernels = num_pairs(layout.fitted)
+    outputs = 2 * layout.num_rows * inputs.value_dim * inputs.dtype.itemsize if num_kernels > 1 else 0
+    return outputs + BYTES_PER_TILE * layout.num_pairs // layout.num_heads // TILE_PAIRS
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Return output and lse; see `Backend`. Ask `why_not` first."""
+    return operator.attend(q, k, v, call, need_lse, NAME)

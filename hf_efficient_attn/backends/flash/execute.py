@@ -1,0 +1,353 @@
+"""Forward and backward of a whole call by FlashAttention-4: one kernel a part, joined by log-sum-exp.
+
+The backward pass of every part is given the output and the log-sum-exp of all of them together, so that its weights,
+and what is subtracted from their gradients, are those of the whole row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.backends.flash import library as flash
+from hf_efficient_attn.backends.flash.parts import HeadParts, Part, allowed_blocks, layout_with, parts_of
+from hf_efficient_attn.backends.kernels import empty_output, lse_of_weights, sink_gradient
+from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.call import AttentionCall, join_sinks
+from hf_efficient_attn.layout.dense_mask import is_idle
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_locations import axis_locations
+from hf_efficient_attn.layout.transfer import device_numbers
+
+LSE = torch.float32
+# of the dimensions [batch, tokens, heads, width], as kernels take them
+TOKENS, HEADS = 1, 2
+
+
+def documents_of(call: AttentionCall) -> Documents | None:
+    """Return the documents of each example; None: every example is one whole document."""
+    layout, tokens = call.layout, call.tokens
+    return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32."""
+    divided, group = parts_of(call.layout, documents_of(call)), q.shape[1] // k.shape[1]
+    # a kernel knows sinks, but joins no others
+    knows_sinks = len(divided) == 1 and len(divided[0].parts) == 1
+    found = []
+    for heads in divided:
+        of_keys = heads.key_heads(group)
+        states = tuple(each.transpose(1, 2) for each in (q[:, heads.heads], k[:, of_keys], v[:, of_keys]))
+        found.append(forward_heads(heads, call, states, call.sinks if knows_sinks else None))
+    out, lse = (
+        each[0] if len(each) == 1 else torch.cat(each, axis)
+        for each, axis in zip(zip(*found, strict=True), (HEADS, 1), strict=True)
+    )
+    out = out.transpose(1, 2)
+    if call.sinks is not None and not knows_sinks:
+        out, lse = join_sinks(out.float(), lse, call.sinks)
+    # as the operator says beforehand
+    out, lse = stored_as(empty_output(q, v, q.dtype), out), lse.contiguous()
+    masked = call.masked_queries
+    if masked is not None:
+        out.masked_fill_(masked, 0.0)
+        lse.masked_fill_(masked[..., 0], -torch.inf)
+    return out, lse
+
+
+def stored_as(like: Tensor, result: Tensor) -> Tensor:
+    """Return a result in the dtype and the memory order of another tensor, itself if it has these."""
+    is_same = result.stride() == like.stride() and result.dtype == like.dtype
+    return result if is_same else like.copy_(result)
+
+
+def forward_heads(
+    heads: HeadParts, call: AttentionCall, states: tuple[Tensor, ...], sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the output [batch, tokens, heads, width] and the log-sum-exp [batch, heads, tokens] of some heads."""
+    q, k, v = states
+    shape, device = q.shape[:3], q.device
+    kernels = [kernel_of(part, call, device, len(q)) for part in heads.parts]
+    joined = [kernel for kernel in kernels if not kernel.part.is_whole_row]
+    if len(joined) == 1:
+        out, lse = joined[0].forward(q, k, v, sinks)
+    else:
+        outs = q.new_empty(len(joined), *shape, v.shape[-1])
+        lses = torch.empty(len(joined), shape[0], shape[2], shape[1], device=device)
+        for kernel, *target in zip(joined, outs, lses, strict=True):
+            kernel.forward(q, k, v, sinks, *target)
+        out, lse = q.new_zeros(*shape, v.shape[-1]), torch.full_like(q[..., 0].transpose(1, 2), -torch.inf, dtype=LSE)
+        if joined:
+            flash.library().combine(outs, lses.transpose(2, 3), out, lse.transpose(1, 2))
+    for kernel in kernels:
+        if kernel.part.is_whole_row:
+            index = index_of(kernel.part.queries, device)
+            rows, row_lse = kernel.forward(q, k, v, sinks)
+            out.index_copy_(TOKENS, index, rows)
+            lse.index_copy_(2, index, row_lse)
+    return out, lse
+
+
+def backward(
+    grad: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    call: AttentionCall,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Return the gradients of q, k and v, and of the sinks if there are any."""
+    masked, group = call.masked_queries, q.shape[1] // k.shape[1]
+    grad = grad if masked is None else grad.masked_fill(masked, 0.0)
+    weights_lse = lse_of_weights(lse)
+    d_lse = None if d_lse is None else d_lse.float().where(weights_lse < torch.inf, 0.0)
+    found = []
+    for heads in parts_of(call.layout, documents_of(call)):
+        own, of_keys = heads.heads, heads.key_heads(group)
+        rows = tuple(each[:, own].transpose(1, 2) for each in (q, out, grad))
+        keys = tuple(each[:, of_keys].transpose(1, 2) for each in (k, v))
+        found.append(
+            backward_heads(heads, call, rows, keys, weights_lse[:, own], None if d_lse is None else d_lse[:, own])
+        )
+    joined = [each[0] if len(each) == 1 else torch.cat(each, HEADS) for each in zip(*found, strict=True)]
+    grads = [
+        stored_as(torch.empty_like(each), total.transpose(1, 2)) for each, total in zip((q, k, v), joined, strict=True)
+    ]
+    learned = []
+    if call.sinks is not None:
+        delta = (grad.float() * out).sum(-1)
+        delta = delta if d_lse is None else delta - d_lse
+        learned.append(sink_gradient(call.sinks, grad, out, weights_lse, delta))
+    return grads[0], grads[1], grads[2], learned
+
+
+def backward_heads(
+    heads: HeadParts,
+    call: AttentionCall,
+    rows: tuple[Tensor, ...],
+    keys: tuple[Tensor, ...],
+    lse: Tensor,
+    d_lse: Tensor | None,
+) -> list[Tensor]:
+    """Return dq, dk and dv of some heads, [batch, tokens, heads, width].
+
+    Args:
+        rows: q, output and its gradient, [batch, tokens, heads, width].
+        keys: k and v.
+        lse: by which exp(score - lse) is the weight of a pair, [batch, heads, tokens].
+    """
+    (q, out, grad), (k, v), device = rows, keys, rows[0].device
+    totals: list[Tensor] = []
+    of_rest = lse
+    for part in heads.parts:
+        if part.is_whole_row:
+            # their weights in all other parts are 0
+            of_rest = lse.index_fill(2, index_of(part.queries, device), torch.inf)
+    for part in heads.parts:
+        kernel = kernel_of(part, call, device, len(q))
+        found = kernel.backward(q, out, grad, k, v, lse if part.is_whole_row else of_rest, d_lse)
+        if not totals and part.queries is None and part.keys is None:
+            totals = list(found)
+            continue
+        if not totals:
+            totals = [torch.zeros_like(each) for each in (q, k, v)]
+        for total, each, indices in zip(totals, found, (part.queries, part.keys, part.keys), strict=True):
+            if indices is None:
+                total.add_(each)
+            else:
+                total.index_add_(TOKENS, index_of(indices, device), each)
+    return totals
+
+
+def index_of(indices: tuple[int, ...] | None, device: torch.device) -> Tensor:
+    """Return indices as a tensor, which is shared."""
+    return device_numbers(indices or (), device, torch.long)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel call of one part.
+
+    Attributes:
+        options: of both passes.
+        forward_options, backward_options: of one of them.
+        num_examples: how many there are.
+    """
+
+    part: Part
+    options: dict[str, Any]
+    forward_options: dict[str, Any]
+    backward_options: dict[str, Any]
+    num_examples: int
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return output and log-sum-exp of the queries of the part, in their order, written to `out` and `lse`."""
+        states = self._taken((q,), (k, v))
+        options = {**self.options, **self.forward_options, "learnable_sink": sinks, "return_lse": True}
+        if self.part.bounds is None:
+            return flash.library().forward(*states, **options, out=out, lse=lse)[:2]  # type: ignore[no-any-return]
+        packed, packed_lse = flash.library().forward(*states, **options)[:2]
+        found = self._put_back(packed), self._unpacked_lse(packed_lse)
+        return found if out is None or lse is None else (out.copy_(found[0]), lse.copy_(found[1]))
+
+    def backward(
+        self, q: Tensor, out: Tensor, grad: Tensor, k: Tensor, v: Tensor, lse: Tensor, d_lse: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of the queries and the keys of the part, in their order."""
+        part = self.part
+        q, out, grad, k, v = self._taken((q, out, grad), (k, v))
+        numbers = [None if each is None else self._taken_lse(each) for each in (lse, d_lse)]
+        options = {**self.options, **self.backward_options, "dlse": numbers[1]}
+        options["softcap"] = options["softcap"] or 0.0
+        found = flash.library().backward(q, k, v, out, grad, numbers[0], **options)[:3]
+        if part.bounds is None:
+            return tuple(found)  # type: ignore[return-value]
+        return tuple(map(self._put_back, found))  # type: ignore[return-value]
+
+    def _taken(self, of_queries: tuple[Tensor, ...], of_keys: tuple[Tensor, ...]) -> list[Tensor]:
+        """Return the tokens of the part, packed if it has bounds: [tokens of all examples, heads, width]."""
+        part, found = self.part, []
+        for tensors, indices in ((of_queries, part.queries), (of_keys, part.keys)):
+            own = part.order or indices
+            for tensor in tensors:
+                taken = tensor if own is None else tensor.index_select(TOKENS, index_of(own, tensor.device))
+                # kernels read rows of contiguous numbers
+                taken = taken if taken.stride(-1) == 1 else taken.contiguous()
+                found.append(taken if part.bounds is None else taken.flatten(0, 1))
+        return found
+
+    def _taken_lse(self, lse: Tensor) -> Tensor:
+        indices = self.part.order or self.part.queries
+        lse = lse if indices is None else lse.index_select(2, index_of(indices, lse.device))
+        return lse.contiguous() if self.part.bounds is None else lse.transpose(0, 1).flatten(1).contiguous()
+
+    def _put_back(self, packed: Tensor) -> Tensor:
+        """Return packed tokens as [batch, tokens, heads, width] in the order of their positions."""
+        tokens = packed.unflatten(0, (self.num_examples, -1))
+        back = back_index(self.part.order, tokens.device)
+        return tokens if back is None else tokens.index_select(TOKENS, back)
+
+    def _unpacked_lse(self, lse: Tensor) -> Tensor:
+        own = lse.unflatten(1, (self.num_examples, -1)).transpose(0, 1)
+        back = back_index(self.part.order, own.device)
+        return own if back is None else own.index_select(2, back)
+
+
+def back_index(order: tuple[int, ...] | None, device: torch.device) -> Tensor | None:
+    """Return the place of every token in an order; None: the order is that of the tokens."""
+    return None if order is None else _back_index(order, device)
+
+
+@cached()
+def _back_index(order: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(order).argsort().to(device)
+
+
+def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_examples: int) -> Kernel:
+    """Return the kernel call of a part."""
+    options: dict[str, Any] = {"softmax_scale": call.scale, "softcap": call.softcap}
+    if part.has_mask:
+        mask, aux = mask_of(part, call, device)
+        options |= {"mask_mod": mask, "aux_tensors": aux or None}
+        if part.queries is None and part.keys is None:
+            tables = tables_of(part.masked_layout(call.layout), documents_of(call), device, call.inputs.needs_grad)
+            of_rows, of_columns = ({"block_sparse_tensors": each} for each in tables)
+            return Kernel(part, options, of_rows, of_columns, num_examples)
+        return Kernel(part, options, {}, {}, num_examples)
+    left, right = part.window or (None, None)
+    options |= {"window_size_left": left, "window_size_right": right}
+    if part.bounds is not None:
+        bounds = packed_bounds(part, num_examples)
+        longest = max(stop - start for start, stop in zip(bounds, bounds[1:], strict=False))
+        numbers = device_numbers(bounds, device, torch.int32)
+        options |= {"cu_seqlens_q": numbers, "cu_seqlens_k": numbers, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    return Kernel(part, options, {}, {}, num_examples)
+
+
+def packed_bounds(part: Part, num_examples: int) -> tuple[int, ...]:
+    """Return where sequences begin in the tokens of all examples, and the last one ends."""
+    bounds = part.bounds or ()
+    if part.order is None:
+        return bounds
+    total = bounds[-1]
+    return (0, *(example * total + bound for example in range(num_examples) for bound in bounds[1:]))
+
+
+@cached()
+def tables_of(layout: Layout, documents: Documents | None, device: torch.device, needs_grad: bool) -> tuple[Any, Any]:
+    """Return the blocks that a kernel computes, by rows for the forward pass and by columns for the backward pass."""
+    size = flash.block_size(flash.generation_of(device))
+    table: BlockTable = block_table(layout, documents, size, device)
+    partial, full = (table.num_partial, table.partial), (table.num_full, table.full)
+    tables = flash.library().tables
+    rows = tables(*partial, *full, size)
+    return rows, tables(*by_column(*partial), *by_column(*full), size) if needs_grad else None
+
+
+def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Callable[..., Any], list[Tensor]]:
+    """Return the function that says which pairs of a part are allowed, and the tensors that it looks up."""
+    layout, aux = call.layout, []
+    look, offset, blocks = flash.library().look, layout.query_offset, part.blocks
+
+    def kept(tensor: Tensor) -> int:
+        aux.append(tensor.to(torch.int32).contiguous())
+        return len(aux) - 1
+
+    of_queries = None if part.queries is None else kept(index_of(part.queries, device) + offset)
+    of_keys = None if part.keys is None else kept(index_of(part.keys, device))
+    of_blocks = None if blocks is None else kept(allowed_blocks(layout_with(blocks, layout), device))
+    has_documents = not is_idle(call.tokens)
+    locations = [kept(each) for each in _locations(call, device)] if has_documents else []
+    has_globals = len(locations) > 4
+
+    def allowed(batch: Any, head: Any, row: Any, column: Any, seqlen_info: Any, aux: Any) -> Any:
+        query = row + offset if of_queries is None else look(aux[of_queries], row)
+        key = column if of_keys is None else look(aux[of_keys], column)
+        if locations:
+            query, key = look(aux[locations[0]], batch, row), look(aux[locations[1]], batch, column)
+        found = None if part.mask is None else part.mask.allowed(query, key)
+        if of_blocks is not None:
+            place = (head * 0 if aux_heads == 1 else head, row // tokens, column // tokens)
+            is_listed = look(aux[of_blocks], *place) > 0
+            found = is_listed if found is None else found | is_listed
+        if part.excluded is not None:
+            found = found & ((~part.excluded).allowed(query, key))
+        if has_globals:
+            is_global = (look(aux[locations[4]], batch, row) | look(aux[locations[5]], batch, column)) > 0
+            found = found | (is_global & (key <= query) if layout.pattern.is_causal else is_global)
+        if locations:
+            document = look(aux[locations[3]], batch, column)
+            found = found & (look(aux[locations[2]], batch, row) == document) & (document >= 0)
+        return found
+
+    tokens = 1 if blocks is None else blocks.granularity
+    aux_heads = 1 if of_blocks is None else aux[of_blocks].shape[0]
+    # kernels are compiled once for all functions with this text
+    kinds = (part.mask, part.excluded, tokens, aux_heads, of_queries, of_keys, of_blocks, offset, len(locations))
+    allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal}"  # type: ignore[attr-defined]
+    return flash.library().jit(allowed), aux
+
+
+def _locations(call: AttentionCall, device: torch.device) -> list[Tensor]:
+    """Return positions of queries and keys, their documents, and whether they are global tokens of their document."""
+    queries, keys = axis_locations(call.layout, call.tokens, device)
+    rows = slice(call.layout.query_offset, call.layout.query_offset + call.layout.num_queries)
+    found = [queries.positions[:, rows], keys.positions, queries.documents[:, rows], keys.documents]
+    if keys.is_global is not None:
+        found += [keys.is_global[:, rows], keys.is_global]
+    return [each.expand(call.inputs.batch_size, -1) for each in found]

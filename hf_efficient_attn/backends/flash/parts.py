@@ -1,0 +1,311 @@
+"""How a call is divided among kernels: a window, other keys by a mask or gathered, queries that attend to everything.
+
+The parts hold every allowed pair once, so that their log-sum-exp joins the outputs. Queries that attend to (almost) all
+keys are computed apart, and other parts leave them out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from hf_efficient_attn.layout.block_table import Documents, are_listed, block_table
+from hf_efficient_attn.layout.cache import cached
+from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.transfer import send
+from hf_efficient_attn.patterns.pattern import Pattern
+
+# (tokens before, tokens after) the query, where the last query has the last key; None: no limit
+Window = tuple[int | None, int | None]
+# heads with more patterns share one kernel, which looks up blocks
+MAX_GROUPS = 4
+# more tokens than this part of all are not gathered
+MOST_GATHERED = 1 / 8
+# shorter blocks would need large tables
+MIN_BLOCK_TOKENS = 16
+# queries and keys that a kernel computes at once
+TILE = 128
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pairs of one kernel call; without window and mask all of its queries attend to all of its keys.
+
+    Attributes:
+        window: limits that the kernel knows itself.
+        queries, keys: the indices of the tokens that are gathered for it; None: all, in order.
+        order: the indices of all tokens, queries and keys alike, in the order in which they are packed; None: theirs.
+        bounds: where sequences begin, and the last one ends: within an example with an order, without one in the
+            tokens of all examples; None: every example is one.
+        mask: pairs that are allowed, computed from positions.
+        blocks: pairs that are allowed, too, looked up by blocks of `blocks.granularity` tokens, for each head.
+        excluded: pairs of mask and blocks that another part holds.
+        is_whole_row: whether it holds all keys of its queries, which no other part then counts.
+    """
+
+    window: Window | None = None
+    queries: tuple[int, ...] | None = None
+    keys: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
+    bounds: tuple[int, ...] | None = None
+    mask: Pattern | None = None
+    blocks: Pattern | None = None
+    excluded: Pattern | None = None
+    is_whole_row: bool = False
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a function says which pairs are allowed."""
+        return self.mask is not None or self.blocks is not None
+
+    def masked_layout(self, layout: Layout) -> Layout:
+        """Return the layout of the pairs of mask and blocks, of one head if all have the same."""
+        union = reduce(or_, [each for each in (self.mask, self.blocks) if each is not None])
+        return layout_with(union if self.excluded is None else union & ~self.excluded, layout)
+
+
+@dataclass(frozen=True)
+class HeadParts:
+    """Parts of neighbouring heads: the first, their number, and what is computed of them."""
+
+    first: int
+    count: int
+    parts: tuple[Part, ...]
+
+    @property
+    def heads(self) -> slice:
+        """The query heads."""
+        return slice(self.first, self.first + self.count)
+
+    def key_heads(self, group: int) -> slice:
+        """Return the key heads, where `group` query heads share one."""
+        return slice(self.first // group, (self.first + self.count) // group)
+
+
+@cached()
+def parts_of(layout: Layout, documents: Documents | None) -> tuple[HeadParts, ...]:
+    """Return the parts of all heads.
+
+    documents: those of each example; None: every example is one whole document.
+    """
+    groups = layout.head_groups()
+    if len(groups) > MAX_GROUPS:
+        members = [each if is_drawn(each) else each.resolve(layout.drawn_tokens) for each in layout.pattern.members()]
+        return (HeadParts(0, layout.num_heads, whole_parts(members, None, layout)),)
+    if documents is not None:
+        return tuple(HeadParts(first, count, document_parts(own, layout, documents)) for first, count, own in groups)
+    return tuple(HeadParts(first, count, whole_parts(own.members(), own, layout)) for first, count, own in groups)
+
+
+def whole_parts(members: Sequence[Pattern], drawn: Pattern | None, layout: Layout) -> tuple[Part, ...]:
+    """Return the parts of the union of some members over one whole document.
+
+    drawn: that union; None: heads draw members of their own.
+    """
+    rows, columns, others = divided(members, layout)
+    if drawn is None and not all(has_all_keys(each, layout) for each in rows):
+        rows, others = [], [*rows, *others]
+    parts, core = [], next((each for each in others if core_part(each, layout) is not None), None)
+    if core is not None:
+        parts.append(cast(Part, core_part(core, layout)))
+        others.remove(core)
+    if core is not None and not others and columns:
+        keys = tuple(sorted({key for each in columns for key in each.token_orders(*layout.extent)[0].keys}))
+        parts.append(Part(keys=keys, mask=reduce(or_, columns), excluded=core))
+    elif others or columns:
+        rest = [*others, *columns]
+        computed, looked_up = ([each for each in rest if is_expression(each) == wanted] for wanted in (True, False))
+        mask, blocks = (reduce(or_, each) if each else None for each in (computed, looked_up))
+        parts.append(Part(mask=mask, blocks=blocks, excluded=core))
+    if rows:
+        queries = {query for each in rows for query in each.token_orders(*layout.extent)[0].queries}
+        mask = None if all(has_all_keys(each, layout) for each in rows) else drawn
+        indices = tuple(sorted(query - layout.query_offset for query in queries))
+        parts.append(Part(queries=indices, mask=mask, is_whole_row=True))
+    return tuple(parts)
+
+
+def document_parts(pattern: Pattern, layout: Layout, documents: Documents) -> tuple[Part, ...]:
+    """Return the part of documents: packed sequences for a window, or a mask that knows the documents."""
+    bounds = packed_bounds(documents, layout)
+    limits = pattern.band_limits
+    window = None if limits is None or bounds is None else window_of(limits, 0)
+    return (Part(mask=pattern),) if window is None else (Part(window=window, bounds=bounds),)
+
+
+def packed_bounds(documents: Documents, layout: Layout) -> tuple[int, ...] | None:
+    """Return where the sequences of all examples begin, masked tokens between them included, and the last one ends.
+
+    None: a document has masked tokens or global tokens of its own inside, or queries are others than keys.
+    """
+    num_tokens = layout.num_keys
+    if layout.is_cross or layout.num_queries != num_tokens:
+        return None
+    found = {0}
+    for example, listed in enumerate(documents):
+        for document in listed:
+            if document.has_holes or document.global_positions:
+                return None
+            found |= {example * num_tokens + document.start, example * num_tokens + document.stop}
+        found.add((example + 1) * num_tokens)
+    return tuple(sorted(found))
+
+
+def divided(members: Sequence[Pattern], layout: Layout) -> tuple[list[Pattern], list[Pattern], list[Pattern]]:
+    """Return rows (few queries, all keys), columns (all queries, few keys), and all other members."""
+    rows, columns, others = [], [], []
+    for member in members:
+        orders = () if is_drawn(member) else member.token_orders(*layout.extent)
+        is_gathered = len(orders) == 1 and orders[0].local is None
+        if is_gathered and is_few(orders[0].queries, layout.num_queries) and len(orders[0].keys) == layout.num_keys:
+            rows.append(member)
+        elif is_gathered and is_few(orders[0].keys, layout.num_keys) and len(orders[0].queries) == layout.num_queries:
+            columns.append(member)
+        else:
+            others.append(member)
+    return rows, columns, others
+
+
+def is_few(tokens: Sequence[int], num_tokens: int) -> bool:
+    """Return whether tokens are so few that they are gathered."""
+    return len(tokens) <= MOST_GATHERED * num_tokens
+
+
+def is_drawn(member: Pattern) -> bool:
+    """Return whether heads draw or have a pattern of their own."""
+    return member.is_random or member.num_head_patterns > 1
+
+
+def has_all_keys(row: Pattern, layout: Layout) -> bool:
+    """Return whether the queries of a member attend to all keys."""
+    everything = ((0, layout.num_keys),)
+    queries = row.token_orders(*layout.extent)[0].queries
+    return all(row.full_key_intervals(query, query, layout.num_keys) == everything for query in queries)
+
+
+def core_part(member: Pattern, layout: Layout) -> Part | None:
+    """Return the part of a member whose windows a kernel knows: a band, or a band of every n-th token."""
+    if is_drawn(member):
+        return None
+    if member.band_limits is not None:
+        window = window_of(member.band_limits, layout.num_keys - layout.num_queries - layout.query_offset)
+        return None if window is None else Part(window=window)
+    orders = member.token_orders(*layout.extent)
+    if member.spaced_limits is None or layout.num_queries != layout.num_keys or len(orders) < 2:
+        return None
+    limits = [None if order.local is None else order.local.band_limits for order in orders]
+    window = None if limits[0] is None or len(set(limits)) > 1 else window_of(limits[0], 0)
+    order = tuple(token for each in orders for token in each.queries)
+    if window is None or len(order) != layout.num_keys or any(each.queries != each.keys for each in orders):
+        return None
+    bounds = [0]
+    for each in orders:
+        bounds.append(bounds[-1] + len(each.queries))
+    return Part(window=window, order=order, bounds=tuple(bounds))
+
+
+def window_of(limits: Window, shift: int) -> Window | None:
+    """Return the limits as the kernels count them; None: they do not know such ones.
+
+    limits: tokens before and after the query, itself not counted.
+    shift: how far the position that a kernel takes for a query lies after its own.
+
+    >>> window_of((1023, 0), 0), window_of((9, -1), 0)
+    ((1023, 0), None)
+    """
+    left, right = limits
+    found = None if left is None else left + shift, None if right is None else right - shift
+    return None if any(limit is not None and limit < 0 for limit in found) else found
+
+
+def is_expression(pattern: Pattern) -> bool:
+    """Return whether a kernel can compute `allowed` from two positions alone."""
+    has_tables = any(atom.table_sizes for atom in pattern.atoms())
+    return not is_drawn(pattern) and pattern.is_traceable and not has_tables
+
+
+def layout_with(pattern: Pattern, layout: Layout) -> Layout:
+    """Return the layout of another pattern, of one head if all have the same."""
+    if is_drawn(pattern):
+        return replace(layout, pattern=pattern)
+    return replace(layout, pattern=pattern, num_heads=1, first_head=0, num_model_heads=None)
+
+
+@cached()
+def why_no_parts(layout: Layout, has_documents: bool) -> str | None:
+    """Return why kernels cannot compute a layout, without a full stop; None: they can."""
+    kind = layout.pattern.kind
+    if has_documents:
+        if layout.is_drawn_by_document:
+            return f"{kind} is drawn anew for the length of every document"
+        groups = layout.head_groups()
+        if len(groups) > MAX_GROUPS:
+            return f"heads have {len(groups)} patterns, and of packed or padded sequences at most {MAX_GROUPS}"
+        parts = [Part(mask=own) for _, _, own in groups]
+    else:
+        parts = [part for heads in parts_of(layout, None) for part in heads.parts]
+    for part in parts:
+        is_known = part.mask is None or is_expression(part.mask)
+        if not is_known or (part.blocks is not None and not is_made_of_blocks(layout_with(part.blocks, layout))):
+            return (
+                f"{kind} looks up its keys in tables, of which its kernels know those of whole blocks alone, in one "
+                "whole sequence of a multiple of their length"
+            )
+    return None
+
+
+@cached()
+def is_made_of_blocks(layout: Layout) -> bool:
+    """Return whether square blocks of the pattern's own length are allowed as a whole, or not at all."""
+    tokens = layout.pattern.granularity
+    if tokens < MIN_BLOCK_TOKENS or layout.num_keys % tokens or layout.num_queries % tokens or layout.query_offset:
+        return False
+    return not bool(block_table(layout, None, (tokens, tokens), CPU).num_partial.any())
+
+
+@cached()
+def allowed_blocks(layout: Layout, device: torch.device) -> Tensor:
+    """Return 1 for allowed blocks of the pattern's own length, int32 [heads or 1, query blocks, key blocks]."""
+    tokens = layout.pattern.granularity
+    table = block_table(layout, None, (tokens, tokens), CPU)
+    allowed = are_listed(table.num_full, table.full)[0].int()
+    return send((allowed,), device)[0]  # type: ignore[no-any-return]
+
+
+def num_pairs(layout: Layout) -> tuple[int, int]:
+    """Return how many scores kernels compute in all heads of one whole document, and how many kernels there are."""
+    total = num_calls = 0
+    for heads in parts_of(layout, None):
+        for part in heads.parts:
+            num_calls += 1
+            total += heads.count * pairs_of_head(part, layout)
+    return total, num_calls
+
+
+def pairs_of_head(part: Part, layout: Layout) -> int:
+    """Return how many scores a kernel computes for one head, in tiles of TILE tokens."""
+    num_queries, num_keys = layout.num_queries, layout.num_keys
+    if part.queries is not None or part.keys is not None:
+        of_queries = num_queries if part.queries is None else len(part.queries)
+        return _tiles(of_queries) * _tiles(num_keys if part.keys is None else len(part.keys)) * TILE**2
+    if part.has_mask:
+        table = block_table(part.masked_layout(layout), None, (TILE, TILE), CPU)
+        return int((table.num_partial + table.num_full).sum()) * TILE**2 // table.num_full.shape[1]
+    bounds = part.bounds or (0, num_keys)
+    left, right = part.window or (None, None)
+    total = 0
+    for length in (stop - start for start, stop in zip(bounds, bounds[1:], strict=False)):
+        before, after = (length if limit is None else min(limit, length) for limit in (left, right))
+        # queries near either end have fewer keys
+        pairs = length * (1 + before + after) - (before * (before + 1) + after * (after + 1)) // 2
+        total += min(_tiles(length) ** 2 * TILE**2, pairs + length * TILE)
+    return total if part.bounds is not None else total * num_queries // num_keys
+
+
+def _tiles(num_tokens: int) -> int:
+    return -(-num_tokens // TILE)

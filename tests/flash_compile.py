@@ -1,0 +1,143 @@
+"""Compile the kernels of every road of the flash backend to machine code, on a machine without a GPU.
+
+    pip install --pre "flash-attn-4[cu13]" triton==3.6.0        # beside any build of torch 2.11 or later
+    python tests/flash_compile.py --arch sm_90                  # sm_80 (forward alone), sm_90, sm_100
+
+Nothing is computed: the backend runs on the CPU, and each kernel call is made again with fake tensors. Prints a line a
+road, and fails if one is not compiled.
+"""
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+ROADS = (
+    "causal", "window", "band", "sinks and cap", "packed", "padded", "holes", "longformer", "attention sinks",
+    "dilated", "bigbird", "strided", "block local", "earlier keys", "grid",
+)  # fmt: skip
+# what kernels compute on Ampere, forward
+WINDOWS = ("causal", "window", "band", "packed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", default="sm_90", choices=("sm_80", "sm_90", "sm_100"))
+    parser.add_argument("--roads", nargs="*", default=ROADS, choices=ROADS)
+    args = parser.parse_args()
+    is_ampere = args.arch == "sm_80"
+    suffix = "" if is_ampere else "a"
+    os.environ.update(FLASH_ATTENTION_ARCH=args.arch, CUTE_DSL_ARCH=args.arch + suffix, FLASH_ATTENTION_NUM_SMS="132")
+    warnings.filterwarnings("ignore")
+    pretend_driver()
+    num_failed = 0
+    for road in WINDOWS if is_ampere else args.roads:
+        start = time.time()
+        try:
+            compile_road(road, int(args.arch.removeprefix("sm_")) // 10, needs_grad=not is_ampere)
+            print(f"{args.arch} {road}: {time.time() - start:.0f} s", flush=True)
+        except Exception as error:
+            if os.environ.get("TRACEBACK"):
+                raise
+            num_failed += 1
+            print(f"{args.arch} {road}: FAILED, {type(error).__name__}: {str(error)[:300]}", flush=True)
+    return int(num_failed > 0)
+
+
+def pretend_driver() -> None:
+    """Answer what a kernel asks the driver of a GPU for while it is compiled: how many clusters it runs at once."""
+    import cutlass
+
+    class Driver:
+        def get_max_active_clusters(self, size: int) -> int:
+            return 132 // size
+
+        def get_device_multiprocessor_count(self) -> int:
+            return 132
+
+    cutlass.utils.HardwareInfo = Driver
+
+
+def compile_road(road: str, generation: int, needs_grad: bool) -> None:
+    """Compile the forward and, with gradients, the backward kernels of one call."""
+    import torch
+
+    from hf_efficient_attn.backends.flash import execute, library
+    from hf_efficient_attn.layout.call import AttentionCall, Inputs
+    from hf_efficient_attn.layout.layout import Layout
+    from hf_efficient_attn.layout.token_mask import TokenMask
+    from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Strided
+    from hf_efficient_attn.patterns.big_bird import bigbird
+    from hf_efficient_attn.patterns.blocks import BlockLocal
+    from hf_efficient_attn.patterns.global_tokens import GlobalTokens
+    from hf_efficient_attn.patterns.grid import SizedGrid
+
+    tokens, heads, key_heads, width = 4096, 8, 8, 128
+    patterns = {
+        "causal": Causal(), "band": Band(256, 256), "longformer": Band(256, 256) | GlobalTokens([0, 700, 1500]),
+        "attention sinks": Band(1019, 0) | GlobalTokens([0, 1, 2, 3]).causal(), "dilated": Dilated(512, 512, 4),
+        "bigbird": bigbird(block_tokens=64), "strided": Strided(64) | Band(64, 64), "block local": BlockLocal(256),
+        "earlier keys": Band(300, -1), "grid": SizedGrid([64, 64], [Band(3, 3), Band(3, 3)]),
+    }  # fmt: skip
+    index = torch.arange(tokens).expand(2, -1)
+    masks = {
+        "packed": TokenMask(segment_ids=index // 1000),
+        "padded": TokenMask(key_mask=index < torch.tensor([[4096], [3000]])),
+        "holes": TokenMask(key_mask=index % 7 != 3),
+    }
+    pattern, mask = patterns.get(road, Band(1023, 0)), masks.get(road, TokenMask())
+    if road in ("band", "longformer"):
+        width = 64
+    if road in ("window", "attention sinks", "holes"):
+        key_heads = 2
+    is_capped = road == "sinks and cap"
+    inputs = Inputs("cuda", torch.bfloat16, width, width, key_heads, 2, needs_grad=needs_grad)
+    sinks = torch.zeros(heads) if is_capped else None
+    cap, layout = 50.0 if is_capped else None, Layout(pattern, heads, tokens, tokens)
+    call = AttentionCall(layout, inputs, mask, sinks=sinks, softcap=cap, scale=0.1)
+    q, k, v = (torch.zeros(2, n, tokens, width, dtype=torch.bfloat16) for n in (heads, key_heads, key_heads))
+    functions = compiling(library.library())
+    with (
+        patch.object(library, "library", lambda: functions),
+        patch.object(library, "generation_of", lambda _: generation),
+    ):
+        out, lse = execute.forward(q, k, v, call)
+        if needs_grad:
+            execute.backward(out, None, q, k, v, out, lse, call)
+
+
+def compiling(functions: Any) -> Any:
+    """Return functions that compile the kernel of a call, and return zeros of its shapes."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+
+                def fake(value: Any) -> Any:
+                    if not isinstance(value, torch.Tensor):
+                        return value
+                    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+
+                found = function(*tree_map(fake, args), **tree_map(fake, options))
+
+            def real(value: Any) -> Any:
+                return torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+            return tree_map(real, found)
+
+        return call
+
+    return functions._replace(
+        forward=compiled(functions.forward), backward=compiled(functions.backward), combine=compiled(functions.combine)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
