@@ -1,6 +1,7 @@
 """Backends and families on a pretended GPU: nothing mixes devices, and a call waits for the device once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -10,13 +11,17 @@ import torch
 from backends_cases import Case
 from backends_contract import check
 from families import CASES, SEQ2SEQ_CASES
+from flash_standin import standin
 from models_cases import TINY, case_param, head_inputs, random_ids, switch_off_dropout
-from pretended_cuda import move_model, on_cuda, pretended_cuda
+from pretended_cuda import move_model, on_cuda, pretended_cuda, unwrap, wrap
 from sparsified_cases import SPARSIFIED
+from torch.utils._pytree import tree_map
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends import reference, sdpa
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.flash import backend as flash
+from hf_efficient_attn.backends.flash import library
 from hf_efficient_attn.backends.gathered import backend as gathered
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.layout.score_terms import Distance, SoftSpan
@@ -31,6 +36,7 @@ CALLS = [
 ]
 # of every kind of choice one
 CHOSEN = [Case("causal", 90, "left", choice=choice) for choice in ("tokens", "blocks", "groups", "order")]
+FLASH_CALLS = [Case("scattered globals", 200), Case("band", 90, "two texts"), Case("band", 90, has_sinks=True)]
 PAIRS = [(backend, call) for backend in (blocked, sdpa, reference) for call in CALLS]
 PAIRS += [(backend, call) for backend in (gathered, sdpa, reference) for call in CHOSEN]
 DOCUMENTS = (14, 10)
@@ -49,6 +55,21 @@ PACKED = ("sparse-longformer", "span-modern", "reformer-causal", "star-paper", "
 def test_backends_stay_on_the_device(backend: ModuleType, call: Case) -> None:
     with pretended_cuda():
         check(call, backend, "cuda")
+
+
+@pytest.mark.parametrize("call", [*FLASH_CALLS, *(replace(each, label=None) for each in CALLS)], ids=str)
+def test_flash_stays_on_the_device(call: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are stand-ins, which alone look at the data."""
+
+    def on_the_device(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: tree_map(wrap, function(*tree_map(unwrap, args), **tree_map(unwrap, options)))
+
+    own = standin()
+    functions = own._replace(**{name: on_the_device(getattr(own, name)) for name in ("forward", "backward", "combine")})
+    monkeypatch.setattr(library, "library", lambda: functions)
+    with pretended_cuda():
+        if flash._refused_layout(call.call("cuda")) is None:
+            check(call, flash, "cuda")
 
 
 def ways_to_train() -> Iterator[Any]:
