@@ -22,7 +22,7 @@ BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flas
 # of standard operators alone, which ONNX has
 WRITTEN = (sdpa.NAME, reference.NAME)
 # memory that a backend chosen by "auto" may take besides inputs and output; more only if all others take as much
-MAX_WORKING_BYTES = 256 * MEBIBYTE
+MAX_WORKING_BYTES, MAX_WORKING_BYTES_OFF_CPU = 256 * MEBIBYTE, 2048 * MEBIBYTE
 MORE_THAN_LEAST = 2
 # ... or refuse the pattern
 MAX_WORKING_BYTES_ALONE = 4096 * MEBIBYTE
@@ -113,7 +113,8 @@ def _cheapest(call: AttentionCall) -> str:
 def is_light(call: AttentionCall, name: str, rivals: Iterable[str]) -> bool:
     """Return whether a backend needs little memory besides inputs and output, or not much more than its rivals."""
     own, others = BACKENDS[name].working_bytes(call), [BACKENDS[other].working_bytes(call) for other in rivals]
-    most = MAX_WORKING_BYTES_ALONE if len(others) == 1 else max(MAX_WORKING_BYTES, MORE_THAN_LEAST * min(others))
+    few = MAX_WORKING_BYTES if call.inputs.device == "cpu" else MAX_WORKING_BYTES_OFF_CPU
+    most = MAX_WORKING_BYTES_ALONE if len(others) == 1 else max(few, MORE_THAN_LEAST * min(others))
     return own <= most
 
 

@@ -62,6 +62,10 @@ class OfBlocks(Pattern):
     def granularity(self) -> int:
         return self.pattern.granularity * self.block_tokens
 
+    @property
+    def is_made_of_blocks(self) -> bool:
+        return self.pattern.granularity == 1 or self.pattern.is_made_of_blocks
+
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         return super().resolve(self._num_blocks(num_keys), layer, head, num_heads)
 

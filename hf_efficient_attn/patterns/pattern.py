@@ -327,6 +327,12 @@ class Pattern(Operators):
         return lcm(*(part.granularity for part in self.parts))
 
     @property
+    def is_made_of_blocks(self) -> bool:
+        """Whether squares of `granularity` tokens, from the first token on, are allowed as a whole or not at all."""
+        parts = self.parts
+        return bool(parts) and all(p.is_made_of_blocks and p.granularity == self.granularity for p in parts)
+
+    @property
     def max_tokens_ahead(self) -> int | None:
         """How far after its query a key can be: -1 only before it, 0 up to the query itself; None: no limit known."""
         return None

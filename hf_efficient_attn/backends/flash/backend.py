@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.flash.library import AMPERE, BLACKWELL, PACKAGE, is_installed, largest_head
-from hf_efficient_attn.backends.flash.parts import MAX_GROUPS, is_expression, num_pairs, why_no_parts
+from hf_efficient_attn.backends.flash.parts import MAX_GROUPS, is_expression, why_no_parts, work_of
 from hf_efficient_attn.backends.machine_costs import costs_of, gpu_generation, is_there
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
@@ -20,6 +20,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 # a load of the kernels, in numbers
 ALIGNMENT = 8
 GENERATIONS = (AMPERE, 9, BLACKWELL, 11)
+# time to join a row of one more output and to add its gradient, in scores of dense attention: by the bytes that are
+# moved, not measured
+SCORES_PER_JOINED_ROW = 100
 # of the tables of blocks: partial and full ones, of rows and of columns
 BYTES_PER_TILE = 16
 TILE_PAIRS = 128 * 128
@@ -119,8 +122,9 @@ def is_fastest(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example in scores of dense attention."""
-    costs, (pairs, num_kernels) = costs_of(call), num_pairs(call.layout.fitted)
-    return costs.flash_call * num_kernels / call.inputs.batch_size + costs.flash * pairs
+    costs, work = costs_of(call), work_of(call.layout.fitted)
+    fixed = costs.flash_call * work.num_kernels / call.inputs.batch_size
+    return fixed + costs.flash * work.num_pairs + SCORES_PER_JOINED_ROW * call.layout.num_rows * work.num_joined
 
 
 def rank_while_compiling(call: AttentionCall) -> int | None:
@@ -130,20 +134,20 @@ def rank_while_compiling(call: AttentionCall) -> int | None:
 
 def remark(call: AttentionCall) -> str:
     """Return what it computes."""
-    _, num_kernels = num_pairs(call.layout.fitted)
+    num_kernels = work_of(call.layout.fitted).num_kernels
     return f"flash computes this by {num_kernels} kernel{'s' * (num_kernels > 1)} of FlashAttention-4."
 
 
 def computed_pairs(call: AttentionCall) -> int:
     """Return how many scores its kernels compute, in all heads."""
-    return min(num_pairs(call.layout.fitted)[0], call.layout.num_pairs)
+    return min(work_of(call.layout.fitted).num_pairs, call.layout.num_pairs)
 
 
 def working_bytes(call: AttentionCall) -> int:
     """Return the memory of a second output, which parts are joined from, and of tables of blocks."""
     layout, inputs = call.layout, call.inputs
-    _, num_kernels = num_pairs(layout.fitted)
-    outputs = 2 * layout.num_rows * inputs.value_dim * inputs.dtype.itemsize if num_kernels > 1 else 0
+    num_joined = work_of(layout.fitted).num_joined
+    outputs = (num_joined + (num_joined > 0)) * layout.num_rows * inputs.value_dim * inputs.dtype.itemsize
     return outputs + BYTES_PER_TILE * layout.num_pairs // layout.num_heads // TILE_PAIRS
 
 

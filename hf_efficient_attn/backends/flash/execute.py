@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.flash import library as flash
-from hf_efficient_attn.backends.flash.parts import HeadParts, Part, allowed_blocks, layout_with, parts_of
+from hf_efficient_attn.backends.flash.parts import HeadParts, Part, layout_with, listed_on, parts_of
 from hf_efficient_attn.backends.kernels import empty_output, lse_of_weights, sink_gradient
 from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column
 from hf_efficient_attn.layout.cache import cached
@@ -310,7 +310,10 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
 
     of_queries = None if part.queries is None else kept(index_of(part.queries, device) + offset)
     of_keys = None if part.keys is None else kept(index_of(part.keys, device))
-    of_blocks = None if blocks is None else kept(allowed_blocks(layout_with(blocks, layout), device))
+    of_blocks, tokens, num_lists, most = -1, 1, 1, 0
+    if blocks is not None:
+        found = listed_on(layout_with(blocks, layout), device)
+        of_blocks, tokens, (num_lists, _, most) = kept(found.table), found.tokens, found.table.shape
     has_documents = not is_idle(call.tokens)
     locations = [kept(each) for each in _locations(call, device)] if has_documents else []
     has_globals = len(locations) > 4
@@ -321,10 +324,11 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
         if locations:
             query, key = look(aux[locations[0]], batch, row), look(aux[locations[1]], batch, column)
         found = None if part.mask is None else part.mask.allowed(query, key)
-        if of_blocks is not None:
-            place = (head * 0 if aux_heads == 1 else head, row // tokens, column // tokens)
-            is_listed = look(aux[of_blocks], *place) > 0
-            found = is_listed if found is None else found | is_listed
+        if most:
+            own, block = head * 0 if num_lists == 1 else head, column // tokens
+            for number in range(most):
+                is_listed = look(aux[of_blocks], own, row // tokens, number) == block
+                found = is_listed if found is None else found | is_listed
         if part.excluded is not None:
             found = found & ((~part.excluded).allowed(query, key))
         if has_globals:
@@ -335,10 +339,8 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
             found = found & (look(aux[locations[2]], batch, row) == document) & (document >= 0)
         return found
 
-    tokens = 1 if blocks is None else blocks.granularity
-    aux_heads = 1 if of_blocks is None else aux[of_blocks].shape[0]
     # kernels are compiled once for all functions with this text
-    kinds = (part.mask, part.excluded, tokens, aux_heads, of_queries, of_keys, of_blocks, offset, len(locations))
+    kinds = (part.mask, part.excluded, tokens, num_lists, most, of_queries, of_keys, of_blocks, offset, len(locations))
     allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal}"  # type: ignore[attr-defined]
     return flash.library().jit(allowed), aux
 

@@ -61,7 +61,9 @@ def library() -> Library:
             raise ImportError(f"{function.__name__} of {PACKAGE} takes no {', '.join(sorted(missing))}")
 
     def look(tensor: Any, *indices: Any) -> Any:
-        return utils.scalar_to_ssa(tensor[tuple(index[0] for index in indices)], Int32)
+        return utils.scalar_to_ssa(
+            tensor[tuple(index if isinstance(index, int) else index[0] for index in indices)], Int32
+        )
 
     return Library(
         interface._flash_attn_fwd,

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.layout.block_table import Documents, are_listed, block_table
+from hf_efficient_attn.layout.block_table import Documents, block_table
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.transfer import send
@@ -25,8 +25,8 @@ Window = tuple[int | None, int | None]
 MAX_GROUPS = 4
 # more tokens than this part of all are not gathered
 MOST_GATHERED = 1 / 8
-# shorter blocks would need large tables
-MIN_BLOCK_TOKENS = 16
+# blocks that are looked up: of at least so many tokens, and at most so many for a block of queries
+MIN_BLOCK_TOKENS, MOST_LISTED = 16, 16
 # queries and keys that a kernel computes at once
 TILE = 128
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ class Part:
         bounds: where sequences begin, and the last one ends: within an example with an order, without one in the
             tokens of all examples; None: every example is one.
         mask: pairs that are allowed, computed from positions.
-        blocks: pairs that are allowed, too, looked up by blocks of `blocks.granularity` tokens, for each head.
+        blocks: pairs that are allowed, too, looked up by blocks of tokens, for each head.
         excluded: pairs of mask and blocks that another part holds.
         is_whole_row: whether it holds all keys of its queries, which no other part then counts.
     """
@@ -251,40 +251,70 @@ def why_no_parts(layout: Layout, has_documents: bool) -> str | None:
         parts = [part for heads in parts_of(layout, None) for part in heads.parts]
     for part in parts:
         is_known = part.mask is None or is_expression(part.mask)
-        if not is_known or (part.blocks is not None and not is_made_of_blocks(layout_with(part.blocks, layout))):
+        if not is_known or (part.blocks is not None and listed_blocks(layout_with(part.blocks, layout)) is None):
             return (
-                f"{kind} looks up its keys in tables, of which its kernels know those of whole blocks alone, in one "
-                "whole sequence of a multiple of their length"
+                f"{kind} looks up its keys in tables, of which its kernels know those of up to {MOST_LISTED} blocks of "
+                f"at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
             )
     return None
 
 
-@cached()
-def is_made_of_blocks(layout: Layout) -> bool:
-    """Return whether square blocks of the pattern's own length are allowed as a whole, or not at all."""
-    tokens = layout.pattern.granularity
-    if tokens < MIN_BLOCK_TOKENS or layout.num_keys % tokens or layout.num_queries % tokens or layout.query_offset:
-        return False
-    return not bool(block_table(layout, None, (tokens, tokens), CPU).num_partial.any())
+class ListedBlocks(NamedTuple):
+    """Blocks of `tokens` tokens, and the blocks of keys that each block of queries attends to.
+
+    table: int32 [heads or 1, blocks of queries, most of them], filled with -1.
+    """
+
+    tokens: int
+    table: Tensor
 
 
 @cached()
-def allowed_blocks(layout: Layout, device: torch.device) -> Tensor:
-    """Return 1 for allowed blocks of the pattern's own length, int32 [heads or 1, query blocks, key blocks]."""
-    tokens = layout.pattern.granularity
-    table = block_table(layout, None, (tokens, tokens), CPU)
-    allowed = are_listed(table.num_full, table.full)[0].int()
-    return send((allowed,), device)[0]  # type: ignore[no-any-return]
+def listed_blocks(layout: Layout) -> ListedBlocks | None:
+    """Return the blocks of a layout; None: it is not made of blocks, or a block attends to more than MOST_LISTED."""
+    groups = layout.head_groups()
+    tokens = groups[0][2].granularity
+    are_equal = all(drawn.is_made_of_blocks and drawn.granularity == tokens for _, _, drawn in groups)
+    if not are_equal or tokens < MIN_BLOCK_TOKENS or layout.query_offset:
+        return None
+    firsts = range(0, layout.num_queries, tokens)
+    listed = []
+    for _, _, drawn in groups:
+        found = [drawn.key_intervals(first, first, layout.num_keys) for first in firsts]
+        rows = [
+            [block for start, stop in each for block in range(start // tokens, -(-stop // tokens))] for each in found
+        ]
+        if max(map(len, rows)) > MOST_LISTED:
+            return None
+        listed.append(rows)
+    width = max(1, *(len(row) for rows in listed for row in rows))
+    table = torch.tensor([[row + [-1] * (width - len(row)) for row in rows] for rows in listed], dtype=torch.int32)
+    counts = torch.tensor([count for _, count, _ in groups])
+    return ListedBlocks(tokens, table if len(groups) == 1 else table.repeat_interleave(counts, 0))
 
 
-def num_pairs(layout: Layout) -> tuple[int, int]:
-    """Return how many scores kernels compute in all heads of one whole document, and how many kernels there are."""
-    total = num_calls = 0
-    for heads in parts_of(layout, None):
-        for part in heads.parts:
-            num_calls += 1
-            total += heads.count * pairs_of_head(part, layout)
-    return total, num_calls
+@cached()
+def listed_on(layout: Layout, device: torch.device) -> ListedBlocks:
+    """Return `listed_blocks`, which there are, with the table on a device."""
+    found = cast(ListedBlocks, listed_blocks(layout))
+    return ListedBlocks(found.tokens, send((found.table,), device)[0])
+
+
+class Work(NamedTuple):
+    """What kernels compute of one whole document: scores of all heads, kernels, and outputs that are joined."""
+
+    num_pairs: int
+    num_kernels: int
+    num_joined: int
+
+
+@cached()
+def work_of(layout: Layout) -> Work:
+    """Return the work of a layout."""
+    listed = parts_of(layout, None)
+    pairs = sum(heads.count * pairs_of_head(part, layout) for heads in listed for part in heads.parts)
+    joined = [max(0, sum(not part.is_whole_row for part in heads.parts) - 1) for heads in listed]
+    return Work(pairs, sum(len(heads.parts) for heads in listed), max(joined))
 
 
 def pairs_of_head(part: Part, layout: Layout) -> int:
@@ -294,8 +324,11 @@ def pairs_of_head(part: Part, layout: Layout) -> int:
         of_queries = num_queries if part.queries is None else len(part.queries)
         return _tiles(of_queries) * _tiles(num_keys if part.keys is None else len(part.keys)) * TILE**2
     if part.has_mask:
-        table = block_table(part.masked_layout(layout), None, (TILE, TILE), CPU)
-        return int((table.num_partial + table.num_full).sum()) * TILE**2 // table.num_full.shape[1]
+        masked = part.masked_layout(layout)
+        # the first head stands for all, which draw as many blocks
+        first = replace(masked, num_heads=1, num_model_heads=masked.num_model_heads or masked.num_heads)
+        table = block_table(first, None, (TILE, TILE), CPU)
+        return int((table.num_partial + table.num_full).sum()) * TILE**2
     bounds = part.bounds or (0, num_keys)
     left, right = part.window or (None, None)
     total = 0
