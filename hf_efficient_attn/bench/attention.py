@@ -84,8 +84,8 @@ COUNTS = {
 }
 # device -> dtype, and the longest lengths of dense attention and of peers
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"dtype": "float32", "dense_limit": 8192, "peer_limit": 4096},
-    "cuda": {"dtype": "bfloat16", "dense_limit": 131072, "peer_limit": 32768},
+    "cpu": {"dtype": "float32", "dense_limit": 8192, "peer_limit": 4096, "backends": [AUTO, "flex"]},
+    "cuda": {"dtype": "bfloat16", "dense_limit": 131072, "peer_limit": 32768, "backends": [AUTO, "flash", "flex"]},
 }
 # memory is measured at longer ones only
 QUICK = {"patterns": ["band", "longformer"], "lengths": [512, 2048, 4096], "max_seconds": 5.0}
@@ -246,8 +246,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patterns", nargs="+", default=PATTERNS, metavar="P", help=text)
     text = "lengths of the input in tokens (default 128 to 131072)"
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help=text)
-    text = "backends of this package (default auto flex)"
-    parser.add_argument("--backends", nargs="+", choices=backends, default=[AUTO, "flex"], help=text)
+    text = "backends of this package (default auto flex, on GPUs flash, too)"
+    parser.add_argument("--backends", nargs="+", choices=backends, help=text)
     text = "other libraries (default all)"
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help=text)
     add_counts(parser, COUNTS)
@@ -319,8 +319,12 @@ def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any
     settings = {name: getattr(args, name) for name in (*COUNTS, "max_seconds", "memory_from", "no_memory")}
     for name, default in DEFAULTS[device.type].items():
         settings[name] = default if getattr(args, name) is None else getattr(args, name)
-    lists = {name: list(dict.fromkeys(getattr(args, name))) for name in ("patterns", "backends", "peers")}
-    return {**settings, **lists, "lengths": sorted(set(args.lengths))}
+    lists = {"patterns": args.patterns, "backends": settings["backends"], "peers": args.peers}
+    return {
+        **settings,
+        **{name: list(dict.fromkeys(each)) for name, each in lists.items()},
+        "lengths": sorted(set(args.lengths)),
+    }
 
 
 def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""Time a stack of Llama layers with a pattern, against the same stack with causal attention: prefill and training step.
+
+    python model_cards/benchmarks/llama_stack.py --device cuda --lengths 8192 32768 131072 --output stack.json
+    python model_cards/benchmarks/llama_stack.py --hidden 128 --layers 2 --lengths 512     # on a CPU, to try it
+
+Contestants take turns, each after one warm-up; the median of the rounds is printed in milliseconds. `sdpa` is causal
+attention by torch (FlashAttention-2 on GPUs), `window` a causal window of 1,024 by --backend, `sinks` the same with the
+first 4 tokens.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+
+import torch
+from transformers import LlamaConfig, LlamaModel
+
+import hf_efficient_attn as hea
+from hf_efficient_attn.bench.report import describe_machine
+from hf_efficient_attn.patterns import Band, GlobalTokens
+
+PATTERNS = {"sdpa": None, "window": Band(1023, 0), "sinks": Band(1019, 0) | GlobalTokens([0, 1, 2, 3]).causal()}
+
+
+def model_of(name: str, args: argparse.Namespace) -> LlamaModel:
+    """Return the layers without a vocabulary of any size."""
+    heads = max(1, args.hidden // 128)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=args.hidden,
+        intermediate_size=4 * args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 4),
+        max_position_embeddings=max(args.lengths),
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    model = LlamaModel(config).to(args.device, getattr(torch, args.dtype))
+    if args.checkpointing:
+        model.gradient_checkpointing_enable()
+    return model if PATTERNS[name] is None else hea.sparsify(model, PATTERNS[name])
+
+
+def time_of(model: LlamaModel, ids: torch.Tensor, is_training: bool) -> float:
+    """Return the milliseconds of a training step without an optimizer, or of a prefill."""
+    synchronize = torch.cuda.synchronize if ids.is_cuda else lambda: None
+    synchronize()
+    start = time.perf_counter()
+    with nullcontext() if is_training else torch.no_grad():
+        out = model.train(is_training)(input_ids=ids, use_cache=False).last_hidden_state
+        if is_training:
+            out.float().square().mean().backward()
+            model.zero_grad()
+    synchronize()
+    return 1000 * (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Print a line per length, pass and contestant."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--hidden", type=int, default=2048, help="width; heads have 128 (default %(default)s)")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 32768])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--backend", default="auto", help="of the patterns (default %(default)s)")
+    parser.add_argument("--checkpointing", action="store_true", help="for lengths whose activations are too many")
+    parser.add_argument("--output", help="a file for the results as JSON")
+    args = parser.parse_args()
+    models = {name: model_of(name, args) for name in PATTERNS}
+    rows = []
+    for tokens in args.lengths:
+        ids = torch.randint(3, 64, (1, tokens), device=args.device)
+        for is_training in (False, True):
+            times: dict[str, list[float]] = {name: [] for name in models}
+            for number in range(1 + args.rounds):
+                for name, model in models.items():
+                    with hea.use_backend(args.backend) if PATTERNS[name] else nullcontext():
+                        spent = time_of(model, ids, is_training)
+                    times[name] += [spent] if number else []
+            medians = {name: statistics.median(each) for name, each in times.items()}
+            rows.append({"tokens": tokens, "pass": "training" if is_training else "prefill", "milliseconds": medians})
+            cells = (f"{name} {each:.1f} ms ({medians['sdpa'] / each:.2f} ×)" for name, each in medians.items())
+            print(f"{tokens:,} tokens, {rows[-1]['pass']}: {', '.join(cells)}", flush=True)
+    if args.output:
+        settings = {name: value for name, value in vars(args).items() if name != "output"}
+        found = {"machine": describe_machine(torch.device(args.device)), "settings": settings, "results": rows}
+        with open(args.output, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
