@@ -241,6 +241,8 @@ def is_there(device: str) -> bool:
     return device != "cuda" or torch.cuda.is_available()
 
 
+# a constant in programs that are being compiled
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def gpu_generation(device: str) -> int:
     """Return the major number of the compute capability of a GPU, also of one that is only explained."""
     if torch.cuda.is_available() and not _pretended:

@@ -52,7 +52,8 @@ def attend(
     if needs_grad and torch.is_grad_enabled():
         out, lse = _Attention.apply(call, name, number, q, k, v, *learned)  # type: ignore[no-untyped-call]
         return out, lse if call.lse_needs_grad else lse.detach()
-    out, lse, _ = _forward(q, k, v, call, name, number)
+    execute: Any = EXECUTE[name] if call.chosen is None else gathered
+    out, lse, *_ = execute.forward(q, k, v, call, number)
     return out, lse
 
 

@@ -147,7 +147,7 @@ def test_queries_without_keys_are_named_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
-@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"reference", "gathered"}))
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"reference", "gathered", "flash"}))
 def test_every_backend_by_name(backend: str) -> None:
     with torch.compiler.set_stance("force_eager"):
         found = attention(X, X, X, Band(3, 3), backend=backend)
@@ -301,7 +301,7 @@ def test_the_way_of_a_call_is_the_one_in_contributing(monkeypatch: pytest.Monkey
     text = CONTRIBUTING.read_text(encoding="utf-8")
     listed = re.findall(r"(?:function:|→) `[\w.]*?(\w+)`", re.sub(r"\s+", " ", text))
     assert all(names == listed for names in calls)
-    assert 0 < len(listed) <= 8
+    assert 0 < len(listed) <= 9
 
 
 # torch's tracer warns of itself

@@ -192,7 +192,7 @@ def test_explain_counts_the_blocks_of_scores(triton: None) -> None:
 def test_auto_leaves_chosen_keys_to_gathered(triton: None) -> None:
     """Also where neighbours share a choice: no GPU has measured them."""
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "training": True}
-    assert hea.explain(hea.patterns.Band(500, 0), 8192, **options).backend == "flex"
+    assert hea.explain(hea.patterns.Band(500, 0), 8192, **options).backend == "flash"
     shared = hea.ChosenBlocks(torch.empty(1, 1, 64, 4, dtype=torch.int32, device="meta"), 128, queries_per_choice=128)
     for pattern, chosen in ((hea.patterns.BlockTopK(512, 3), None), (hea.patterns.Causal(), shared)):
         explanation = hea.explain(pattern, 8192, chosen=chosen, **options)

@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import _transpose_ordered
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.flex.kernel import _compiled
 from hf_efficient_attn.backends.flex.mods import structure_of
-from hf_efficient_attn.backends.flex.selected_blocks import by_column
+from hf_efficient_attn.layout.block_table import by_column
 from hf_efficient_attn.layout.call import AttentionCall, Inputs, inputs_of
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.score_terms import Distance, Term

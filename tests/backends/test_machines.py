@@ -135,5 +135,6 @@ def test_the_cheapest_length_is_taken() -> None:
 
 def test_explain_names_a_missing_compiler_only_where_its_backend_costs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "_compiler", lambda device: ("triton", False))
-    messages = [str(hea.explain(hea.patterns.Band(64, 64), tokens, device="cuda")) for tokens in (1024, 32_768)]
+    options = {"device": "cuda", "dtype": torch.float32}
+    messages = [str(hea.explain(hea.patterns.Band(64, 64), tokens, **options)) for tokens in (1024, 32_768)]
     assert ["auto may take flex where triton is installed" in each for each in messages] == [False, True]

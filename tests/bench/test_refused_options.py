@@ -11,7 +11,7 @@ from hf_efficient_attn.cli import main
         ("attention", ["--repeats", 0], "repeats=0 must be at least 1"),
         ("attention", ["--lengths", 0], "lengths=0 must be at least 1"),
         ("attention", ["--patterns", "bands"], "bands"),
-        ("attention", ["--backends", "flash"], "invalid choice: 'flash'"),
+        ("attention", ["--backends", "triton"], "invalid choice: 'triton'"),
         ("attention", ["--peers", "flash"], "invalid choice: 'flash'"),
         # what is given holds with --quick, too
         ("attention", ["--quick", "--lengths", 0], "lengths=0 must be at least 1"),

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,8 +72,6 @@ def is_foldable(tensor: Tensor, num_heads: int) -> bool:
     return tensor.shape[1] == num_heads and (num_heads == 1 or tensor.stride(0) == num_heads * tensor.stride(1))
 
 
-# q, k, v, grad and out come first among the tensors of a backward pass
-NUM_READ = 5
 # elements of the largest buffer of one kernel call: on CPUs small enough for the allocator to reuse it; elsewhere
 # larger, since a launch costs more than memory that the allocator keeps anyway
 MAX_BUFFER = 1 << 21
@@ -105,7 +102,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     total = empty_output(q, v, wide_dtype(q.dtype))
     lse = total.new_empty(q.shape[:3])
     for number, part in enumerate(parts_of(call)):
-        forward_part(part, seed, (q, k, v, total, lse), writes=number == 0)
+        fused = is_fused(part)
+        states = plain_rows(q, k, v) if fused else (q, k, v)
+        own, (queries, keys, values, *results) = fold_batch(part, (*states, total, lse))
+        compute = partial(forward_part, seed=seed, fused=fused, writes=number == 0)
+        # the draws of dropout are those of all heads
+        over_heads(compute, own, (queries, *results), (keys, values), may_divide=fused)
     if call.sinks is not None:
         total, lse = join_sinks(total, lse, call.sinks)
     masked = call.masked_queries
@@ -115,22 +117,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     return total.to(dtype), lse
 
 
-def forward_part(call: AttentionCall, seed: int, tensors: tuple[Tensor, ...], writes: bool) -> None:
-    """Write the attention of a call to the output and the log-sum-exp, or join it to what these hold so far.
-
-    Args:
-        tensors: q, k, v, output, log-sum-exp.
-        writes: whether they hold nothing so far.
-    """
-    fused = is_fused(call)
-    tensors = (*plain_rows(*tensors[:3]), *tensors[3:]) if fused else tensors
-    call, (q, k, v, out_rows, lse_rows) = fold_batch(call, tensors)
-    compute = partial(forward_heads, seed=seed, fused=fused, writes=writes)
-    # the draws of dropout are those of all heads
-    over_heads(compute, call, (q, out_rows, lse_rows), (k, v), may_divide=fused)
-
-
-def forward_heads(
+def forward_part(
     call: AttentionCall,
     of_queries: Sequence[Tensor],
     of_keys: Sequence[Tensor],
@@ -138,11 +125,13 @@ def forward_heads(
     fused: bool,
     writes: bool,
 ) -> None:
-    """Write the attention of some heads, as `forward_part` does.
+    """Write the attention of some heads to the output and the log-sum-exp, or join it to what these hold so far.
 
     Args:
-        of_queries: q, output, log-sum-exp.
+        of_queries: q, output, log-sum-exp; examples may be folded into their heads.
         of_keys: k, v.
+        seed: of dropout.
+        writes: whether output and log-sum-exp hold nothing so far.
     """
     (q, out_rows, lse_rows), (k, v) = of_queries, of_keys
     kernels = Kernels(call, seed, fused, q.device)
@@ -209,7 +198,15 @@ def backward(
     # what is subtracted from the gradient of every weight of a row
     delta = None if d_lse is None else ((grad.to(wide) * out).sum(-1) - d_lse.to(wide)).where(lse < torch.inf, 0.0)
     for number, part in enumerate(parts_of(call)):
-        backward_part(part, seed, (q, k, v, grad, out, lse, delta, *grads), d_terms, writes=number == 0)
+        # the fused operator computes delta itself
+        fused = is_fused(part) and delta is None
+        read = plain_rows(q, k, v, grad, out) if fused else (q, k, v, grad, out)
+        rows = (lse, grads[0]) if delta is None else (lse, delta, grads[0])
+        own, (queries, keys, values, *others, dk, dv) = fold_batch(part, (*read, *rows, *grads[1:]))
+        compute = partial(backward_part, seed=seed, fused=fused, writes=number == 0)
+        for gradients in over_heads(compute, own, (queries, *others), (keys, values, dk, dv), may_divide=fused):
+            for total, gradient, term in zip(d_terms, gradients, part.terms, strict=False):
+                total.add_(unfold_gradient(gradient, len(q), term.values))
     dq, dk, dv = (total.to(dtype) for total in grads)
     learned = [total.to(term.values.dtype) for total, term in zip(d_terms, call.terms, strict=True)]
     if call.sinks is not None:
@@ -218,28 +215,6 @@ def backward(
 
 
 def backward_part(
-    call: AttentionCall, seed: int, tensors: tuple[Any, ...], d_terms: list[Tensor], writes: bool
-) -> None:
-    """Add the gradients of a call to the last three tensors, dq, dk and dv, and to those of its terms.
-
-    Args:
-        tensors: q, k, v, grad, out, lse, delta or None, dq, dk, dv.
-        writes: whether dq holds nothing so far.
-    """
-    *read, delta, dq, dk, dv = tensors
-    # the fused operator computes delta itself
-    fused = is_fused(call) and delta is None
-    tensors = (*read, *(() if delta is None else (delta,)), dq, dk, dv)
-    batch_size, terms = len(tensors[0]), call.terms
-    tensors = (*plain_rows(*tensors[:NUM_READ]), *tensors[NUM_READ:]) if fused else tensors
-    call, (q, k, v, *rows, dk, dv) = fold_batch(call, tensors)
-    compute = partial(backward_heads, seed=seed, fused=fused, writes=writes)
-    for gradients in over_heads(compute, call, (q, *rows), (k, v, dk, dv), may_divide=fused):
-        for total, gradient, term in zip(d_terms, gradients, terms, strict=False):
-            total.add_(unfold_gradient(gradient, batch_size, term.values))
-
-
-def backward_heads(
     call: AttentionCall,
     of_queries: Sequence[Tensor],
     of_keys: Sequence[Tensor],
@@ -247,11 +222,13 @@ def backward_heads(
     fused: bool,
     writes: bool,
 ) -> list[Tensor]:
-    """Add the gradients of some heads, as `backward_part` does; return those of the values of terms.
+    """Add the gradients of some heads to dq, dk and dv; return those of the values of terms.
 
     Args:
-        of_queries: q, grad, out, lse, delta if it is not None, dq.
+        of_queries: q, grad, out, lse, delta if it is not None, dq; examples may be folded into their heads.
         of_keys: k, v, dk, dv.
+        seed: of dropout.
+        writes: whether dq holds nothing so far.
     """
     (q, *rows), (k, v, dk, dv) = of_queries, of_keys
     kernels = Kernels(call, seed, fused, q.device)

@@ -40,10 +40,16 @@ def why_not(call: AttentionCall) -> str | None:
 
 def missing(call: AttentionCall) -> str | None:
     """Return what must be installed if that alone keeps this backend from computing the call; otherwise None."""
-    # a device that is only explained has what it needs
-    is_complete = is_installed() or not is_there(call.inputs.device)
+    is_complete = _is_installed(call.inputs.is_compiling or is_there(call.inputs.device))
     is_able = call.inputs.device == "cuda" and _refused_numbers(call) is None and _refused_layout(call) is None
     return PACKAGE if is_able and not is_complete else None
+
+
+# a constant in programs that are being compiled
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_installed(is_here: bool) -> bool:
+    # a device that is only explained has what it needs
+    return not is_here or is_installed()
 
 
 def _not_installed() -> str:
@@ -53,25 +59,30 @@ def _not_installed() -> str:
 def _refused_numbers(call: AttentionCall) -> str | None:
     """Return what of a call, besides its layout, kernels do not compute; None: nothing."""
     inputs, generation = call.inputs, gpu_generation(call.inputs.device)
-    largest = largest_head(generation, _needs_mask(call))
-    refused = {
-        f"knows Ampere, Hopper and Blackwell, not compute capability {generation}: use flex": generation
-        not in GENERATIONS,
-        f"computes in bfloat16 and float16, not in {inputs.dtype}: use flex": inputs.dtype not in DTYPES,
-        "has no kernel for learned terms of the scores: use flex": bool(call.terms),
-        f"has no dropout (it is {call.dropout}): use flex": call.dropout > 0,
-        "has no kernel for selected keys: use flex or gathered": call.chosen is not None,
-        "cannot compute a query_offset that is a tensor: use blocked": call.query_start is not None,
-        "is no faster for a single query: use sdpa": call.layout.num_queries == 1,
-        f"has no kernel for head sizes {inputs.head_dim} and {inputs.value_dim} here; they must be multiples of "
-        f"{ALIGNMENT} up to {largest}: use flex or sdpa": any(
-            dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)
-        ),
-        "has no backward pass on Ampere: use flex": generation == AMPERE and inputs.needs_grad,
-        "has no sinks on Ampere: use flex": generation == AMPERE and call.sinks is not None,
-        "computes windows alone on Ampere: use flex": generation == AMPERE and _needs_mask(call),
-    }
-    return next((reason for reason, is_refused in refused.items() if is_refused), None)
+    if inputs.dtype not in DTYPES:
+        return f"computes in bfloat16 and float16, not in {inputs.dtype}: use flex"
+    if call.terms:
+        return "has no kernel for learned terms of the scores: use flex"
+    if call.dropout > 0:
+        return f"has no dropout (it is {call.dropout}): use flex"
+    if call.chosen is not None:
+        return "has no kernel for selected keys: use flex or gathered"
+    if call.query_start is not None:
+        return "cannot compute a query_offset that is a tensor: use blocked"
+    if call.layout.num_queries == 1:
+        return "is no faster for a single query: use sdpa"
+    if generation not in GENERATIONS:
+        return f"knows Ampere, Hopper and Blackwell, not compute capability {generation}: use flex"
+    needs_mask = _needs_mask(call)
+    largest = largest_head(generation, needs_mask)
+    if any(dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)):
+        return (
+            f"has no kernel for head sizes {inputs.head_dim} and {inputs.value_dim} here; they must be multiples of "
+            f"{ALIGNMENT} up to {largest}: use flex or sdpa"
+        )
+    if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
+        return "computes windows alone on Ampere, without sinks and gradients: use flex"
+    return None
 
 
 def _needs_mask(call: AttentionCall) -> bool:

@@ -33,7 +33,7 @@ def test_opcheck(with_term: bool) -> None:
     masks = [torch.arange(100).expand(2, -1) < torch.tensor([[100], [80]]), *[None] * 4]
     call_text = write_call_text(PATTERN, 0, labels)
     sinks, softcap = (torch.randn(4, requires_grad=True), 2.0) if with_term else (None, None)
-    arguments = (*inputs(), masks, [], values, sinks, None, None, call_text, "", 0, softcap, 0.25, 0.0)
+    arguments = (*inputs(), masks, [], values, sinks, None, None, call_text, "", 0, softcap, 0.25, 0.0, "blocked")
     torch.library.opcheck(attention_operator, arguments)
 
 
