@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from models.shared_checks import (
-    GENERATION_OPTIONS,
+    BEAMS,
     check_cached_generation,
     check_compiled_steps,
     check_compiled_training,
@@ -228,9 +228,12 @@ class Seq2SeqGenerationContract:
         real = target_mask.bool()
         torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize("options", GENERATION_OPTIONS)
-    def test_cached_generation_equals_uncached(self, case: Seq2SeqCase, options: dict[str, Any]) -> None:
-        check_cached_generation(partial(self.generate, case.model(), *self.sources()), options)
+    def test_cached_generation_equals_uncached(self, case: Seq2SeqCase) -> None:
+        check_cached_generation(partial(self.generate, case.model(), *self.sources()), ["static"])
+
+    @pytest.mark.parametrize("options", BEAMS)
+    def test_cached_beams_equal_uncached_ones(self, routed_case: Seq2SeqCase, options: dict[str, Any]) -> None:
+        check_cached_generation(partial(self.generate, routed_case.model(), *self.sources()), **options)
 
     @pytest.mark.parametrize("cache", [None, "static"])
     def test_prompts_padded_on_the_left_generate_the_same(self, case: Seq2SeqCase, cache: str | None) -> None:
@@ -291,7 +294,7 @@ class Seq2SeqGenerationContract:
                 torch.testing.assert_close(last, full[:, 4:], atol=TOLERANCE, rtol=TOLERANCE)
 
     @pytest.mark.filterwarnings("ignore:output_attentions=True")
-    @pytest.mark.parametrize("need_weights", [False, True])
+    @pytest.mark.parametrize("need_weights", [False, pytest.param(True, marks=pytest.mark.thorough)])
     def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(
         self, traced_case: Seq2SeqCase, need_weights: bool
     ) -> None:
