@@ -19,23 +19,13 @@ import hf_efficient_attn as hea
 class SavingContract:
     """The promises about folders: weights, buffers, precision, offloaded layers, pipelines."""
 
-    def test_save_and_load_is_bit_equal(self, routed_case: Case, auto_class: str, tmp_path: Path) -> None:
-        """`precision_contract.py` loads every case, and compares all parameters and buffers."""
-        self.check_save_and_load(routed_case, auto_class, tmp_path, torch.float32)
-
-    def test_save_and_load_in_low_precision_is_bit_equal(self, routed_case: Case, tmp_path: Path) -> None:
-        """What is kept in float32 is of backbones, not of heads, which are thorough."""
-        self.check_save_and_load(routed_case, routed_case.main_head, tmp_path, torch.bfloat16)
-
-    @pytest.mark.thorough
-    def test_save_and_load_of_every_head_in_low_precision_is_bit_equal(
-        self, case: Case, auto_class: str, tmp_path: Path
+    @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)])
+    def test_save_and_load_is_bit_equal(
+        self, routed_case: Case, auto_class: str, tmp_path: Path, dtype: torch.dtype
     ) -> None:
-        self.check_save_and_load(case, auto_class, tmp_path, torch.bfloat16)
-
-    def check_save_and_load(self, case: Case, auto_class: str, tmp_path: Path, dtype: torch.dtype) -> None:
+        """`precision_contract.py` loads every case in bfloat16, and compares all parameters and buffers."""
         inputs = {key: x for key, x in head_inputs(auto_class).items() if key in ("input_ids", "attention_mask")}
-        check_save_and_load(case.model(auto_class).to(dtype), auto_class, inputs, tmp_path)
+        check_save_and_load(routed_case.model(auto_class).to(dtype), auto_class, inputs, tmp_path)
 
     def test_pipeline_works_from_the_folder(self, routed_case: Case, tmp_path: Path) -> None:
         word_tokenizer(TINY["vocab_size"]).save_pretrained(tmp_path)
