@@ -131,8 +131,8 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: 
     """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its `tested_heads`.
 
     One that asks for `traced_case` gets those that are compiled and exported, and one that asks for `is_masked`, too,
-    the `ways_to_export`. Thorough is what tracing adds: all but the first route of a family, and exports without masks
-    and of every second family.
+    the `ways_to_export`. Thorough is what tracing adds: all but the first route of a family, exports without masks, and
+    one of the two for each family: they are exported and compiled by turns.
     Where a test asks for `routed_case`, cases that show no route are thorough: it is about how a family is written, not
     about what a case computes; also for `case` if `others_are_thorough`.
     """
@@ -147,7 +147,8 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: 
         metafunc.parametrize(("traced_case", "is_masked"), ways)
         return
     if "traced_case" in metafunc.fixturenames:
-        traced = [case_param(case, is_thorough=case not in first.values()) for case in cases if case.is_traced]
+        compiled = [*reversed(first.values())][1::2]
+        traced = [case_param(case, is_thorough=case not in compiled) for case in cases if case.is_traced]
         metafunc.parametrize("traced_case", traced)
     if "routed_case" in metafunc.fixturenames and "auto_class" not in metafunc.fixturenames:
         metafunc.parametrize("routed_case", [case_param(case, is_thorough=not case.shows_a_route) for case in cases])
