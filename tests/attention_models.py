@@ -1,6 +1,8 @@
 """Tiny models of transformers with random weights, and what they must compute, as matrices."""
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,6 +59,16 @@ PATTERN = Band(left=3, right=2) | GlobalTokens([0, 1])
 def build(name: str, **options: Any) -> Any:
     """Return a model with weights large enough for attention to matter, in evaluation mode."""
     torch.manual_seed(0)
+    return new(name, **options) if options else copy.deepcopy(built_once(name))
+
+
+@cache
+def built_once(name: str) -> Any:
+    """Return the model, of which everybody gets a copy, in less time."""
+    return new(name)
+
+
+def new(name: str, **options: Any) -> Any:
     if name in CAUSAL:
         auto: Any = tr.AutoModelForCausalLM
     elif name in ENCODERS:

@@ -1,5 +1,7 @@
 """Tiny models of transformers, every parameter random, and inputs for them."""
 
+import copy
+from functools import cache
 from typing import Any
 
 import torch
@@ -102,6 +104,16 @@ def heads_of(*model_types: str) -> list[tuple[str, str]]:
 
 def in_tree(model_type: str, head: str = "AutoModel", **changes: Any) -> Any:
     """Return a model of transformers in eval mode, biases of the vocabulary included random."""
+    return new(model_type, head, **changes) if changes else copy.deepcopy(built_once(model_type, head))
+
+
+@cache
+def built_once(model_type: str, head: str) -> Any:
+    """Return the model, of which everybody gets a copy, in less time."""
+    return new(model_type, head)
+
+
+def new(model_type: str, head: str, **changes: Any) -> Any:
     config = transformers.AutoConfig.for_model(model_type, **{**FIELDS[model_type], **changes})
     torch.manual_seed(0)
     model = getattr(transformers, head).from_config(config, attn_implementation="eager")

@@ -1,5 +1,6 @@
 """Tiny models of the families, and inputs for them; which there are, `families.py` says."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,9 +83,7 @@ class Case:
     def model(self, auto_class: str | None = None, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
         """Return a model in eval mode whose every parameter is random, so that no special start value hides a bug."""
         name = auto_class or self.main_head
-        torch.manual_seed(seed)
-        model = self.heads[name](self.config(**changes)).eval()
-        return randomize(model, seed)
+        return built_once(self, lambda: self.heads[name](self.config(**changes)).eval(), name, seed, changes)
 
     def inputs(self, auto_class: str | None = None) -> dict[str, torch.Tensor]:
         """Return inputs with labels for one head; see `head_inputs`."""
@@ -95,6 +94,25 @@ def case_of(name: str, config_class: type, fields: dict[str, Any], preset: str |
     """Return a case; `shows_a_route`, `is_traced` and `choices` are no fields of its config."""
     how = {flag: fields.pop(flag) for flag in ("shows_a_route", "is_traced", "choices") if flag in fields}
     return Case(name, config_class, tuple(fields.items()), preset=preset, **how)
+
+
+_built: dict[str, Any] = {}
+
+
+def built_once(case: Any, build: Callable[[], Any], name: str, seed: int, changes: dict[str, Any]) -> Any:
+    """Return a copy of a random model of a case, with which tests may do as they like: a third of the time of building.
+
+    Those of cases with changes, which few tests have in common, are built anew.
+    """
+    torch.manual_seed(seed)
+    if changes:
+        return randomize(build(), seed)
+    key = f"{case.name} {name} {seed}"
+    if key not in _built:
+        _built[key] = case, randomize(build(), seed)
+    known, model = _built[key]
+    # a name may be that of another case in another file
+    return copy.deepcopy(model) if known is case else randomize(build(), seed)
 
 
 def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
@@ -113,26 +131,30 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: 
     """Give a test that asks for `case` every case, and one that asks for `auto_class`, too, each of its `tested_heads`.
 
     One that asks for `traced_case` gets those that are compiled and exported, and one that asks for `is_masked`, too,
-    the `ways_to_export`. Thorough is what tracing adds: exports of cases that show no route or without masks, and all
-    that is compiled but the first route of a family. Where a test asks for `routed_case`, cases that show no route are
-    thorough: it is about how a family is written, not about what a case computes; also for `case` if
-    `others_are_thorough`.
+    the `ways_to_export`. Thorough is what tracing adds: all but the first route of a family, exports without masks, and
+    one of the two for each family: they are exported and compiled by turns.
+    Where a test asks for `routed_case`, cases that show no route are thorough: it is about how a family is written, not
+    about what a case computes; also for `case` if `others_are_thorough`.
     """
+    first = {case.config_class: case for case in reversed(cases) if case.is_traced and case.shows_a_route}
     if "is_masked" in metafunc.fixturenames:
+        exported = [*reversed(first.values())][::2]
         ways = [
-            case_param(case, is_masked, name=f"{case.name}-{name}", is_thorough=not (is_masked and case.shows_a_route))
+            case_param(case, is_masked, name=f"{case.name}-{name}", is_thorough=not is_masked or case not in exported)
             for case, is_masked in ways_to_export(cases)
             for name in ["masked, with labels" if is_masked else "tokens alone"]
         ]
         metafunc.parametrize(("traced_case", "is_masked"), ways)
         return
     if "traced_case" in metafunc.fixturenames:
-        first = {case.config_class: case for case in reversed(cases) if case.is_traced and case.shows_a_route}
-        traced = [case_param(case, is_thorough=case not in first.values()) for case in cases if case.is_traced]
+        compiled = [*reversed(first.values())][1::2]
+        traced = [case_param(case, is_thorough=case not in compiled) for case in cases if case.is_traced]
         metafunc.parametrize("traced_case", traced)
-    if "routed_case" in metafunc.fixturenames:
+    if "routed_case" in metafunc.fixturenames and "auto_class" not in metafunc.fixturenames:
         metafunc.parametrize("routed_case", [case_param(case, is_thorough=not case.shows_a_route) for case in cases])
     if "auto_class" in metafunc.fixturenames:
+        fixture = "routed_case" if "routed_case" in metafunc.fixturenames else "case"
+        others_are_thorough = others_are_thorough or fixture == "routed_case"
         pairs = [
             case_param(
                 case,
@@ -142,7 +164,7 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: 
             )
             for case, head in tested_heads(cases)
         ]
-        metafunc.parametrize(("case", "auto_class"), pairs)
+        metafunc.parametrize((fixture, "auto_class"), pairs)
     elif "case" in metafunc.fixturenames:
         every = [case_param(case, is_thorough=others_are_thorough and not case.shows_a_route) for case in cases]
         metafunc.parametrize("case", every)

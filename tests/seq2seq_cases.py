@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 from family import Family
-from models_cases import randomize
+from models_cases import built_once
 
 import hf_efficient_attn as hea
 
@@ -69,8 +69,9 @@ class Seq2SeqCase:
 
     def model(self, auto_class: str = "AutoModelForSeq2SeqLM", seed: int = 0, **changes: Any) -> Any:
         """Return a model in eval mode whose every parameter is random, so that no special start value hides a bug."""
-        torch.manual_seed(seed)
-        return randomize(self.heads[auto_class](self.config(**changes)).eval(), seed)
+        return built_once(
+            self, lambda: self.heads[auto_class](self.config(**changes)).eval(), auto_class, seed, changes
+        )
 
     def inputs(self, auto_class: str = "AutoModelForSeq2SeqLM") -> dict[str, Any]:
         """Return inputs with labels for one head; see `head_inputs`."""

@@ -7,7 +7,7 @@ import seq2seq_cases
 import torch
 import transformers
 from family import Family
-from models_cases import TINY, head_inputs, randomize
+from models_cases import TINY, built_once, head_inputs
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, Dilated, GlobalTokens, PerHead
@@ -36,10 +36,13 @@ class SparsifiedCase:
 
     def model(self, auto_class: str | None = None, seed: int = 0, **changes: Any) -> Any:
         """Return a model in eval mode whose every parameter is random."""
-        torch.manual_seed(seed)
-        config = self.config_class(**{**TINY, **dict(self.fields), **changes})
-        model = getattr(transformers, auto_class or self.main_head).from_config(config)
-        return randomize(hea.sparsify(model.eval(), self.pattern), seed)
+        name = auto_class or self.main_head
+
+        def build() -> Any:
+            config = self.config_class(**{**TINY, **dict(self.fields), **changes})
+            return hea.sparsify(getattr(transformers, name).from_config(config).eval(), self.pattern)
+
+        return built_once(self, build, name, seed, changes)
 
     def inputs(self, auto_class: str) -> dict[str, torch.Tensor]:
         """Return inputs with labels for one head."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from distributed import run_script
 
 import hf_efficient_attn
 from hf_efficient_attn.cli import COMMANDS, build_parser, main
@@ -63,12 +64,7 @@ hf_efficient_attn_cli.main()
 
 
 def test_the_console_script_runs_commands() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "hf_efficient_attn_cli", "draw", "causal()", "--tokens", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_script([sys.executable, "-m", "hf_efficient_attn_cli", "draw", "causal()", "--tokens", "2"])
     assert result.stdout.startswith("■⬚\n■■\n"), result.stderr
 
 

@@ -40,9 +40,15 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("pattern", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize("backend", ["auto", "blocked", "sdpa"])
-@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"scale": -0.3}], ids=str)
+OPTIONS: list[dict[str, Any]] = [{}, {"softcap": 2.0}, {"scale": -0.3}]
+BY_TURNS = [
+    pytest.param(pattern, backend, OPTIONS[(number + turn) % 3], id=f"{name}-{backend}")
+    for number, (name, pattern) in enumerate(STEPS.items())
+    for turn, backend in enumerate(("auto", "blocked", "sdpa"))
+]
+
+
+@pytest.mark.parametrize(("pattern", "backend", "options"), BY_TURNS)
 def test_steps_of_decoding_are_built_once(
     pattern: Any, backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

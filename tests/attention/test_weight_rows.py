@@ -6,7 +6,7 @@ import attention_models
 import pytest
 import torch
 from families import CASES
-from models_cases import Case
+from models_cases import Case, case_param
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.layer import weights_of_rows
@@ -37,7 +37,7 @@ def compare(model: Any, tolerance: float, **inputs: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:output_attentions=True")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])
 def test_families(case: Case) -> None:
     torch.manual_seed(0)
     model = case.model("AutoModel")

@@ -8,7 +8,7 @@ from hf_efficient_attn.layout.score_terms import Distance, InterleavedRelation, 
 TREE_TOKENS, TREE_POSITIONS = 64, 127
 GRID_TOKENS = 101
 SOFT_SPAN = SoftSpan(ramp=20, num_inner=5)
-LENGTHS = (1, 2, 63, 64, 65, 127, 750, 512)
+LENGTHS = (1, 2, 63, 64, 65, 127, 340, 256)
 MASKS = ("none", "left", "right", "holes", "documents", "globals")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # query heads, key heads
@@ -23,7 +23,14 @@ def pairwise_cases() -> list[Case]:
             mask = MASKS[(number + turn) % len(MASKS)]
             dtype = DTYPES[(number + 2 * turn + turn // 3) % len(DTYPES)]
             cases.append(Case(pattern, num_keys, mask, dtype, HEADS[(number // 2 + turn) % len(HEADS)]))
-    return cases
+    # what longer texts have more of is blocks
+    longer = (("band", 750, "left"), ("random", 750, "documents"), ("causal", 512, "holes"), ("key table", 750, "none"))
+    return cases + [Case(*each, DTYPES[turn % len(DTYPES)]) for turn, each in enumerate(longer)]
+
+
+def in_turns(*masks: str) -> list[tuple[str, str]]:
+    """Return every pattern with one of the masks, which take turns; lengths meet all of them in `pairwise_cases`."""
+    return [(pattern, masks[number % len(masks)]) for number, pattern in enumerate(PATTERNS)]
 
 
 def memory_cases() -> list[Case]:
@@ -58,12 +65,12 @@ def special_cases() -> list[Case]:
     """Return cached decoding, learned terms, values of another width."""
     clipped = Distance(-3, 6)
     return [
-        *(Case(pattern, 200, mask, num_queries=1) for pattern in PATTERNS for mask in ("none", "left")),
+        *(Case(pattern, 200, mask, num_queries=1) for pattern, mask in in_turns("none", "left")),
         *(Case(pattern, 200, "left", torch.bfloat16, heads, 1) for pattern in ("full", "globals") for heads in HEADS),
         *(Case("causal", 200, mask, torch.bfloat16, num_queries=1, needs_grad=False) for mask in MASKS),
-        *(Case(pattern, 200, mask, num_queries=70) for pattern in PATTERNS for mask in ("none", "documents")),
-        *(Case(pattern, 90, mask, label=clipped) for pattern in PATTERNS for mask in ("none", "documents")),
-        *(Case(pattern, 90, mask, label=SOFT_SPAN) for pattern in PATTERNS for mask in ("none", "holes")),
+        *(Case(pattern, 200, mask, num_queries=70) for pattern, mask in in_turns("documents", "none")),
+        *(Case(pattern, 90, mask, label=clipped) for pattern, mask in in_turns("none", "documents", "left")),
+        *(Case(pattern, 90, mask, label=SOFT_SPAN) for pattern, mask in in_turns("holes", "none")),
         *(Case(pattern, 90, label=SOFT_SPAN, has_own_values=True) for pattern in PATTERNS),
         Case("causal band", 300, "documents", label=SOFT_SPAN, num_queries=150, has_own_values=True),
         Case("causal", 300, "left", torch.bfloat16, label=SOFT_SPAN, has_own_values=True),
@@ -75,7 +82,7 @@ def special_cases() -> list[Case]:
         Case("causal band", 300, label=Slope(), num_queries=150, has_own_values=True),
         Case("causal", 90, "left", torch.float16, num_queries=40, label=clipped),
         Case("globals", 90, "right", value_dim=24),
-        *(Case(pattern, 90, mask, has_sinks=True) for pattern in PATTERNS for mask in ("none", "holes")),
+        *(Case(pattern, 90, mask, has_sinks=True) for pattern, mask in in_turns("none", "holes")),
         *(Case("causal band", 200, "left", dtype, has_sinks=True, num_queries=70) for dtype in DTYPES),
         *(Case(pattern, 90, mask, softcap=1.5) for pattern in ("full", "dilated", "globals") for mask in MASKS[:2]),
         Case("earlier keys", 90, "documents", torch.bfloat16, has_sinks=True, softcap=2.0, label=clipped),

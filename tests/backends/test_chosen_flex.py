@@ -56,7 +56,11 @@ def attend_on_gpu(q: Tensor, k: Tensor, v: Tensor, call: Any) -> tuple[Tensor, T
     return flex.attend(q, k, v, replace(call, inputs=replace(call.inputs, device="cuda")))
 
 
-@pytest.mark.parametrize("case", computed_by_flex(), ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.thorough] * (i % 2)) for i, case in enumerate(computed_by_flex())],
+    ids=str,
+)
 def test_contract_by_the_functions_of_the_kernel(case: Case, pretended_gpu: None) -> None:
     """Gradients included, as torch computes them of all pairs by these functions."""
     reason = flex.why_not(on_gpu(case))

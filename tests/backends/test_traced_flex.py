@@ -83,8 +83,11 @@ class Case:
 
 CASES = {
     "masks": Case(Band(9, 2) | GlobalTokens([0, 5]), ("key_mask", "segment_ids", "global_mask"), lengths=(140, 200)),
-    "per head": Case(PerHead([Band(5, 0), KeyTable([[query, query // 2] for query in range(300)])]), has_terms=True),
-    "drawn": Case(bigbird(16, 1, causal=True) & Causal(), ("key_mask",)),
+    "per head": Case(
+        PerHead([bigbird(16, 1, causal=True) & Causal(), KeyTable([[query, query // 2] for query in range(300)])]),
+        ("key_mask",),
+        has_terms=True,
+    ),
 }
 
 
@@ -151,7 +154,11 @@ def test_dropout_is_part_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None
     assert programs.of() == {"flex"}
 
 
-@pytest.mark.parametrize("masks", [(), ("key_mask", "segment_ids")], ids=["no masks", "packed"])
+@pytest.mark.parametrize(
+    "masks",
+    [pytest.param((), marks=pytest.mark.thorough), ("key_mask", "segment_ids")],
+    ids=["no masks", "packed"],
+)
 def test_one_program_holds_flex_with_chosen_blocks(masks: tuple[str, ...]) -> None:
     """On request: what they cost depends on what was chosen. Blocks are computed by the program itself."""
     case, programs = Case(Causal(), masks, lengths=(140, 200)), Programs()

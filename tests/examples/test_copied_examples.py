@@ -6,6 +6,7 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import start_distributed
@@ -41,14 +42,13 @@ def on_two_processes(script: Path, arguments: list[str], folder: Path) -> str:
     return printed
 
 
-# one of each trainer; of the others where tests are thorough
-ON_TWO_PROCESSES = ("run_clm", "run_summarization", "run_sentence_embeddings")
+def some(*often: str) -> list[Any]:
+    """Return the examples, of which the others are thorough."""
+    return [pytest.param(name, marks=() if name in often else pytest.mark.thorough) for name in OWN]
 
 
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(name, marks=() if name in ON_TWO_PROCESSES else pytest.mark.thorough) for name in OWN],
-)
+# one of each trainer
+@pytest.mark.parametrize("script", some("run_clm", "run_summarization", "run_sentence_embeddings"))
 def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
     copy = Path(shutil.copy(EXAMPLES / f"{script}.py", folder))
     printed = on_two_processes(copy, own(script, "--save_strategy", "no"), folder)
@@ -58,7 +58,8 @@ def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
     assert len(list((folder / "run").glob("*model.safetensors"))) == 1
 
 
-@pytest.mark.parametrize("script", OWN)
+# test_run_*.py train and evaluate all, not one without the other
+@pytest.mark.parametrize("script", some("run_qa", "run_lora", "run_translation", "run_sentence_embeddings"))
 def test_a_copy_trains_or_evaluates_as_told(script: str, folder: Path) -> None:
     copy = shutil.copy(EXAMPLES / f"{script}.py", folder)
     finish_example(start_forked(folder, copy, *own(script, "--do_eval", "False", "--do_predict", "False")))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from distributed import run_fresh
+from distributed import run_script
 
 FOLDER = Path(__file__).parents[2] / "examples" / "metrics"
 INPUTS = {
@@ -19,7 +19,11 @@ INPUTS = {
 }
 WRONG = {"bits_per_character": {"predictions": [1.0], "references": [""]}}
 SCRIPT = """
-import json, sys, evaluate
+import json, os, sys, evaluate
+from pathlib import Path
+# where other tests have imported it, it has read the environment
+for name in ("HF_MODULES_CACHE", "HF_METRICS_CACHE"):
+    setattr(evaluate.config, name, Path(os.environ[name]))
 folder, inputs, wrong = json.loads(sys.argv[1])
 nothing = {"predictions": [], "references": []}
 def compute(name, one):
@@ -42,7 +46,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict, dict
     folder = tmp_path_factory.mktemp("caches")
     environment = {name: str(folder / cache) for name, cache in caches.items()}
     words = [sys.executable, "-c", SCRIPT, json.dumps([str(FOLDER), INPUTS, WRONG])]
-    result = run_fresh(words, env={**os.environ, **environment, "HF_HUB_OFFLINE": "1"})
+    result = run_script(words, env={**os.environ, **environment, "HF_HUB_OFFLINE": "1"})
     assert result.returncode == 0, result.stderr
     return tuple(json.loads(result.stdout))
 

@@ -44,10 +44,10 @@ def write_files(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run of 20 epochs."""
+    """Return the folder of a run of 8 epochs."""
     folder = tmp_path_factory.mktemp("embeddings")
     write_files(folder)
-    finish_example(start_forked(folder, SCRIPT, *ARGUMENTS, *SMALL, "--num_train_epochs", "20"))
+    finish_example(start_forked(folder, SCRIPT, *ARGUMENTS, *SMALL, "--num_train_epochs", "8"))
     return folder
 
 
@@ -74,10 +74,10 @@ def test_it_goes_on_from_the_last_checkpoint(finished: Path) -> None:
     shutil.copytree(finished / "model", folder / "model")
     shutil.copytree(checkpoints[-1], folder / "run" / checkpoints[-1].name)
     shutil.copy(finished / "pairs.jsonl", folder)
-    finish_example(start_forked(folder, SCRIPT, *ARGUMENTS, *SMALL, "--num_train_epochs", "21", "--resume"))
+    finish_example(start_forked(folder, SCRIPT, *ARGUMENTS, *SMALL, "--num_train_epochs", "9", "--resume"))
     before, after = (json.loads((run / "trainer_state.json").read_text()) for run in (checkpoints[-1], newest(folder)))
     assert after["log_history"][: len(before["log_history"])] == before["log_history"]
-    assert after["epoch"] == 21
+    assert after["epoch"] == 9
 
 
 def newest(folder: Path) -> Path:

@@ -1,6 +1,6 @@
-"""Writes what stock models of transformers are and compute into FOLDER, with `import hf_efficient_attn` or without.
+"""Writes what stock models of transformers are and compute, before `import hf_efficient_attn` and behind it.
 
-python replaced_script.py FOLDER with|without
+python replaced_script.py FOLDER_WITHOUT FOLDER_WITH
 """
 
 import json
@@ -62,7 +62,10 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] == "with":
-        import hf_efficient_attn  # noqa: F401
     with torch.no_grad():
-        write(Path(sys.argv[1]))
+        # the first model that is made leaves attributes in classes
+        for _ in range(2):
+            write(Path(sys.argv[1]))
+        import hf_efficient_attn  # noqa: F401
+
+        write(Path(sys.argv[2]))

@@ -29,7 +29,8 @@ def generated(model: Any, ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
     return model.generate(ids, attention_mask=mask, **OPTIONS, **options)
 
 
-@pytest.mark.parametrize("side", ["none", "left"])
+# one text of two is not padded on the left, either
+@pytest.mark.parametrize("side", [pytest.param("none", marks=pytest.mark.thorough), "left"])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", DECODERS)
 def test_caches_change_no_token(name: str, cache: str, side: str) -> None:
@@ -165,17 +166,20 @@ def test_steps_that_begin_chunks_read_nothing_before_them(side: str, pattern: An
 
 
 @pytest.mark.filterwarnings("ignore:output_attentions=True")
-@pytest.mark.parametrize("name", ["llama", "t5"])
+@pytest.mark.parametrize(
+    ("name", "need_weights"), [("llama", False), ("t5", False), pytest.param("llama", True, marks=pytest.mark.thorough)]
+)
 @torch.no_grad()
-def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(name: str) -> None:
+def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(name: str, need_weights: bool) -> None:
     """By all pairs, for the weights of Llama and the position bias of T5."""
-    model, ids, source = build(name), token_ids(2, 9), {}
+    model, ids, others = build(name), token_ids(2, 9), {}
     model.set_attn_implementation("efficient")
     if name == "llama":
         hea.sparsify(model, PATTERN)
+        others["attention_mask"] = padding(ids, "left")
     else:
-        source["encoder_outputs"] = model.get_encoder()(ids)
-    check_compiled_steps(model, ids, need_weights=name == "llama", **source)
+        others["encoder_outputs"] = model.get_encoder()(ids)
+    check_compiled_steps(model, ids, need_weights, **others)
 
 
 def test_paged_decoding_is_refused() -> None:

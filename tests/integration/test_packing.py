@@ -60,7 +60,10 @@ def test_arguments_of_flash_attention_tell_documents_apart(
     torch.testing.assert_close(packed, alone(model, ids), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("llama", "ends"), ("gemma3", "numbers"), ("bert", "all")])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("llama", "ends"), ("bert", "all"), pytest.param("gemma3", "numbers", marks=pytest.mark.thorough)],
+)
 def test_compiled_models_tell_documents_apart(name: str, arguments: str) -> None:
     """As eager ones do, with gradients, and other documents in another call of the same graph."""
     model, ids = sparse(name, None if name == "gemma3" else PATTERN), token_ids(1, 14)

@@ -19,12 +19,10 @@ ROOT = str(Path(hea.__file__).parents[1])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the folders of two processes, one with the import and one without."""
-    found = {}
-    for way in ("with", "without"):
-        found[way] = tmp_path_factory.mktemp(way)
-        environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, str(SCRIPT), str(found[way]), way], check=True, env=environment)
+    """Return what a process wrote before the import and behind it."""
+    found = {way: tmp_path_factory.mktemp(way) for way in ("without", "with")}
+    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(SCRIPT), *map(str, found.values())], check=True, env=environment)
     return found
 
 

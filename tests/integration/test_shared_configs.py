@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as tr
-from attention_models import PATTERN, build, inputs_of, outputs_of
+from attention_models import PATTERN, inputs_of, outputs_of
+from attention_models import new as build
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.shared_checks import GENERATION_OPTIONS, check_cached_generation, check_compiled_steps, decode
+from models.shared_checks import BEAMS, check_cached_generation, check_compiled_steps, decode
 from models_cases import TOLERANCE, Case, random_ids
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
@@ -28,9 +28,9 @@ class GenerationContract:
         mask[2, :1] = 0
         return ids.masked_fill(mask == 0, 0), mask
 
-    def test_nothing_stands_between_the_backbone_and_the_vocabulary(self, case: Case) -> None:
+    def test_nothing_stands_between_the_backbone_and_the_vocabulary(self, routed_case: Case) -> None:
         """Libraries compute the loss from the two, without the head's forward, as TRL does."""
-        model, (ids, mask) = case.model(), self.left_padded()
+        model, (ids, mask) = routed_case.model(), self.left_padded()
         with torch.no_grad():
             states = model.base_model(ids, attention_mask=mask).last_hidden_state
             expected = model(ids, attention_mask=mask).logits
@@ -48,12 +48,16 @@ class GenerationContract:
                 found, real = decode(model, ids, sizes, mask=mask)[0], mask.bool()
                 torch.testing.assert_close(found[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize("options", GENERATION_OPTIONS)
-    def test_cached_generation_equals_uncached(self, case: Case, options: dict[str, Any]) -> None:
-        check_cached_generation(partial(self.generate, case.model(), *self.left_padded()), options)
+    def test_cached_generation_equals_uncached(self, case: Case) -> None:
+        check_cached_generation(partial(self.generate, case.model(), *self.left_padded()), ["static"])
 
-    # with a prompt that ends in padding transformers warns, too
-    @pytest.mark.parametrize("tail", [0, 2])
+    @pytest.mark.parametrize("options", BEAMS)
+    def test_cached_beams_equal_uncached_ones(self, routed_case: Case, options: dict[str, Any]) -> None:
+        """Which reorder the cache: the same of all cases that keep the same."""
+        check_cached_generation(partial(self.generate, routed_case.model(), *self.left_padded()), **options)
+
+    # with a prompt that ends in padding transformers warns, too; the first text does not end so
+    @pytest.mark.parametrize("tail", [pytest.param(0, marks=pytest.mark.thorough), 2])
     def test_cached_generation_equals_uncached_where_the_mask_has_holes(self, case: Case, tail: int) -> None:
         """A hole, a masked token between others, is not read; distances count it, and no document ends there."""
         model, ids = case.model(), random_ids(3, 9)
@@ -88,9 +92,9 @@ class GenerationContract:
         looked_up = self.generate(model, ids, prompt_lookup_num_tokens=3)
         assert torch.equal(looked_up, self.generate(model, ids))
 
-    def test_early_exit_equals_greedy(self, case: Case) -> None:
+    def test_early_exit_equals_greedy(self, routed_case: Case) -> None:
         """Transformers drafts tokens with fewer layers: it lowers `num_hidden_layers` of the config for some calls."""
-        model, ids = case.model(), random_ids(1, 6)
+        model, ids = routed_case.model(), random_ids(1, 6)
         num_layers = model.config.num_hidden_layers
         if model._is_stateful:
             with pytest.raises(ValueError, match="not supported with stateful models"):
@@ -148,8 +152,9 @@ class GenerationContract:
                     return
                 torch.testing.assert_close(step, full[:, start:stop], atol=TOLERANCE, rtol=TOLERANCE)
 
+    # with weights, one case is compiled behind the contract
     @pytest.mark.filterwarnings("ignore:output_attentions=True")
-    @pytest.mark.parametrize("need_weights", [False, True])
+    @pytest.mark.parametrize("need_weights", [False, pytest.param(True, marks=pytest.mark.thorough)])
     def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(
         self, traced_case: Case, need_weights: bool
     ) -> None:
@@ -157,16 +162,16 @@ class GenerationContract:
         model.set_attn_implementation("efficient")
         check_compiled_steps(model, ids, need_weights, attention_mask=mask)
 
-    @pytest.mark.parametrize("kernel", ["efficient", "sdpa", "eager"])
-    def test_packed_documents_fill_a_static_cache(self, case: Case, kernel: str) -> None:
+    def test_packed_documents_fill_a_static_cache(self, case: Case) -> None:
         model, ids = case.model(), random_ids(2, 12)
-        model.set_attn_implementation(kernel)
         positions = torch.cat([torch.arange(length) for length in (7, 5)])[None]
-        cache = transformers.StaticCache(config=model.config, max_cache_len=20)
-        with torch.no_grad():
-            expected = model(ids, position_ids=positions, use_cache=False).logits
-            found = model(ids, position_ids=positions, **{CACHE_ARGUMENT: cache}).logits
-        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+        for kernel in ("efficient", "sdpa", "eager"):
+            model.set_attn_implementation(kernel)
+            cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+            with torch.no_grad():
+                expected = model(ids, position_ids=positions, use_cache=False).logits
+                found = model(ids, position_ids=positions, **{CACHE_ARGUMENT: cache}).logits
+            torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_cache_holds_no_more_than_the_tokens(self, case: Case) -> None:
         model = case.model()

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from models.shared_checks import (
-    GENERATION_OPTIONS,
+    BEAMS,
     check_cached_generation,
     check_compiled_steps,
     check_compiled_training,
@@ -27,46 +27,41 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 
-def padded(ids: Tensor, tokens: int, side: str) -> tuple[Tensor, Tensor]:
-    """Return the tokens and their mask with `tokens` of padding on one side."""
-    amount = (tokens, 0) if side == "left" else (0, tokens)
-    return torch.nn.functional.pad(ids, amount), torch.nn.functional.pad(torch.ones_like(ids), amount)
+def padded(ids: Tensor, tokens: int, side: str) -> Tensor:
+    """Return the ids with `tokens` of padding, 0, on one side."""
+    return torch.nn.functional.pad(ids, (tokens, 0) if side == "left" else (0, tokens))
 
 
 class Seq2SeqMasksContract:
     """The promises about which tokens of source and target a token reads."""
 
-    @pytest.mark.parametrize("side", ["left", "right"])
-    def test_source_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase, auto_class: str, side: str) -> None:
+    def test_source_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase, auto_class: str) -> None:
         model = case.model(auto_class)
         ids, mate = random_ids(1, 7), random_ids(1, 12, seed=3)
         ids[:, 4] = mate[:, 4] = TINY["eos_token_id"]
         ids[:, 2] = mate[:, 2] = TINY["sep_token_id"]
-        source, mask = padded(ids, 5, side)
-        inputs = {"input_ids": torch.cat([source, mate]), "attention_mask": torch.cat([mask, torch.ones_like(mate)])}
+        rows = torch.cat([padded(ids, 5, "left"), padded(ids, 5, "right"), mate])
+        inputs = {"input_ids": rows, "attention_mask": (rows > 0).long()}
         target = {"decoder_input_ids": random_ids(1, 6)} if auto_class in ("AutoModelForSeq2SeqLM", "AutoModel") else {}
-        targets = {name: each.expand(2, -1) for name, each in target.items()}
+        targets = {name: each.expand(3, -1) for name, each in target.items()}
         with torch.no_grad():
             alone = first_tensor(model(ids, **target))
-            together = first_tensor(model(**inputs, **targets))[:1]
+            left, right, _ = first_tensor(model(**inputs, **targets)).split(1)
         if auto_class == "AutoModelForQuestionAnswering":
-            together = together[:, 5:] if side == "left" else together[:, :7]
-        torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
+            left, right = left[:, 5:], right[:, :7]
+        for found in (left, right):
+            torch.testing.assert_close(found, alone, atol=TOLERANCE, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize("side", ["left", "right"])
-    def test_target_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase, side: str) -> None:
+    def test_target_padding_and_batch_mates_change_nothing(self, case: Seq2SeqCase) -> None:
         model = case.model()
         ids, target, mate = random_ids(1, 9), random_ids(1, 4, seed=5), random_ids(1, 7, seed=6)
-        both, mask = padded(target, 3, side)
+        rows = torch.cat([padded(target, 3, "left"), padded(target, 3, "right"), mate])
         with torch.no_grad():
             alone = model(ids, decoder_input_ids=target).logits
-            together = model(
-                ids.expand(2, -1),
-                decoder_input_ids=torch.cat([both, mate]),
-                decoder_attention_mask=torch.cat([mask, torch.ones_like(mate)]),
-            ).logits[:1]
-        together = together[:, 3:] if side == "left" else together[:, :4]
-        torch.testing.assert_close(together, alone, atol=TOLERANCE, rtol=TOLERANCE)
+            inputs = {"decoder_input_ids": rows, "decoder_attention_mask": (rows > 0).long()}
+            left, right, _ = model(ids.expand(3, -1), **inputs).logits.split(1)
+        for found in (left[:, 3:], right[:, :4]):
+            torch.testing.assert_close(found, alone, atol=TOLERANCE, rtol=TOLERANCE)
 
     def test_future_target_tokens_do_not_leak(self, case: Seq2SeqCase) -> None:
         model = case.model()
@@ -109,11 +104,12 @@ class Seq2SeqCompileContract:
 class Seq2SeqContract(Seq2SeqMasksContract, Seq2SeqCompileContract):
     """One method a promise; `case` and `auto_class` are parametrised by `test_seq2seq_contract.py`."""
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)])
     def test_save_and_load_is_bit_equal(
-        self, case: Seq2SeqCase, auto_class: str, tmp_path: Path, dtype: torch.dtype
+        self, routed_case: Seq2SeqCase, auto_class: str, tmp_path: Path, dtype: torch.dtype
     ) -> None:
-        check_save_and_load(case.model(auto_class).to(dtype), auto_class, head_inputs(auto_class), tmp_path)
+        """`precision_contract.py` loads every case in bfloat16, and compares all parameters and buffers."""
+        check_save_and_load(routed_case.model(auto_class).to(dtype), auto_class, head_inputs(auto_class), tmp_path)
 
     def test_names_that_parallelism_relies_on(self, case: Seq2SeqCase) -> None:
         backbone = case.model("AutoModel")
@@ -228,9 +224,12 @@ class Seq2SeqGenerationContract:
         real = target_mask.bool()
         torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=TOLERANCE, rtol=TOLERANCE)
 
-    @pytest.mark.parametrize("options", GENERATION_OPTIONS)
-    def test_cached_generation_equals_uncached(self, case: Seq2SeqCase, options: dict[str, Any]) -> None:
-        check_cached_generation(partial(self.generate, case.model(), *self.sources()), options)
+    def test_cached_generation_equals_uncached(self, case: Seq2SeqCase) -> None:
+        check_cached_generation(partial(self.generate, case.model(), *self.sources()), ["static"])
+
+    @pytest.mark.parametrize("options", BEAMS)
+    def test_cached_beams_equal_uncached_ones(self, routed_case: Seq2SeqCase, options: dict[str, Any]) -> None:
+        check_cached_generation(partial(self.generate, routed_case.model(), *self.sources()), **options)
 
     @pytest.mark.parametrize("cache", [None, "static"])
     def test_prompts_padded_on_the_left_generate_the_same(self, case: Seq2SeqCase, cache: str | None) -> None:
@@ -291,7 +290,7 @@ class Seq2SeqGenerationContract:
                 torch.testing.assert_close(last, full[:, 4:], atol=TOLERANCE, rtol=TOLERANCE)
 
     @pytest.mark.filterwarnings("ignore:output_attentions=True")
-    @pytest.mark.parametrize("need_weights", [False, True])
+    @pytest.mark.parametrize("need_weights", [False, pytest.param(True, marks=pytest.mark.thorough)])
     def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(
         self, traced_case: Seq2SeqCase, need_weights: bool
     ) -> None:

@@ -19,10 +19,8 @@ Inputs = dict[str, Any]
 # the fields of outputs with the weights of decoders
 WEIGHTS = ("attentions", "decoder_attentions")
 
-GENERATION_OPTIONS: list[Any] = [
-    {},
+BEAMS: list[Any] = [
     {"num_beams": 3},
-    {"cache_implementation": "static"},
     # to the cache the same as other beams
     pytest.param({"num_beams": 2, "num_return_sequences": 2}, marks=pytest.mark.thorough),
 ]
@@ -75,11 +73,11 @@ def kept_bytes(run: Callable[[], Tensor], parameters: Iterable[Tensor] = ()) -> 
     return total
 
 
-def check_cached_generation(generate: Callable[..., Tensor], options: dict[str, Any]) -> None:
-    """Check that `generate` returns the same tokens with a cache and without."""
-    cached = generate(use_cache=True, **options)
-    options = {name: value for name, value in options.items() if name != "cache_implementation"}
-    assert torch.equal(cached, generate(use_cache=False, **options))
+def check_cached_generation(generate: Callable[..., Tensor], kinds: Iterable[str] = (), **options: Any) -> None:
+    """Check that `generate` returns the same tokens with a cache, also one of these kinds, and without."""
+    uncached = generate(use_cache=False, **options)
+    for more in ({}, *({"cache_implementation": kind} for kind in kinds)):
+        assert torch.equal(generate(use_cache=True, **options, **more), uncached)
 
 
 def check_compiled_training(model: torch.nn.Module, inputs: Inputs) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 def build(name: str) -> torch.nn.Module:
-    return BY_NAME[name].model()
+    return BY_NAME[name].model(**BY_NAME[name].fewest_layers)
 
 
 def test_runs_at_any_batch_and_length(tmp_path: Path) -> None:

@@ -20,7 +20,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, others in (("own_case", ()), ("any_case", SPARSIFIED.cases)):
         if name in metafunc.fixturenames:
             every = [*CASES, *SEQ2SEQ_CASES, *others]
-            metafunc.parametrize(name, [case_param(case, is_thorough=False) for case in every])
+            # each is loaded; how it computes is the same along a route
+            routed = [getattr(case, "shows_a_route", True) or name == "own_case" for case in every]
+            metafunc.parametrize(
+                name, [case_param(case, is_thorough=not often) for case, often in zip(every, routed, strict=True)]
+            )
             return
     cases = decoders if metafunc.cls is TestPrecisionCacheContract else [*CASES, *SEQ2SEQ_CASES]
     parametrize_cases(metafunc, cases, others_are_thorough=True)

@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 from distributed import run_distributed
-from processes.index_shards_script import NAMES, REFUSED
+from processes.index_shards_script import NAMES, OFTEN, REFUSED
 
 SCRIPT = Path(__file__).parent / "index_shards_script.py"
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("index_shards")
-    run_distributed(SCRIPT, folder)
+    run_distributed(SCRIPT, folder, *thorough)
     return json.loads((folder / "0.json").read_text())
 
 
-@pytest.mark.parametrize("name", [", ".join(each) for each in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(", ".join(each), marks=[pytest.mark.thorough] * (each not in OFTEN)) for each in NAMES]
+)
 def test_gradients_are_those_of_one_process(report: dict[str, Any], name: str) -> None:
     found, rounding = report[name]
     # the mean of two processes is half of what a sum would be, and a lost loss has no gradient

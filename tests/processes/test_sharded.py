@@ -13,7 +13,7 @@ import pytest
 import torch
 from distributed import run_distributed
 from families import BY_NAME
-from processes.sharded_script import CASES, OFTEN, way_name, ways_of
+from processes.sharded_script import CASES, is_often, way_name, ways_of
 from processes.steps import build
 from training.tiny_models import sparse_llama
 
@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "sharded_script.py"
 # both add the same numbers in another order
 TOLERANCE = 1e-6
 WAYS = [
-    pytest.param(name, way_name(*way), marks=() if way in OFTEN else pytest.mark.thorough)
+    pytest.param(name, way_name(*way), marks=() if is_often(name, way) else pytest.mark.thorough)
     for name in CASES
     for way in ways_of(name)
 ]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from families import OURS, SPARSIFIED
 from sharing.compared import SIZES, scatter
@@ -10,6 +11,10 @@ from sharing.compared import SIZES, scatter
 MODELS: dict[str, Any] = {family.name: case for family in OURS for case in family.column("Hub with")}
 MODELS |= {case.name: case for case in SPARSIFIED.column("Hub with")}
 FAMILIES = tuple(family.name for family in OURS)
+# that are pushed, and saved with their code, unless it is thorough: of one stack, of two, with buffers that move, and
+# sparsified
+OFTEN = ("simplified_transformer", "sparse_seq2seq", "routing_transformer", "llama")
+OFTEN_OR_THOROUGH = [pytest.param(name, marks=() if name in OFTEN else pytest.mark.thorough) for name in MODELS]
 
 
 def shared_model(name: str) -> Any:

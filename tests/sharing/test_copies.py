@@ -3,6 +3,7 @@
 The user, `copy_client.py`, is a process of its own that runs once.
 """
 
+import ast
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ import transformers
 from distributed import run_fresh
 from sharing.compared import scatter
 from sharing.copy_client import ENCODERS, used
-from sharing.shared_models import FAMILIES, MODELS, shared_model
+from sharing.shared_models import FAMILIES, MODELS, OFTEN, OFTEN_OR_THOROUGH, shared_model
 from sharing.test_stub_processes import auto_class_of
 from transformers import PreTrainedConfig
 
@@ -38,11 +39,11 @@ def joined() -> Any:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the user has got, by the names of `MODELS`."""
     place = tmp_path_factory.mktemp("copies")
     heads = {}
-    for name in MODELS:
+    for name in MODELS if thorough else OFTEN:
         model = hea.hub.include_code(shared_model(name))
         model.save_pretrained(place / name)
         heads[name] = auto_class_of(model)
@@ -61,7 +62,7 @@ def expected(name: str) -> dict[str, Any]:
     return used(shared_model(name))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OFTEN_OR_THOROUGH)
 def test_copy_computes_generates_and_learns_the_same(name: str, answers: dict[str, Any]) -> None:
     assert not answers["was_imported"]
     module = "transformers_modules" if name in FAMILIES else "transformers"
@@ -69,19 +70,19 @@ def test_copy_computes_generates_and_learns_the_same(name: str, answers: dict[st
     assert answers["served"][name] == expected(name)["digest"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OFTEN_OR_THOROUGH)
 def test_package_that_is_imported_later_wins(name: str, answers: dict[str, Any]) -> None:
     module = "hf_efficient_attn" if name in FAMILIES else "transformers"
     assert answers["with"][name] == {**expected(name), "module": module}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OFTEN_OR_THOROUGH)
 def test_model_of_a_copy_goes_on_under_the_package(name: str, answers: dict[str, Any]) -> None:
     """Whether it has run before the package was imported, or not."""
     assert answers["ran"][name] == [answers["without"][name]["digest"]] * 2
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OFTEN_OR_THOROUGH)
 def test_model_of_a_copy_is_saved_with_it_again(name: str, answers: dict[str, Any]) -> None:
     first, again = (code_and_map(answers["place"] / each) for each in (name, f"again/{name}"))
     assert first == again
@@ -121,6 +122,27 @@ def test_what_needs_no_code_and_no_folder_are_refused(tmp_path: Path, capsys: py
     with pytest.raises(SystemExit):
         cli.main(["export-code", str(tmp_path / "nothing")])
     assert "has no config.json" in capsys.readouterr().err
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Return the names that a file defines, or imports, where it begins."""
+    bodies = [tree.body, *(each.body for each in tree.body if isinstance(each, ast.If))]
+    nodes = [node for body in bodies for node in body]
+    bound = [each.asname or each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names]
+    stored = [each.id for node in nodes for each in ast.walk(node)
+              if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]  # fmt: skip
+    return {*bound, *stored, *(node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef))}
+
+
+def test_whatever_copies_import_is_in_their_files() -> None:
+    """Of all families, also of those that are thorough above."""
+    classes = [(type(shared_model(name)), type(shared_model(name).config)) for name in FAMILIES]
+    sources = copied_sources([each.__module__ for pair in classes for each in pair])
+    files = {file.removesuffix(".py"): ast.parse(text) for file, text in sources.items()}
+    defined = {file: names_in(tree) for file, tree in files.items()}
+    for tree in files.values():
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level):
+            assert {each.name for each in node.names} <= defined[str(node.module)], ast.unparse(node)
 
 
 def test_files_say_where_they_come_from_and_hold_no_absolute_import() -> None:

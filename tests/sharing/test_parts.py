@@ -24,14 +24,23 @@ SIZES = {
     "num_attention_heads": 4,
 }
 IDS = torch.arange(3, 53).view(2, 25)
-# what a user without the package finds
+# what a user without the package finds, who trusts nobody, and then the copies
 LOADING = """
-import sys, torch, transformers
+import json, sys, torch, transformers
 from sharing.stub_client import NotInstalled
 sys.meta_path.insert(0, NotInstalled())
-model = getattr(transformers, sys.argv[2]).from_pretrained(sys.argv[1], trust_remote_code=sys.argv[3] == "trusted")
-with torch.no_grad():
-    torch.save(model(**torch.load("inputs.pt")).logits, "logits.pt")
+models = {place: getattr(transformers, name).from_pretrained for place, name in json.loads(sys.argv[1]).items()}
+refused = {}
+for folder in [f"{place}/{kind}" for place in models for kind in ("stub", "copy")]:
+    try:
+        refused[folder] = f"loaded {models[folder.partition('/')[0]](folder)}"
+    except ValueError as error:
+        refused[folder] = str(error)
+for place, load in models.items():
+    model = load(f"{place}/copy", trust_remote_code=True)
+    with torch.no_grad():
+        torch.save(model(**torch.load(f"{place}/inputs.pt")).logits, f"{place}/logits.pt")
+print("\\n" + json.dumps(refused))
 """
 
 
@@ -68,56 +77,62 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, torch.Tensor], dict[st
 }
 
 
-@pytest.fixture(params=MODELS)
-def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, str, torch.Tensor, Any]:
-    """The model, what loads it, what it computes, and what its config is saved with; in "stub" and "copy"."""
-    build, auto_class, inputs, implementation = MODELS[request.param]
-    torch.manual_seed(0)
-    model = build().eval()
-    for matrix in (each for each in model.parameters() if each.ndim > 1):
-        torch.nn.init.normal_(matrix, std=0.2)
-    model.save_pretrained(tmp_path / "stub")
-    with torch.no_grad():
-        logits = model(**inputs).logits
-        full = hea.sparsify(build(), None).eval()
-        full.load_state_dict(model.state_dict())
-        assert not torch.allclose(full(**inputs).logits, logits, atol=1e-3)
-    torch.save(inputs, tmp_path / "inputs.pt")
-    hea.hub.include_code(model).save_pretrained(tmp_path / "copy")
-    return inputs, auto_class, logits, implementation
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with those of the models: each as "stub" and as "copy", with what it computes."""
+    place = tmp_path_factory.mktemp("parts")
+    for name, (build, _, inputs, _) in MODELS.items():
+        torch.manual_seed(0)
+        model = build().eval()
+        for matrix in (each for each in model.parameters() if each.ndim > 1):
+            torch.nn.init.normal_(matrix, std=0.2)
+        model.save_pretrained(place / name / "stub")
+        with torch.no_grad():
+            logits = model(**inputs).logits
+            full = hea.sparsify(build(), None).eval()
+            full.load_state_dict(model.state_dict())
+            assert not torch.allclose(full(**inputs).logits, logits, atol=1e-3)
+        torch.save(inputs, place / name / "inputs.pt")
+        torch.save(logits, place / name / "expected.pt")
+        hea.hub.include_code(model).save_pretrained(place / name / "copy")
+    return place
 
 
-def without_package(place: Path, folder: str, auto_class: str, trust: str = "") -> Any:
-    words = [sys.executable, "-c", LOADING, folder, auto_class, trust]
-    return run_fresh(words, place, {**os.environ, "HF_HOME": str(place / ".cache")})
+@pytest.fixture(scope="module")
+def refused(place: Path) -> dict[str, str]:
+    """What is said to a user without the package, by folder; what copies compute there is left beside them."""
+    words = [sys.executable, "-c", LOADING, json.dumps({name: each[1] for name, each in MODELS.items()})]
+    done = run_fresh(words, place, {**os.environ, "HF_HOME": str(place / ".cache")})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("folder", ["stub", "copy"])
-def test_a_part_keeps_its_pattern(saved: tuple[Any, str, torch.Tensor, Any], folder: str, tmp_path: Path) -> None:
-    inputs, auto_class, logits, implementation = saved
-    config = json.loads((tmp_path / folder / "config.json").read_text())
+def test_a_part_keeps_its_pattern(place: Path, refused: dict[str, str], name: str, folder: str) -> None:
+    _, auto_class, inputs, implementation = MODELS[name]
+    config = json.loads((place / name / folder / "config.json").read_text())
     assert config["attn_implementation"] == implementation
-    model = getattr(transformers, auto_class).from_pretrained(tmp_path / folder).eval()
+    model = getattr(transformers, auto_class).from_pretrained(place / name / folder).eval()
     with torch.no_grad():
-        assert torch.equal(model(**inputs).logits, logits)
+        assert torch.equal(model(**inputs).logits, torch.load(place / name / "expected.pt"))
         model.set_attn_implementation("sdpa")
         with pytest.raises(hea.UnsupportedBackendError, match="has an attention_pattern"):
             model(**inputs)
     # without a word of it, nothing loads full attention
-    refused = without_package(tmp_path, folder, auto_class)
-    assert refused.returncode != 0
-    assert 'attn_implementation="hf_efficient_attn"` is not supported' in refused.stderr
+    assert 'attn_implementation="hf_efficient_attn"` is not supported' in refused[f"{name}/{folder}"]
 
 
-def test_a_copy_loads_without_the_package(saved: tuple[Any, str, torch.Tensor, Any], tmp_path: Path) -> None:
-    done = without_package(tmp_path, "copy", saved[1], "trusted")
-    assert done.returncode == 0, done.stderr
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), saved[2])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_loads_without_the_package(place: Path, refused: dict[str, str], name: str) -> None:
+    assert torch.equal(torch.load(place / name / "logits.pt"), torch.load(place / name / "expected.pt"))
 
 
-def test_a_copy_without_its_pattern_names_no_code(saved: tuple[Any, str, torch.Tensor, Any], tmp_path: Path) -> None:
-    model = getattr(transformers, saved[1]).from_pretrained(tmp_path / "copy")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_without_its_pattern_names_no_code(place: Path, name: str, tmp_path: Path) -> None:
+    auto_class = getattr(transformers, MODELS[name][1])
+    model = auto_class.from_pretrained(place / name / "copy")
     hea.sparsify(model, None).save_pretrained(tmp_path / "dense")
     config = json.loads((tmp_path / "dense" / "config.json").read_text())
     assert not {"auto_map", "attn_implementation"} & config.keys()
-    getattr(transformers, saved[1]).from_pretrained(tmp_path / "dense", trust_remote_code=True)
+    auto_class.from_pretrained(tmp_path / "dense", trust_remote_code=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import run_fresh
 from hub_server import running_hub
-from sharing.shared_models import MODELS, shared_model
+from sharing.shared_models import MODELS, OFTEN, OFTEN_OR_THOROUGH, shared_model
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.errors import UnsupportedBackendError
@@ -22,16 +22,16 @@ CLIENT = Path(__file__).parent / "repository_client.py"
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the process has found, by the names of `MODELS`; and what `Trainer` has pushed."""
     with running_hub(tmp_path_factory.mktemp("hub")) as hub:
-        words = [sys.executable, CLIENT, json.dumps(list(MODELS))]
+        words = [sys.executable, CLIENT, json.dumps(list(MODELS if thorough else OFTEN))]
         done = run_fresh(words, tmp_path_factory.mktemp("client"), hub.environment())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=OFTEN_OR_THOROUGH)
 def found(request: pytest.FixtureRequest, answers: dict[str, Any]) -> dict[str, Any]:
     answer = answers[request.param]
     assert "error" not in answer, answer["error"]
