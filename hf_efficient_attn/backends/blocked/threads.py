@@ -39,9 +39,9 @@ def over_heads(
         may_divide: whether heads may be computed apart.
     """
     layout, num_threads, num_key_heads = call.layout, torch.get_num_threads(), of_keys[0].shape[1]
-    is_worth_it = 1 < num_threads <= min(MAX_THREADS, num_key_heads) and of_queries[0].numel() >= MIN_ELEMENTS
-    are_alike = layout.pattern.num_head_patterns == 1 and not layout.pattern.is_random
-    if not (is_worth_it and may_divide and are_alike and call.inputs.device == "cpu"):
+    is_worth_it = may_divide and 1 < num_threads <= min(MAX_THREADS, num_key_heads) and call.inputs.device == "cpu"
+    is_worth_it = is_worth_it and of_queries[0].numel() >= MIN_ELEMENTS
+    if not is_worth_it or layout.pattern.num_head_patterns > 1 or layout.pattern.is_random:
         return [function(call, of_queries, of_keys)]
     # of one head, like which all others are
     one = replace(layout, num_heads=1, num_model_heads=layout.num_model_heads or layout.num_heads)
