@@ -122,7 +122,7 @@ def _by_rank(call: AttentionCall) -> str:
     """Return the first backend by rank that can compute a call whose costs cannot be compared, or are all too high."""
     if is_written():
         return next((name for name in WRITTEN if BACKENDS[name].why_not(call) is None), WRITTEN[-1])
-    ranks = [(backend.rank_while_compiling(call), name) for name, backend in BACKENDS.items()]
+    ranks = [(backend.rank(call), name) for name, backend in BACKENDS.items()]
     ranked = [name for _, name in sorted((rank, name) for rank, name in ranks if rank is not None)]
     for name in ranked:
         if BACKENDS[name].why_not(call) is None:

@@ -1,4 +1,4 @@
-"""What a backend is: a module with these names. Adding one is a file, and a line in `attention/select.py`."""
+"""What a backend is: a module with these names, which `BACKENDS` of `attention/select.py` lists."""
 
 from typing import Protocol
 
@@ -25,7 +25,7 @@ class Backend(Protocol):
         """
 
     def missing(self, call: AttentionCall) -> str | None:
-        """Return what must be installed for a call that `why_not` does not refuse otherwise; None: nothing."""
+        """Return the package that is missing; None: none is, or `why_not` refuses the call for another reason, too."""
 
     def is_fastest(self, call: AttentionCall) -> bool:
         """Return whether no backend can be faster or need less memory, as far as this is known at once.
@@ -36,16 +36,15 @@ class Backend(Protocol):
     def cost(self, call: AttentionCall) -> float:
         """Return the estimated time of one example, in scores of dense attention without a mask.
 
-        Infinite: the backend is used only where it is asked for by name. Called only where `why_not` returns None, and
+        Infinite: "auto" takes it only by its rank. Called only where `why_not` returns None, and
         never while compiling, since lengths may then be symbols.
         """
 
-    def rank_while_compiling(self, call: AttentionCall) -> int | None:
-        """Return the place of this backend among those that "auto" asks while compiling, least first.
+    def rank(self, call: AttentionCall) -> int | None:
+        """Return the place of this backend where "auto" cannot compare costs: the least that can compute it is taken.
 
-        The first whose `why_not` returns None is taken, also where all backends need too much memory. None: it is used
-        only where it is asked for by name. Lengths may be symbols, which a comparison with a number other than 1 would
-        turn into constants of the program.
+        That is while compiling, and where all backends need too much memory. None: it is used only by name. Lengths may
+        be symbols, which a comparison with a number other than 1 would turn into constants of the program.
         """
 
     def remark(self, call: AttentionCall) -> str:

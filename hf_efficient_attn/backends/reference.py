@@ -39,7 +39,7 @@ def cost(call: AttentionCall) -> float:
     return inf
 
 
-def rank_while_compiling(call: AttentionCall) -> int | None:
+def rank(call: AttentionCall) -> int | None:
     """Return the last rank: it needs memory for all pairs."""
     return RANK
 

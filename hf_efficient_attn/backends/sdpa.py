@@ -186,7 +186,7 @@ def dense_cost(call: AttentionCall, is_causal: bool) -> float:
     return cost(replace(call, layout=layout, terms=(), chosen=None))
 
 
-def rank_while_compiling(call: AttentionCall) -> int | None:
+def rank(call: AttentionCall) -> int | None:
     """Return the first rank for calls without a mask, which nothing computes faster; None for all others."""
     return RANK_WITHOUT_MASK if is_bare(call) else None
 

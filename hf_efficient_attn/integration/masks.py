@@ -30,7 +30,7 @@ from hf_efficient_attn.integration.names import TABLE_DTYPE, has_rows, is_causal
 from hf_efficient_attn.integration.pattern_cache import Origin
 from hf_efficient_attn.integration.selected_keys import is_indexed
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache
-from hf_efficient_attn.layout.token_mask import TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.tracing import refuse_tracing
 from hf_efficient_attn.layout.transfer import (
     as_normal_tensor,
@@ -81,7 +81,7 @@ def read_table(table: Tensor, batch_size: int, num_queries: int, num_keys: int) 
     The layers of a forward pass get the same tensors, so that backends derive other tensors from them only once.
     """
     if not has_rows(table):
-        return TokenMask(), None
+        return NO_MASK, None
     if torch.compiler.is_compiling():
         return _tokens(table, batch_size, num_queries, num_keys)
     requested = (batch_size, num_queries, num_keys)

@@ -26,13 +26,15 @@ OTHER_PATTERN = (
 class PatternCache(Cache):
     """A key-value cache for `generate` whose layers do not grow where they follow a band and first tokens.
 
-    `model.generate(..., cache=PatternCache(model))` generates the same tokens as the default cache. A
-    layer keeps the keys of the pattern's first tokens, counted from each example's first token that is not padding, and
-    of the last `left` tokens. Layers that keep their own attention have the cache that transformers would give them,
-    which grows with the text where they read all of it: `[pattern, None] * 2` bounds two layers of four, which a
-    warning and `repr` say. A layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new
-    token chooses some.
-    Another model that reads more is refused, and so is one on another attention, such as a dense model on "sdpa".
+    `model.generate(..., cache=PatternCache(model))` generates the same tokens as the default cache. A layer keeps the
+    keys and values of the pattern's first tokens, counted from each example's first token that is not padding, and of
+    the last `left` tokens. A forward attends to these and to all of its own tokens; only then is dropped what is no
+    longer kept. Layers that keep their own attention have the cache that transformers would give them, which grows with
+    the text where they read all of it: `[pattern, None] * 2` bounds two layers of four, which a warning and `repr` say.
+    A layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new token chooses some.
+
+    The cache refuses a model that attends to more than it keeps, such as a dense model on "sdpa". (Transformers takes
+    it as `past_key_values`, or as `cache` in versions that call it so.)
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
     Xiao et al. 2023). A token's position is then its slot in the cache: each kept key is read as if it had been rotated

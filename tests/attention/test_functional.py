@@ -242,8 +242,8 @@ def test_while_compiling_auto_is_the_first_rank_that_can(monkeypatch: pytest.Mon
         with pytest.raises(UnsupportedBackendError, match="sdpa cannot compile a query_offset that is a tensor"):
             select(unknown, "sdpa")
     assert fastest(replace(on_gpu, inputs=replace(on_gpu.inputs, dtype=torch.float8_e5m2))) == "reference"
-    between = flex.rank_while_compiling(on_gpu) + 1
-    added = SimpleNamespace(NAME="added", why_not=lambda call: None, rank_while_compiling=lambda call: between)
+    between = flex.rank(on_gpu) + 1
+    added = SimpleNamespace(NAME="added", why_not=lambda call: None, rank=lambda call: between)
     monkeypatch.setitem(BACKENDS, "added", added)
     assert (fastest(on_cpu), fastest(on_gpu)) == ("added", "flex")
 

@@ -129,7 +129,7 @@ def cost(call: AttentionCall) -> float:
     return time(call)
 
 
-def rank_while_compiling(call: AttentionCall) -> int | None:
+def rank(call: AttentionCall) -> int | None:
     """Return its rank for every call, since its operator is opaque to compilers: behind kernels for some calls."""
     return RANK
 

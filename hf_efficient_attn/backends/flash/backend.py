@@ -138,7 +138,7 @@ def cost(call: AttentionCall) -> float:
     return fixed + costs.flash * work.num_pairs + SCORES_PER_JOINED_ROW * call.layout.num_rows * work.num_joined
 
 
-def rank_while_compiling(call: AttentionCall) -> int | None:
+def rank(call: AttentionCall) -> int | None:
     """Return its rank, before flex."""
     return None if call.layout.num_queries == 1 else RANK
 

@@ -160,7 +160,7 @@ def cost(call: AttentionCall) -> float:
     return one * (DROPOUT_COST if call.dropout > 0 else 1.0)
 
 
-def rank_while_compiling(call: AttentionCall) -> int | None:
+def rank(call: AttentionCall) -> int | None:
     """Return its rank where compiling is worth it, otherwise None."""
     return None if is_only_by_name(call) else RANK_WORTH_COMPILING
 

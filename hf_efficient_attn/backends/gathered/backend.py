@@ -76,7 +76,7 @@ def _work(call: AttentionCall) -> TileWork:
     return call.chosen.work(layout, Sizes(1, layout.num_heads, inputs.num_key_heads, most, key_cost(call)))
 
 
-def rank_while_compiling(call: AttentionCall) -> int | None:
+def rank(call: AttentionCall) -> int | None:
     """Return its rank for every call, since its operator is opaque to compilers."""
     return RANK
 

@@ -377,7 +377,8 @@ class SimplifiedTransformerLayer(GradientCheckpointingLayer):
     `block="sas_p"`, with U = Norm(X): Y = β_SA · SMHA(U) + β_FF · MLP(U), without a skip. SMHA joins the heads
     α·V + β·softmax(Q Kᵀ / √d)·V − γ·C·V, where V is the head's part of U, since there are no W^P and no W^V (but in
     layer 0), and C·V is the mean of the values over the allowed keys. At the start α = β = γ = 1 and W^Q = 0, so that
-    the softmax is C and SMHA(U) = U. `gains.py` has the gains of every block, and how they start.
+    the softmax is C and SMHA(U) = V, which is U but in layer 0; β_SA = 1 and β_FF is about 0.1 · √(18 / layers).
+    `gains.py` has the gains of every block, and how they start.
     """
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
