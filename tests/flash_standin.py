@@ -151,6 +151,8 @@ def backward(
     assert lse.dtype == torch.float32
     assert lse.is_contiguous()
     assert isinstance(options["softcap"], float)
+    # blocks of tables have no order
+    assert not (options["deterministic"] and options.get("block_sparse_tensors") is not None)
     dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype) for each in (q, k, v))
     d_lse = options.get("dlse")
     for batch, rows, columns, example in examples(q, k, options):

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import flash_standin
@@ -50,7 +51,7 @@ CASES = [
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Memory that was not written is NaN."""
     monkeypatch.setattr(library, "library", flash_standin.standin)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -92,6 +93,14 @@ def test_gradient_of_the_log_sum_exp(pattern: str) -> None:
 def test_kernels_of_a_pattern(pattern: hea.patterns.Pattern, num_parts: int) -> None:
     (heads,) = parts_of(Layout(pattern, 8, 1024, 1024), None)
     assert (heads.count, len(heads.parts)) == (8, num_parts)
+
+
+def test_deterministic_gradients_of_masks_are_refused() -> None:
+    torch.use_deterministic_algorithms(True)
+    for pattern, is_refused in (("band", False), ("scattered globals", False), ("block local", True)):
+        tensors, call = tensors_of(Case(pattern, 200), torch.float32), Case(pattern, 200).call()
+        with pytest.raises(hea.UnsupportedBackendError) if is_refused else nullcontext():
+            flash.attend(tensors.q, tensors.k, tensors.v, call)
 
 
 def test_heads_with_patterns_of_their_own_have_their_own_kernels() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from hf_efficient_attn.backends.flash import library as flash
 from hf_efficient_attn.backends.flash.parts import HeadParts, Part, layout_with, listed_on, parts_of
 from hf_efficient_attn.backends.kernels import empty_output, lse_of_weights, sink_gradient
+from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall, join_sinks
@@ -214,6 +215,7 @@ class Kernel:
         numbers = [None if each is None else self._taken_lse(each) for each in (lse, d_lse)]
         options = {**self.options, **self.backward_options, "dlse": numbers[1]}
         options["softcap"] = options["softcap"] or 0.0
+        options["deterministic"] = torch.are_deterministic_algorithms_enabled() and not self.backward_options
         found = flash.library().backward(q, k, v, out, grad, numbers[0], **options)[:3]
         if part.bounds is None:
             return tuple(found)  # type: ignore[return-value]
@@ -265,6 +267,7 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
         mask, aux = mask_of(part, call, device)
         options |= {"mask_mod": mask, "aux_tensors": aux or None}
         if part.queries is None and part.keys is None:
+            refuse_deterministic(call)
             tables = tables_of(part.masked_layout(call.layout), documents_of(call), device, call.inputs.needs_grad)
             of_rows, of_columns = ({"block_sparse_tensors": each} for each in tables)
             return Kernel(part, options, of_rows, of_columns, num_examples)
@@ -277,6 +280,16 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
         numbers = device_numbers(bounds, device, torch.int32)
         options |= {"cu_seqlens_q": numbers, "cu_seqlens_k": numbers, "max_seqlen_q": longest, "max_seqlen_k": longest}
     return Kernel(part, options, {}, {}, num_examples)
+
+
+def refuse_deterministic(call: AttentionCall) -> None:
+    """Raise UnsupportedBackendError if gradients that blocks add up in any order are forbidden."""
+    is_forbidden = torch.are_deterministic_algorithms_enabled()
+    if is_forbidden and call.inputs.needs_grad and not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise UnsupportedBackendError(
+            f"flash adds the gradients of a {call.layout.pattern.kind} pattern block by block in any order, which "
+            "torch.use_deterministic_algorithms(True) forbids. Use backend='flex' or 'blocked'."
+        )
 
 
 def packed_bounds(part: Part, num_examples: int) -> tuple[int, ...]:
