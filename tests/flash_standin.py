@@ -44,8 +44,7 @@ def allowed_pairs(
     # the last query has the last key
     shift, allowed = num_keys - num_queries, torch.ones(num_heads, num_queries, num_keys, dtype=torch.bool)
     left, right = options.get("window_size_left"), options.get("window_size_right")
-    assert left is None or left >= 0
-    assert right is None or right >= 0
+    assert all(limit is None or 0 <= limit < 2**31 - num_queries - num_keys for limit in (left, right))
     if left is not None:
         allowed &= column >= row + shift - left
     if right is not None:
@@ -78,6 +77,7 @@ def listed_blocks(
     found = []
     for count, index in ((counts, indices), (full_counts, full_indices)):
         assert count.dtype == index.dtype == torch.int32
+        assert (count.stride(-1), index.stride(-1)) == (1, 1)
         count, index = (each[min(batch, len(each) - 1)].expand(num_heads, *each.shape[2:]) for each in (count, index))
         is_entry = torch.arange(index.shape[-1]) < count[..., None]
         size = (of_queries if by_column else of_keys), (num_queries if by_column else num_keys)
@@ -98,6 +98,7 @@ def check(tensors: list[Tensor]) -> None:
 
 def scores_of(q: Tensor, k: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return capped scores [heads, queries, keys], and the derivative of the cap."""
+    assert options["softmax_scale"] > 0
     scores = torch.einsum("nhd,mhd->hnm", q, k) * options["softmax_scale"]
     softcap = options.get("softcap")
     if not softcap:

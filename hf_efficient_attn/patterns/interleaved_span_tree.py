@@ -11,7 +11,7 @@ packed, have their nodes where their tokens are.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.intervals import Intervals, charge, counting, normalize
@@ -56,6 +56,8 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
     num_nodes: int
     left_only: bool = False
     num_tokens: int | None = None
+
+    is_plain_expression: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_integer(self.kind, "num_nodes", self.num_nodes, at_least=1)

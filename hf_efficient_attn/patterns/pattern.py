@@ -234,6 +234,8 @@ class Pattern(Operators):
     kinds: ClassVar[dict[str, type["Pattern"]]] = {}
     # whether what a query reads depends on queries and keys; such a pattern is no part of another
     chooses_by_content: ClassVar[bool] = False
+    # whether `allowed` compares, adds and joins numbers alone, without products of comparisons, which CuTe DSL lacks
+    is_plain_expression: ClassVar[bool] = True
 
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()

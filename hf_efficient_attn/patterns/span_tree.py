@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, takewhile
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.patterns.intervals import Intervals, charge, clip, normalize
@@ -50,6 +50,8 @@ class SpanTree(Pattern, kind="span_tree"):
     num_nodes: int
     is_causal: bool = False
     builder: str = "fixed"
+
+    is_plain_expression: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_integer(self.kind, "num_nodes", self.num_nodes, at_least=1)

@@ -62,9 +62,9 @@ def test_contract(case: Case) -> None:
 
 
 def test_most_cases_are_computed() -> None:
-    """Learned terms and single queries are not."""
+    """Learned terms and single queries are not, nor trees and tables of keys."""
     others = [case for case in LISTED if case.label is None and case.num_queries != 1]
-    assert len(CASES) > 0.8 * len(others)
+    assert len(CASES) > 0.7 * len(others)
 
 
 @pytest.mark.parametrize("pattern", ["band", "globals", "scattered globals"])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.flash.library import AMPERE, BLACKWELL, PACKAGE, is_installed, largest_head
-from hf_efficient_attn.backends.flash.parts import MAX_GROUPS, is_expression, why_no_parts, work_of
+from hf_efficient_attn.backends.flash.parts import is_expression, may_need_mask, shares_keys, why_no_parts, work_of
 from hf_efficient_attn.backends.machine_costs import costs_of, gpu_generation, is_there
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
@@ -32,7 +32,7 @@ def why_not(call: AttentionCall) -> str | None:
     """Return one sentence why this backend cannot compute a call; None: it can."""
     if call.inputs.device != "cuda":
         return f"flash runs on NVIDIA GPUs, not on {call.inputs.device}: use blocked or sdpa."
-    reason = _refused_numbers(call) or _refused_layout(call)
+    reason = _refused_layout(call) or _refused_numbers(call) if call.inputs.dtype in DTYPES else _refused_numbers(call)
     if reason is not None:
         return f"flash {reason}."
     return None if missing(call) is None else _not_installed()
@@ -73,7 +73,10 @@ def _refused_numbers(call: AttentionCall) -> str | None:
         return "is no faster for a single query: use sdpa"
     if generation not in GENERATIONS:
         return f"knows Ampere, Hopper and Blackwell, not compute capability {generation}: use flex"
-    needs_mask = _needs_mask(call)
+    if call.scale <= 0:
+        return f"computes scores with a positive scale, not {call.scale}: use flex"
+    # of a program that is being compiled, lengths may be symbols
+    needs_mask = inputs.is_compiling or may_need_mask(call.layout, call.tokens)
     largest = largest_head(generation, needs_mask)
     if any(dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)):
         return (
@@ -83,13 +86,6 @@ def _refused_numbers(call: AttentionCall) -> str | None:
     if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
         return "computes windows alone on Ampere, without sinks and gradients: use flex"
     return None
-
-
-def _needs_mask(call: AttentionCall) -> bool:
-    """Return whether kernels need functions of pairs, or may: masks may leave holes in a document."""
-    tokens, limits = call.tokens, call.layout.pattern.band_limits
-    has_holes = tokens.key_mask is not None or tokens.global_mask is not None or call.layout.is_cross
-    return limits is None or any(limit is not None and limit < 0 for limit in limits) or has_holes
 
 
 def _refused_layout(call: AttentionCall) -> str | None:
@@ -106,13 +102,12 @@ def _refused_layout(call: AttentionCall) -> str | None:
         )
     if call.tokens.global_mask is not None and layout.pattern.num_head_patterns > 1:
         return "computes chosen global tokens of heads that have one pattern alone: use flex"
-    group = layout.num_heads // inputs.num_key_heads
-    if any(first % group or count % group for first, count, _ in layout.fitted.head_groups()) and not _is_one_kernel(
-        call
-    ):
+    reason = why_no_parts(layout, not call.tokens.is_empty)
+    if reason is not None:
+        return f"cannot compute this pattern: {reason}; use flex or blocked"
+    if shares_keys(layout, not call.tokens.is_empty, layout.num_heads // inputs.num_key_heads):
         return "computes heads that share keys together, and theirs have different patterns: use flex"
-    reason = why_no_parts(layout.fitted, not call.tokens.is_empty)
-    return None if reason is None else f"cannot compute this pattern: {reason}; use flex or blocked"
+    return None
 
 
 # a constant in programs that are being compiled
@@ -120,10 +115,6 @@ def _refused_layout(call: AttentionCall) -> str | None:
 def _is_known_at_any_length(text: str) -> bool:
     pattern = read_call_text(text)[0]
     return is_expression(pattern) and not pattern.depends_on_length
-
-
-def _is_one_kernel(call: AttentionCall) -> bool:
-    return call.tokens.is_empty and len(call.layout.fitted.head_groups()) > MAX_GROUPS
 
 
 def is_fastest(call: AttentionCall) -> bool:

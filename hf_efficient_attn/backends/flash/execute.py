@@ -4,26 +4,31 @@ The backward pass of every part is given the output and the log-sum-exp of all o
 and what is subtracted from their gradients, are those of the whole row.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.flash import library as flash
-from hf_efficient_attn.backends.flash.parts import HeadParts, Part, layout_with, listed_on, parts_of
+from hf_efficient_attn.backends.flash.parts import HeadParts, Part, indices_on, layout_with, listed_on, parts_of
 from hf_efficient_attn.backends.kernels import empty_output, lse_of_weights, sink_gradient
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column
-from hf_efficient_attn.layout.cache import cached
-from hf_efficient_attn.layout.call import AttentionCall, join_sinks
+from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
+from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense_mask import is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_locations import axis_locations
 from hf_efficient_attn.layout.transfer import device_numbers
 
-LSE = torch.float32
+# queries that a kernel computes at once, at most
+TILE = 256
 # of the dimensions [batch, tokens, heads, width], as kernels take them
 TOKENS, HEADS = 1, 2
 
@@ -37,20 +42,16 @@ def documents_of(call: AttentionCall) -> Documents | None:
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32."""
     divided, group = parts_of(call.layout, documents_of(call)), q.shape[1] // k.shape[1]
-    # a kernel knows sinks, but joins no others
-    knows_sinks = len(divided) == 1 and len(divided[0].parts) == 1
     found = []
     for heads in divided:
         of_keys = heads.key_heads(group)
         states = tuple(each.transpose(1, 2) for each in (q[:, heads.heads], k[:, of_keys], v[:, of_keys]))
-        found.append(forward_heads(heads, call, states, call.sinks if knows_sinks else None))
+        found.append(forward_heads(heads, call, states, None if call.sinks is None else call.sinks[heads.heads]))
     out, lse = (
         each[0] if len(each) == 1 else torch.cat(each, axis)
         for each, axis in zip(zip(*found, strict=True), (HEADS, 1), strict=True)
     )
     out = out.transpose(1, 2)
-    if call.sinks is not None and not knows_sinks:
-        out, lse = join_sinks(out.float(), lse, call.sinks)
     # as the operator says beforehand
     out, lse = stored_as(empty_output(q, v, q.dtype), out), lse.contiguous()
     masked = call.masked_queries
@@ -69,24 +70,31 @@ def stored_as(like: Tensor, result: Tensor) -> Tensor:
 def forward_heads(
     heads: HeadParts, call: AttentionCall, states: tuple[Tensor, ...], sinks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [batch, tokens, heads, width] and the log-sum-exp [batch, heads, tokens] of some heads."""
+    """Return the output [batch, tokens, heads, width] and the log-sum-exp [batch, heads, tokens] of some heads.
+
+    sinks: of these heads; each row counts its sink in one kernel.
+    """
     q, k, v = states
     shape, device = q.shape[:3], q.device
     kernels = [kernel_of(part, call, device, len(q)) for part in heads.parts]
     joined = [kernel for kernel in kernels if not kernel.part.is_whole_row]
-    if len(joined) == 1:
+    if not joined:
+        # other rows have no keys
+        out = q.new_zeros(*shape, v.shape[-1])
+        of_none = torch.full((1,), -torch.inf, device=device) if sinks is None else sinks.float()
+        lse = of_none[:, None].expand(shape[0], shape[2], shape[1]).clone()
+    elif len(joined) == 1:
         out, lse = joined[0].forward(q, k, v, sinks)
     else:
         outs = q.new_empty(len(joined), *shape, v.shape[-1])
         lses = torch.empty(len(joined), shape[0], shape[2], shape[1], device=device)
-        for kernel, *target in zip(joined, outs, lses, strict=True):
-            kernel.forward(q, k, v, sinks, *target)
-        out, lse = q.new_zeros(*shape, v.shape[-1]), torch.full_like(q[..., 0].transpose(1, 2), -torch.inf, dtype=LSE)
-        if joined:
-            flash.library().combine(outs, lses.transpose(2, 3), out, lse.transpose(1, 2))
+        for number, kernel in enumerate(joined):
+            kernel.forward(q, k, v, None if number else sinks, outs[number], lses[number])
+        out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+        flash.library().combine(outs, lses.transpose(2, 3), out, lse.transpose(1, 2))
     for kernel in kernels:
         if kernel.part.is_whole_row:
-            index = index_of(kernel.part.queries, device)
+            index = indices_on(kernel.part, "queries", device)
             rows, row_lse = kernel.forward(q, k, v, sinks)
             out.index_copy_(TOKENS, index, rows)
             lse.index_copy_(2, index, row_lse)
@@ -150,7 +158,7 @@ def backward_heads(
     for part in heads.parts:
         if part.is_whole_row:
             # their weights in all other parts are 0
-            of_rest = lse.index_fill(2, index_of(part.queries, device), torch.inf)
+            of_rest = lse.index_fill(2, indices_on(part, "queries", device), torch.inf)
     for part in heads.parts:
         kernel = kernel_of(part, call, device, len(q))
         found = kernel.backward(q, out, grad, k, v, lse if part.is_whole_row else of_rest, d_lse)
@@ -159,17 +167,12 @@ def backward_heads(
             continue
         if not totals:
             totals = [torch.zeros_like(each) for each in (q, k, v)]
-        for total, each, indices in zip(totals, found, (part.queries, part.keys, part.keys), strict=True):
-            if indices is None:
+        for total, each, name in zip(totals, found, ("queries", "keys", "keys"), strict=True):
+            if getattr(part, name) is None:
                 total.add_(each)
             else:
-                total.index_add_(TOKENS, index_of(indices, device), each)
+                total.index_add_(TOKENS, indices_on(part, name, device), each)
     return totals
-
-
-def index_of(indices: tuple[int, ...] | None, device: torch.device) -> Tensor:
-    """Return indices as a tensor, which is shared."""
-    return device_numbers(indices or (), device, torch.long)
 
 
 @dataclass(frozen=True)
@@ -214,50 +217,46 @@ class Kernel:
         q, out, grad, k, v = self._taken((q, out, grad), (k, v))
         numbers = [None if each is None else self._taken_lse(each) for each in (lse, d_lse)]
         options = {**self.options, **self.backward_options, "dlse": numbers[1]}
-        options["softcap"] = options["softcap"] or 0.0
+        options["softcap"] = float(options["softcap"] or 0.0)
         options["deterministic"] = torch.are_deterministic_algorithms_enabled() and not self.backward_options
         found = flash.library().backward(q, k, v, out, grad, numbers[0], **options)[:3]
         if part.bounds is None:
             return tuple(found)  # type: ignore[return-value]
         return tuple(map(self._put_back, found))  # type: ignore[return-value]
 
+    def _index(self, name: str, device: torch.device) -> Tensor | None:
+        """Return which of the queries or keys are taken, in their order; None: all of them in theirs."""
+        name = name if self.part.order is None else "order"
+        return None if getattr(self.part, name) is None else indices_on(self.part, name, device)
+
     def _taken(self, of_queries: tuple[Tensor, ...], of_keys: tuple[Tensor, ...]) -> list[Tensor]:
         """Return the tokens of the part, packed if it has bounds: [tokens of all examples, heads, width]."""
-        part, found = self.part, []
-        for tensors, indices in ((of_queries, part.queries), (of_keys, part.keys)):
-            own = part.order or indices
+        found = []
+        for tensors, name in ((of_queries, "queries"), (of_keys, "keys")):
+            index = self._index(name, tensors[0].device)
             for tensor in tensors:
-                taken = tensor if own is None else tensor.index_select(TOKENS, index_of(own, tensor.device))
+                taken = tensor if index is None else tensor.index_select(TOKENS, index)
                 # kernels read rows of contiguous numbers
                 taken = taken if taken.stride(-1) == 1 else taken.contiguous()
-                found.append(taken if part.bounds is None else taken.flatten(0, 1))
+                found.append(taken if self.part.bounds is None else taken.flatten(0, 1))
         return found
 
     def _taken_lse(self, lse: Tensor) -> Tensor:
-        indices = self.part.order or self.part.queries
-        lse = lse if indices is None else lse.index_select(2, index_of(indices, lse.device))
+        index = self._index("queries", lse.device)
+        lse = lse if index is None else lse.index_select(2, index)
         return lse.contiguous() if self.part.bounds is None else lse.transpose(0, 1).flatten(1).contiguous()
 
     def _put_back(self, packed: Tensor) -> Tensor:
         """Return packed tokens as [batch, tokens, heads, width] in the order of their positions."""
-        tokens = packed.unflatten(0, (self.num_examples, -1))
-        back = back_index(self.part.order, tokens.device)
-        return tokens if back is None else tokens.index_select(TOKENS, back)
+        return self._in_order(packed.unflatten(0, (self.num_examples, -1)), TOKENS)
 
     def _unpacked_lse(self, lse: Tensor) -> Tensor:
-        own = lse.unflatten(1, (self.num_examples, -1)).transpose(0, 1)
-        back = back_index(self.part.order, own.device)
-        return own if back is None else own.index_select(2, back)
+        return self._in_order(lse.unflatten(1, (self.num_examples, -1)).transpose(0, 1), 2)
 
-
-def back_index(order: tuple[int, ...] | None, device: torch.device) -> Tensor | None:
-    """Return the place of every token in an order; None: the order is that of the tokens."""
-    return None if order is None else _back_index(order, device)
-
-
-@cached()
-def _back_index(order: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(order).argsort().to(device)
+    def _in_order(self, tokens: Tensor, axis: int) -> Tensor:
+        if self.part.order is None:
+            return tokens
+        return tokens.index_select(axis, indices_on(self.part, "back", tokens.device))
 
 
 def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_examples: int) -> Kernel:
@@ -307,33 +306,50 @@ def tables_of(layout: Layout, documents: Documents | None, device: torch.device,
     size = flash.block_size(flash.generation_of(device))
     table: BlockTable = block_table(layout, documents, size, device)
     partial, full = (table.num_partial, table.partial), (table.num_full, table.full)
-    tables = flash.library().tables
-    rows = tables(*partial, *full, size)
-    return rows, tables(*by_column(*partial), *by_column(*full), size) if needs_grad else None
+
+    def stored(*tables: Tensor) -> Any:
+        # kernels look at strides, also of dimensions of one row
+        return flash.library().tables(*(each.clone(memory_format=torch.contiguous_format) for each in tables), size)
+
+    return stored(*partial, *full), stored(*by_column(*partial), *by_column(*full)) if needs_grad else None
 
 
 def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Callable[..., Any], list[Tensor]]:
     """Return the function that says which pairs of a part are allowed, and the tensors that it looks up."""
     layout, aux = call.layout, []
-    look, offset, blocks = flash.library().look, layout.query_offset, part.blocks
+    look, blocks = flash.library().look, part.blocks
 
-    def kept(tensor: Tensor) -> int:
-        aux.append(tensor.to(torch.int32).contiguous())
+    def kept(tensor: Tensor, rows: int | None = None) -> int:
+        tensor = tensor.to(torch.int32)
+        # a tile of queries may reach beyond the last one
+        tensor = (
+            tensor
+            if rows is None
+            else torch.cat([tensor, tensor.narrow(rows, tensor.shape[rows] - 1, 1).repeat_interleave(TILE, rows)], rows)
+        )
+        aux.append(tensor.contiguous())
         return len(aux) - 1
 
-    of_queries = None if part.queries is None else kept(index_of(part.queries, device) + offset)
-    of_keys = None if part.keys is None else kept(index_of(part.keys, device))
+    # numbers that differ between calls are looked up, for which no kernel is compiled anew
+    of_offset = -1 if layout.query_offset == 0 else kept(device_numbers((layout.query_offset,), device, torch.int32))
+    of_queries = -1 if part.queries is None else kept(indices_on(part, "queries", device), 0)
+    of_keys = -1 if part.keys is None else kept(indices_on(part, "keys", device))
     of_blocks, tokens, num_lists, most = -1, 1, 1, 0
     if blocks is not None:
         found = listed_on(layout_with(blocks, layout), device)
-        of_blocks, tokens, (num_lists, _, most) = kept(found.table), found.tokens, found.table.shape
-    has_documents = not is_idle(call.tokens)
-    locations = [kept(each) for each in _locations(call, device)] if has_documents else []
+        of_blocks, tokens, (num_lists, _, most) = kept(found.table, 1), found.tokens, found.table.shape
+    locations = []
+    if not is_idle(call.tokens):
+        located = _located.get_of(
+            call.tokens.tensors, (layout.extent, layout.is_cross), lambda: _locations(call, device)
+        )
+        locations = [kept(each) for each in located]
     has_globals = len(locations) > 4
 
     def allowed(batch: Any, head: Any, row: Any, column: Any, seqlen_info: Any, aux: Any) -> Any:
-        query = row + offset if of_queries is None else look(aux[of_queries], row)
-        key = column if of_keys is None else look(aux[of_keys], column)
+        query = row if of_queries < 0 else look(aux[of_queries], row)
+        query = query if of_offset < 0 else query + look(aux[of_offset], 0)
+        key = column if of_keys < 0 else look(aux[of_keys], column)
         if locations:
             query, key = look(aux[locations[0]], batch, row), look(aux[locations[1]], batch, column)
         found = None if part.mask is None else part.mask.allowed(query, key)
@@ -352,17 +368,34 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
             found = found & (look(aux[locations[2]], batch, row) == document) & (document >= 0)
         return found
 
-    # kernels are compiled once for all functions with this text
-    kinds = (part.mask, part.excluded, tokens, num_lists, most, of_queries, of_keys, of_blocks, offset, len(locations))
-    allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal}"  # type: ignore[attr-defined]
+    # kernels are compiled once for all functions with this text, and may be kept on disk
+    kinds = (part.mask, part.excluded, tokens, num_lists, most, of_offset, of_queries, of_keys, of_blocks, locations)
+    patterns = [each for each in (part.mask, part.excluded) if each is not None]
+    sources = sorted({source_of(type(atom)) for each in patterns for atom in each.atoms()})  # type: ignore[arg-type]
+    allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal} {sources} {source_of(Part)}"  # type: ignore[attr-defined]
     return flash.library().jit(allowed), aux
+
+
+@lru_cache
+def source_of(cls: type) -> str:
+    """Return a hash of the file that defines a class, or its name where there is none."""
+    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return cls.__qualname__ if path is None else sha256(Path(path).read_bytes()).hexdigest()
+
+
+# the layers of a forward pass, and its backward pass, share them
+_located: BoundedCache[list[Tensor]] = BoundedCache(SMALL_BYTES)
 
 
 def _locations(call: AttentionCall, device: torch.device) -> list[Tensor]:
     """Return positions of queries and keys, their documents, and whether they are global tokens of their document."""
     queries, keys = axis_locations(call.layout, call.tokens, device)
     rows = slice(call.layout.query_offset, call.layout.query_offset + call.layout.num_queries)
-    found = [queries.positions[:, rows], keys.positions, queries.documents[:, rows], keys.documents]
+    of_queries, of_keys = [queries.positions[:, rows], queries.documents[:, rows]], [keys.positions, keys.documents]
     if keys.is_global is not None:
-        found += [keys.is_global[:, rows], keys.is_global]
-    return [each.expand(call.inputs.batch_size, -1) for each in found]
+        of_queries.append(keys.is_global[:, rows])
+        of_keys.append(keys.is_global)
+    # a tile of queries may reach beyond the last one
+    of_queries = [torch.cat([each, each[:, -1:].expand(-1, TILE)], 1) for each in of_queries]
+    listed = [each for pair in zip(of_queries, of_keys, strict=True) for each in pair]
+    return [each.expand(call.inputs.batch_size, -1).to(torch.int32).contiguous() for each in listed]

@@ -16,7 +16,10 @@ from torch import Tensor
 from hf_efficient_attn.layout.block_table import Documents, block_table
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import send
+from hf_efficient_attn.patterns.bands import Causal, Full
+from hf_efficient_attn.patterns.intervals import complement, intersect, union
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # (tokens before, tokens after) the query, where the last query has the last key; None: no limit
@@ -32,7 +35,7 @@ TILE = 128
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """The pairs of one kernel call; without window and mask all of its queries attend to all of its keys.
 
@@ -65,11 +68,11 @@ class Part:
 
     def masked_layout(self, layout: Layout) -> Layout:
         """Return the layout of the pairs of mask and blocks, of one head if all have the same."""
-        union = reduce(or_, [each for each in (self.mask, self.blocks) if each is not None])
-        return layout_with(union if self.excluded is None else union & ~self.excluded, layout)
+        found: Pattern = reduce(or_, [each for each in (self.mask, self.blocks) if each is not None])
+        return layout_with(found if self.excluded is None else found & ~self.excluded, layout)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadParts:
     """Parts of neighbouring heads: the first, their number, and what is computed of them."""
 
@@ -115,26 +118,60 @@ def whole_parts(members: Sequence[Pattern], drawn: Pattern | None, layout: Layou
         parts.append(cast(Part, core_part(core, layout)))
         others.remove(core)
     if core is not None and not others and columns:
-        keys = tuple(sorted({key for each in columns for key in each.token_orders(*layout.extent)[0].keys}))
-        parts.append(Part(keys=keys, mask=reduce(or_, columns), excluded=core))
+        keys = tokens_of(columns, layout, of_keys=True)
+        parts.append(Part(keys=keys, mask=simplest(columns, keys, layout), excluded=core))
     elif others or columns:
         rest = [*others, *columns]
         computed, looked_up = ([each for each in rest if is_expression(each) == wanted] for wanted in (True, False))
         mask, blocks = (reduce(or_, each) if each else None for each in (computed, looked_up))
         parts.append(Part(mask=mask, blocks=blocks, excluded=core))
+    if drawn is not None:
+        held = [each for each in members if each not in rows]
+        rows = [each for each in rows if not is_held(each, held, layout)]
     if rows:
-        queries = {query for each in rows for query in each.token_orders(*layout.extent)[0].queries}
+        indices = tokens_of(rows, layout, of_keys=False)
         mask = None if all(has_all_keys(each, layout) for each in rows) else drawn
-        indices = tuple(sorted(query - layout.query_offset for query in queries))
         parts.append(Part(queries=indices, mask=mask, is_whole_row=True))
     return tuple(parts)
+
+
+def tokens_of(members: Sequence[Pattern], layout: Layout, of_keys: bool) -> tuple[int, ...]:
+    """Return the indices of the keys, or of the queries, that members gather."""
+    orders = [each.token_orders(*layout.extent)[0] for each in members]
+    if of_keys:
+        return tuple(sorted({key for order in orders for key in order.keys}))
+    return tuple(sorted({query - layout.query_offset for order in orders for query in order.queries}))
+
+
+def simplest(columns: Sequence[Pattern], keys: tuple[int, ...], layout: Layout) -> Pattern:
+    """Return a pattern that is that of the columns on their keys; if possible one without the positions of the keys,
+    for which no kernel need be compiled anew.
+    """
+    joined: Pattern = reduce(or_, columns)
+    num_queries, num_keys, offset = layout.extent
+    found = joined.num_pairs(num_queries, num_keys, offset)
+    if found == num_queries * len(keys):
+        return Full()
+    # keys that queries from their own position on attend to
+    after = sum(max(0, num_queries - max(0, key - offset)) for key in keys)
+    return Causal() if joined.is_causal and found == after else joined
+
+
+def is_held(row: Pattern, others: Sequence[Pattern], layout: Layout) -> bool:
+    """Return whether other members let the queries of a row attend to all of its keys."""
+    for query in row.token_orders(*layout.extent)[0].queries:
+        bounds = (query, query, layout.num_keys)
+        held = union(*(each.key_intervals(*bounds) for each in others if not is_drawn(each)))
+        if intersect(row.key_intervals(*bounds), complement(held, layout.num_keys)):
+            return False
+    return True
 
 
 def document_parts(pattern: Pattern, layout: Layout, documents: Documents) -> tuple[Part, ...]:
     """Return the part of documents: packed sequences for a window, or a mask that knows the documents."""
     bounds = packed_bounds(documents, layout)
     limits = pattern.band_limits
-    window = None if limits is None or bounds is None else window_of(limits, 0)
+    window = None if limits is None or bounds is None else window_of(limits, 0, layout)
     return (Part(mask=pattern),) if window is None else (Part(window=window, bounds=bounds),)
 
 
@@ -193,13 +230,13 @@ def core_part(member: Pattern, layout: Layout) -> Part | None:
     if is_drawn(member):
         return None
     if member.band_limits is not None:
-        window = window_of(member.band_limits, layout.num_keys - layout.num_queries - layout.query_offset)
+        window = window_of(member.band_limits, layout.num_keys - layout.num_queries - layout.query_offset, layout)
         return None if window is None else Part(window=window)
     orders = member.token_orders(*layout.extent)
     if member.spaced_limits is None or layout.num_queries != layout.num_keys or len(orders) < 2:
         return None
     limits = [None if order.local is None else order.local.band_limits for order in orders]
-    window = None if limits[0] is None or len(set(limits)) > 1 else window_of(limits[0], 0)
+    window = None if limits[0] is None or len(set(limits)) > 1 else window_of(limits[0], 0, layout)
     order = tuple(token for each in orders for token in each.queries)
     if window is None or len(order) != layout.num_keys or any(each.queries != each.keys for each in orders):
         return None
@@ -209,24 +246,32 @@ def core_part(member: Pattern, layout: Layout) -> Part | None:
     return Part(window=window, order=order, bounds=tuple(bounds))
 
 
-def window_of(limits: Window, shift: int) -> Window | None:
+def window_of(limits: Window, shift: int, layout: Layout) -> Window | None:
     """Return the limits as the kernels count them; None: they do not know such ones.
 
     limits: tokens before and after the query, itself not counted.
     shift: how far the position that a kernel takes for a query lies after its own.
 
-    >>> window_of((1023, 0), 0), window_of((9, -1), 0)
-    ((1023, 0), None)
+    >>> from hf_efficient_attn.patterns.bands import Causal
+    >>> layout = Layout(Causal(), 1, 4096, 4096)
+    >>> window_of((1023, 0), 0, layout), window_of((2**31 - 1, 0), 0, layout), window_of((9, -1), 0, layout)
+    ((1023, 0), (None, 0), None)
     """
     left, right = limits
-    found = None if left is None else left + shift, None if right is None else right - shift
-    return None if any(limit is not None and limit < 0 for limit in found) else found
+    found = (None if left is None else left + shift, None if right is None else right - shift)
+    if any(limit is not None and limit < 0 for limit in found):
+        return None
+    # kernels add limits to positions in 32 bits
+    longest = max(layout.num_queries, layout.num_keys)
+    return None if found[0] is None or found[0] >= longest else found[0], (
+        None if found[1] is None or found[1] >= longest else found[1]
+    )
 
 
 def is_expression(pattern: Pattern) -> bool:
     """Return whether a kernel can compute `allowed` from two positions alone."""
-    has_tables = any(atom.table_sizes for atom in pattern.atoms())
-    return not is_drawn(pattern) and pattern.is_traceable and not has_tables
+    is_plain = all(atom.is_plain_expression and not atom.table_sizes for atom in pattern.atoms())
+    return is_plain and not is_drawn(pattern) and pattern.is_traceable
 
 
 def layout_with(pattern: Pattern, layout: Layout) -> Layout:
@@ -240,23 +285,46 @@ def layout_with(pattern: Pattern, layout: Layout) -> Layout:
 def why_no_parts(layout: Layout, has_documents: bool) -> str | None:
     """Return why kernels cannot compute a layout, without a full stop; None: they can."""
     kind = layout.pattern.kind
-    if has_documents:
-        if layout.is_drawn_by_document:
-            return f"{kind} is drawn anew for the length of every document"
-        groups = layout.head_groups()
-        if len(groups) > MAX_GROUPS:
-            return f"heads have {len(groups)} patterns, and of packed or padded sequences at most {MAX_GROUPS}"
-        parts = [Part(mask=own) for _, _, own in groups]
-    else:
-        parts = [part for heads in parts_of(layout, None) for part in heads.parts]
+    if has_documents and layout.is_drawn_by_document:
+        return f"{kind} is drawn anew for the length of every document"
+    layout = layout.fitted
+    groups = layout.head_groups()
+    if has_documents and len(groups) > MAX_GROUPS:
+        return f"heads have {len(groups)} patterns, and of packed or padded sequences at most {MAX_GROUPS}"
+    parts = [Part(mask=own) for _, _, own in groups] if has_documents else listed_parts(layout)
     for part in parts:
         is_known = part.mask is None or is_expression(part.mask)
         if not is_known or (part.blocks is not None and listed_blocks(layout_with(part.blocks, layout)) is None):
             return (
-                f"{kind} looks up its keys in tables, of which its kernels know those of up to {MOST_LISTED} blocks of "
-                f"at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
+                f"{kind} looks up its keys in tables, or needs operators, that its kernels do not know; of tables they "
+                f"know up to {MOST_LISTED} blocks of at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
             )
     return None
+
+
+def listed_parts(layout: Layout) -> list[Part]:
+    """Return the parts of all heads of one whole document."""
+    return [part for heads in parts_of(layout, None) for part in heads.parts]
+
+
+def may_need_mask(layout: Layout, tokens: TokenMask) -> bool:
+    """Return whether a kernel needs a function of pairs, or may: masks of keys may leave holes in a document."""
+    if tokens.is_empty:
+        return any(part.has_mask for part in listed_parts(layout.fitted))
+    if tokens.key_mask is not None or tokens.global_mask is not None or layout.is_cross:
+        return True
+    limits = [own.band_limits for _, _, own in layout.fitted.head_groups()]
+    are_windows = all(each is not None and window_of(each, 0, layout) is not None for each in limits)
+    return not are_windows or layout.num_queries != layout.num_keys
+
+
+def shares_keys(layout: Layout, has_documents: bool, group: int) -> bool:
+    """Return whether heads that share keys, `group` of them, are computed by different kernels."""
+    if has_documents:
+        sizes = [(first, count) for first, count, _ in layout.fitted.head_groups()]
+    else:
+        sizes = [(heads.first, heads.count) for heads in parts_of(layout.fitted, None)]
+    return any(first % group or count % group for first, count in sizes)
 
 
 class ListedBlocks(NamedTuple):
@@ -298,6 +366,14 @@ def listed_on(layout: Layout, device: torch.device) -> ListedBlocks:
     """Return `listed_blocks`, which there are, with the table on a device."""
     found = cast(ListedBlocks, listed_blocks(layout))
     return ListedBlocks(found.tokens, send((found.table,), device)[0])
+
+
+@cached()
+def indices_on(part: Part, name: str, device: torch.device) -> Tensor:
+    """Return `queries`, `keys` or `order` of a part as a tensor; "back": the place of every token in its order."""
+    if name == "back":
+        return torch.tensor(part.order).argsort().to(device)
+    return torch.tensor(getattr(part, name), dtype=torch.long).to(device)
 
 
 class Work(NamedTuple):
