@@ -92,7 +92,7 @@ def test_refusals() -> None:
     with pytest.raises(UnsupportedBackendError, match="no backward pass on cpu"):
         hea.explain(Band(1, 1), training=True, backend="flex")
     with pytest.raises(UnsupportedBackendError, match="does not exist"):
-        hea.explain(Band(1, 1), backend="flash")
+        hea.explain(Band(1, 1), backend="triton")
     with pytest.raises(EfficientAttentionError, match="at least as many keys as queries"):
         hea.explain(Band(1, 1), 8, key_tokens=4)
 
