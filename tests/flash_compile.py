@@ -13,13 +13,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 ROADS = (
     "causal", "window", "band", "sinks and cap", "packed", "padded", "holes", "longformer", "attention sinks",
-    "dilated", "short", "chunk", "cross", "heads", "globals", "sinks of a mask", "wide heads", "bigbird", "strided",
-    "block local", "earlier keys", "grid",
+    "dilated", "short", "chunk", "cross", "heads", "globals", "sinks of a mask", "wide heads", "selected",
+    "bigbird", "strided", "block local", "earlier keys", "grid",
 )  # fmt: skip
 # what kernels compute on Ampere, forward
 WINDOWS = ("causal", "window", "band", "packed")
@@ -72,6 +73,7 @@ def compile_road(road: str, generation: int, needs_grad: bool) -> None:
     from hf_efficient_attn.backends.flash import execute, library
     from hf_efficient_attn.layout.call import AttentionCall, Inputs
     from hf_efficient_attn.layout.layout import Layout
+    from hf_efficient_attn.layout.listed_keys import ChosenBlocks
     from hf_efficient_attn.layout.token_mask import TokenMask
     from hf_efficient_attn.patterns.algebra import PerHead
     from hf_efficient_attn.patterns.bands import Band, Causal, Dilated, Strided
@@ -112,6 +114,9 @@ def compile_road(road: str, generation: int, needs_grad: bool) -> None:
     layout = Layout(pattern, heads, *lengths, is_cross=is_cross)
     sinks, cap = torch.zeros(heads) if has_sinks else None, 50.0 if road == "sinks and cap" else None
     call = AttentionCall(layout, inputs, mask, sinks=sinks, softcap=cap, scale=0.1)
+    if road == "selected":
+        blocks = torch.zeros(2, key_heads, tokens, 3, dtype=torch.int32)
+        call = replace(call, layout=Layout(Causal(), heads, tokens, tokens), chosen=ChosenBlocks(blocks, 128))
     q = torch.zeros(2, heads, lengths[0], width, dtype=torch.bfloat16)
     k, v = (torch.zeros(2, key_heads, tokens, width, dtype=torch.bfloat16) for _ in range(2))
     functions = compiling(library.library())

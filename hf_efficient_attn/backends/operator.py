@@ -24,18 +24,17 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.layout.transfer import snapshot
 
-# forward and backward of calls without chosen keys, by the name of the backend
-EXECUTE: dict[str, Any] = {"blocked": blocked, "flash": flash}
+EXECUTE: dict[str, Any] = {"blocked": blocked, "flash": flash, "gathered": gathered}
 # they look at masks on the host, which a CUDA graph cannot replay
 TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True, name: str = "blocked"
+    q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True, name: str = ""
 ) -> tuple[Tensor, Tensor | None]:
-    """Return output and lse, which is never None, by `gathered` if there are chosen keys; see `Backend`.
+    """Return output and lse, which is never None; see `Backend`.
 
-    name: the backend that computes calls without chosen keys.
+    name: of the backend; each passes its own.
 
     Dropout is drawn from torch's global generator, once per call.
     """
@@ -52,8 +51,7 @@ def attend(
     if needs_grad and torch.is_grad_enabled():
         out, lse = _Attention.apply(call, name, number, q, k, v, *learned)  # type: ignore[no-untyped-call]
         return out, lse if call.lse_needs_grad else lse.detach()
-    execute: Any = EXECUTE[name] if call.chosen is None else gathered
-    out, lse, *_ = execute.forward(q, k, v, call, number)
+    out, lse, *_ = EXECUTE[name].forward(q, k, v, call, number)
     return out, lse
 
 
@@ -97,7 +95,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        ctx.backend = arguments[-2] if arguments[-3].chosen is None else "gathered"
+        ctx.backend = arguments[-2]
         return _backward(*arguments)
 
     @staticmethod
@@ -120,7 +118,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, name: str, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return out, lse, and which queries read themselves alone, bool [B, H, Nq] or empty."""
-    if call.chosen is not None:
+    if name == "gathered":
         return gathered.forward(q, k, v, call, seed)
     return *EXECUTE[name].forward(q, k, v, call, seed), q.new_empty(0, dtype=torch.bool)
 
@@ -144,10 +142,10 @@ def _backward(
     """
     # backward() within autocast must not round gradients more than the scores were rounded
     with autocast_off(q.device.type):
-        if call.chosen is None:
-            dq, dk, dv, learned = EXECUTE[name].backward(grad, d_lse, q, k, v, out, lse, call, seed)
-        else:
+        if name == "gathered":
             dq, dk, dv, learned = gathered.backward(grad, q, k, v, out, lse, alone, call, seed)
+        else:
+            dq, dk, dv, learned = EXECUTE[name].backward(grad, d_lse, q, k, v, out, lse, call, seed)
     return dq, dk, dv, *learned
 
 
@@ -205,7 +203,7 @@ def attention_operator(
         seed: int64 scalar on the CPU, needed with dropout.
         query_start: int64 scalar that replaces `query_offset`.
         call_text: as `write_call_text` writes it.
-        name: the backend that computes calls without chosen keys.
+        name: of the backend.
     """
     tensors, texts = (masks, chosen, term_values, sinks, seed, query_start), (call_text, chosen_text)
     call, number = _read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout)
@@ -245,7 +243,7 @@ def attention_backward_operator(
 @attention_operator.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     chosen, call_text, chosen_text = rest[1], rest[6], rest[7]
-    refuse_operator("gathered" if chosen_text else rest[-1], call_text)
+    refuse_operator(rest[-1], call_text)
     reads_self_last = bool(chosen_text) and read_selected_keys(chosen_text, chosen).reads_self_last
     alone = q.new_empty(q.shape[:3] if reads_self_last else (0,), dtype=torch.bool)
     return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype)), alone
@@ -285,12 +283,12 @@ def _operator_backward(ctx: Any, grad: Tensor | None, d_lse: Tensor | None, _: T
 
 
 def _operator_second_backward(ctx: Any, *grads: Any) -> None:
-    raise _no_second_derivative("gathered" if ctx.chosen_text else ctx.name)
+    raise _no_second_derivative(ctx.name)
 
 
-def _keep_text(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.chosen_text, ctx.name = inputs[15], inputs[-1]
+def _keep_name(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.name = inputs[-1]
 
 
 attention_operator.register_autograd(_operator_backward, setup_context=_setup_context)
-attention_backward_operator.register_autograd(_operator_second_backward, setup_context=_keep_text)
+attention_backward_operator.register_autograd(_operator_second_backward, setup_context=_keep_name)

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from torch import Tensor
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.layout.token_mask import NO_MASK, Document
+from hf_efficient_attn.layout.listed_keys import MOST_LISTED, ChosenBlocks
+from hf_efficient_attn.layout.selected_keys import ChosenKeys, in_range, of_heads, ranges
+from hf_efficient_attn.layout.token_mask import NO_MASK, Document, TokenMask
 from hf_efficient_attn.layout.transfer import send
 from hf_efficient_attn.patterns.intervals import Intervals, intersect, normalize, union
 
@@ -257,3 +260,124 @@ def by_column(counts: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     torch does the same by vmap, which cannot be called within an operator. The arguments are those of `are_listed`.
     """
     return listed(are_listed(counts, indices).transpose(-1, -2))
+
+
+# The blocks of scores that hold selected pairs: found on the device, for every call anew.
+
+
+BlockSize = tuple[int, int]
+
+
+def selected_tables(
+    chosen: ChosenKeys,
+    layout: Layout,
+    tokens: TokenMask,
+    documents: Documents | None,
+    block_size: BlockSize,
+    device: torch.device,
+    needs_grad: bool,
+) -> tuple[Tensor, ...]:
+    """Return the tables of a BlockMask, made anew for every call: of its rows, and with gradients of its columns."""
+    partial, full = blocks_with_pairs(chosen, layout, tokens, documents, block_size, device)
+    of_rows = (*listed(partial), *listed(full))
+    if not needs_grad:
+        return of_rows
+    return (*of_rows, *listed(partial.transpose(-1, -2)), *listed(full.transpose(-1, -2)))
+
+
+def blocks_with_pairs(
+    chosen: ChosenKeys,
+    layout: Layout,
+    tokens: TokenMask,
+    documents: Documents | None,
+    block_size: BlockSize,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return which blocks of scores may hold both pairs that are read and others, and which hold none but the first.
+
+    bool [batch or 1, heads or 1, rows, columns]; all others hold no pair that is read.
+    """
+    some, all_allowed = _allowed_blocks(layout, documents, block_size, device)
+    of_selection = score_blocks(cast(ChosenBlocks, chosen), layout, tokens, block_size)
+    touched, all_selected = (of_heads(each, layout.num_heads) for each in of_selection)
+    full = all_allowed & all_selected
+    return (some & touched) & ~full, full
+
+
+@cached(CACHE_BYTES)
+def _allowed_blocks(
+    layout: Layout, documents: Documents | None, block_size: BlockSize, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return which blocks hold pairs that the pattern and the documents allow, and which hold no others."""
+    table = block_table(layout, documents, block_size, device)
+    full = are_listed(table.num_full, table.full)
+    return are_listed(table.num_partial, table.partial) | full, full
+
+
+def score_blocks(
+    chosen: ChosenBlocks, layout: Layout, tokens: TokenMask, block_size: BlockSize
+) -> tuple[Tensor, Tensor]:
+    """Return which blocks of scores hold chosen pairs, and which hold no others, whatever the pattern and masks say.
+
+    bool [batch or 1, choosing heads, rows, columns]. Blocks that reach beyond the last query or key hold others.
+    """
+    numbers, starts = (
+        _each_once(in_range(chosen.blocks, layout.num_keys), layout.num_keys),
+        chosen.starts(layout, tokens),
+    )
+    batch_size, num_heads = max(len(numbers), len(starts)), numbers.shape[1]
+    most_heads = max(1, MOST_LISTED // max(1, layout.num_queries * numbers.shape[3]))
+    found = []
+    for first, stop in ranges(batch_size * num_heads, most_heads):
+        row = torch.arange(first, stop, device=numbers.device)
+        example, head = row // num_heads, row % num_heads
+        own = numbers[example if len(numbers) > 1 else torch.zeros_like(example), head]
+        if chosen.queries_per_choice > 1:
+            own = own.repeat_interleave(chosen.queries_per_choice, 1)[:, : layout.num_queries]
+        of_queries = starts[example if len(starts) > 1 else torch.zeros_like(example), :, None]
+        found.append(_counted(own, of_queries, chosen.block_tokens, layout.num_keys, block_size))
+    touched, whole = (torch.cat(parts).unflatten(0, (batch_size, num_heads)) for parts in zip(*found, strict=True))
+    return touched, whole
+
+
+def _each_once(numbers: Tensor, none: int) -> Tensor:
+    """Return numbers [..., k] in ascending order, with `none` instead of those that are named before in their row.
+
+    >>> _each_once(torch.tensor([3, 1, 3]), 9).tolist()
+    [1, 3, 9]
+    """
+    numbers = numbers.sort(-1).values
+    is_again = numbers[..., 1:] == numbers[..., :-1]
+    return torch.cat([numbers[..., :1], numbers[..., 1:].masked_fill(is_again, none)], -1)
+
+
+def _counted(
+    numbers: Tensor, starts: Tensor, block_tokens: int, num_keys: int, block_size: BlockSize
+) -> tuple[Tensor, Tensor]:
+    """Return `score_blocks` of some heads, [heads, rows, columns], by counting the pairs in every block of scores.
+
+    What a query reads of its row of blocks is counted where it begins and ends, however long it is.
+
+    Args:
+        numbers: the blocks of each query, [heads, queries, k].
+        starts: the key from which they are counted, [heads, queries, 1].
+    """
+    num_heads, num_queries, _ = numbers.shape
+    query_tokens, key_tokens = block_size
+    num_rows, num_columns = -(-num_queries // query_tokens), -(-num_keys // key_tokens)
+    begin = starts + numbers * block_tokens
+    is_block = (numbers < num_keys) & (begin < num_keys)
+    begin = begin.masked_fill(~is_block, 0)
+    end = (begin + block_tokens).clamp(max=num_keys)
+    first, last = begin // key_tokens, (end - 1) // key_tokens
+    row = torch.arange(num_queries, device=numbers.device)[:, None] // query_tokens * (num_columns + 1)
+    first_place, last_place = ((row + column).flatten(1) for column in (first, last))
+    counts = torch.zeros(2, num_heads, num_rows * (num_columns + 1), dtype=torch.long, device=numbers.device)
+    reads, missing = counts
+    reads.scatter_add_(1, first_place, is_block.long().flatten(1))
+    reads.scatter_add_(1, last_place + 1, -is_block.long().flatten(1))
+    missing.scatter_add_(1, first_place, (is_block * (begin - first * key_tokens)).flatten(1))
+    missing.scatter_add_(1, last_place, (is_block * ((last + 1) * key_tokens - end)).flatten(1))
+    reads, missing = counts.view(2, num_heads, num_rows, num_columns + 1)[..., :-1]
+    reads = reads.cumsum(-1)
+    return reads > 0, reads * key_tokens - missing == query_tokens * key_tokens

@@ -10,6 +10,7 @@ from dataclasses import replace
 import flash_standin
 import pytest
 import torch
+from backends import chosen_cases
 from backends.compared_cases import cross_cases, huge_score_cases, memory_cases, pairwise_cases, special_cases
 from backends_cases import Case, tensors_of
 from backends_contract import check
@@ -42,7 +43,7 @@ SINKS_OF_PARTS = [
 ]
 CASES = [
     case
-    for case in (*LISTED, *SINKS_OF_PARTS)
+    for case in (*LISTED, *SINKS_OF_PARTS, *chosen_cases.varied_cases(), *chosen_cases.special_cases())
     if flash.why_not(on_gpu(case.call(values=tensors_of(case, case.dtype).values))) is None
 ]
 
@@ -65,6 +66,7 @@ def test_most_cases_are_computed() -> None:
     """Learned terms and single queries are not, nor trees and tables of keys."""
     others = [case for case in LISTED if case.label is None and case.num_queries != 1]
     assert len(CASES) > 0.7 * len(others)
+    assert any(case.choice for case in CASES)
 
 
 @pytest.mark.parametrize("pattern", ["band", "globals", "scattered globals"])

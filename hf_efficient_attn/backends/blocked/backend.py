@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import torch
@@ -99,7 +100,7 @@ def estimate(layout: Layout, blocks: BlockCosts) -> Estimate:
 
 
 NAME = "blocked"
-attend = operator.attend
+attend = partial(operator.attend, name=NAME)
 RANK = 30
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

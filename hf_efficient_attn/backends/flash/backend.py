@@ -4,17 +4,29 @@ For NVIDIA GPUs; optional (`pip install --pre "hf_efficient_attn[flash]"`), pure
 first call of each kind. On Hopper and Blackwell it computes forward and backward passes, on Ampere forward passes.
 """
 
+from functools import partial
+from math import inf
+from typing import cast
+
 import torch
-from torch import Tensor
 
 from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.flash.library import AMPERE, BLACKWELL, PACKAGE, is_installed, largest_head
-from hf_efficient_attn.backends.flash.parts import is_expression, may_need_mask, shares_keys, why_no_parts, work_of
+from hf_efficient_attn.backends.flash.parts import (
+    MOST_BLOCKS,
+    is_expression,
+    may_need_mask,
+    shares_keys,
+    why_no_parts,
+    work_of,
+)
 from hf_efficient_attn.backends.machine_costs import costs_of, gpu_generation, is_there
 from hf_efficient_attn.layout.call import AttentionCall
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.operator_args import read_call_text, write_call_text
 
 NAME = "flash"
+attend = partial(operator.attend, name=NAME)
 RANK = 15
 DTYPES = (torch.bfloat16, torch.float16)
 # a load of the kernels, in numbers
@@ -65,8 +77,9 @@ def _refused_numbers(call: AttentionCall) -> str | None:
         return "has no kernel for learned terms of the scores: use flex"
     if call.dropout > 0:
         return f"has no dropout (it is {call.dropout}): use flex"
-    if call.chosen is not None:
-        return "has no kernel for selected keys: use flex or gathered"
+    refused = None if call.chosen is None else _refused_selection(call)
+    if refused is not None:
+        return refused
     if call.query_start is not None:
         return "cannot compute a query_offset that is a tensor: use blocked"
     if call.layout.num_queries == 1:
@@ -76,7 +89,7 @@ def _refused_numbers(call: AttentionCall) -> str | None:
     if call.scale <= 0:
         return f"computes scores with a positive scale, not {call.scale}: use flex"
     # of a program that is being compiled, lengths may be symbols
-    needs_mask = inputs.is_compiling or may_need_mask(call.layout, call.tokens)
+    needs_mask = inputs.is_compiling or call.chosen is not None or may_need_mask(call.layout, call.tokens)
     largest = largest_head(generation, needs_mask)
     if any(dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)):
         return (
@@ -85,6 +98,18 @@ def _refused_numbers(call: AttentionCall) -> str | None:
         )
     if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
         return "computes windows alone on Ampere, without sinks and gradients: use flex"
+    return None
+
+
+def _refused_selection(call: AttentionCall) -> str | None:
+    """Return why selected keys are not computed; None: they are blocks of keys of one whole sequence."""
+    chosen, layout = call.chosen, call.layout
+    if chosen is None or not chosen.are_blocks:
+        return "computes of selected keys ChosenBlocks alone: use gathered"
+    if cast(ChosenBlocks, chosen).blocks.shape[3] > MOST_BLOCKS:
+        return f"compares a pair with up to {MOST_BLOCKS} selected blocks: use flex or gathered"
+    if not call.tokens.is_empty or layout.is_cross or not is_expression(layout.pattern):
+        return "computes selected blocks of one whole sequence and a pattern by position: use flex or gathered"
     return None
 
 
@@ -124,6 +149,9 @@ def is_fastest(call: AttentionCall) -> bool:
 
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example in scores of dense attention."""
+    if call.chosen is not None:
+        # chosen by name alone: no GPU has measured it
+        return inf
     costs, work = costs_of(call), work_of(call.layout.fitted)
     fixed = costs.flash_call * work.num_kernels / call.inputs.batch_size
     return fixed + costs.flash * work.num_pairs + SCORES_PER_JOINED_ROW * call.layout.num_rows * work.num_joined
@@ -131,11 +159,13 @@ def cost(call: AttentionCall) -> float:
 
 def rank(call: AttentionCall) -> int | None:
     """Return its rank, before flex."""
-    return None if call.layout.num_queries == 1 else RANK
+    return None if call.layout.num_queries == 1 or call.chosen is not None else RANK
 
 
 def remark(call: AttentionCall) -> str:
     """Return what it computes."""
+    if call.chosen is not None:
+        return "flash computes all tiles that hold a selected pair, which may be all that the pattern allows: by name."
     num_kernels = work_of(call.layout.fitted).num_kernels
     return f"flash computes this by {num_kernels} kernel{'s' * (num_kernels > 1)} of FlashAttention-4."
 
@@ -151,8 +181,3 @@ def working_bytes(call: AttentionCall) -> int:
     num_joined = work_of(layout.fitted).num_joined
     outputs = (num_joined + (num_joined > 0)) * layout.num_rows * inputs.value_dim * inputs.dtype.itemsize
     return outputs + BYTES_PER_TILE * layout.num_pairs // layout.num_heads // TILE_PAIRS
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Return output and lse; see `Backend`. Ask `why_not` first."""
-    return operator.attend(q, k, v, call, need_lse, NAME)

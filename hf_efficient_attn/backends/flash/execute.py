@@ -10,20 +10,30 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from hf_efficient_attn.backends.flash import library as flash
-from hf_efficient_attn.backends.flash.parts import HeadParts, Part, indices_on, layout_with, listed_on, parts_of
+from hf_efficient_attn.backends.flash.parts import (
+    HeadParts,
+    Part,
+    indices_on,
+    layout_with,
+    listed_on,
+    parts_of,
+    selected_parts,
+)
 from hf_efficient_attn.backends.kernels import empty_output, lse_of_weights, sink_gradient
 from hf_efficient_attn.errors import UnsupportedBackendError
-from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column
+from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column, selected_tables
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.dense_mask import is_idle
 from hf_efficient_attn.layout.layout import Layout
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks
+from hf_efficient_attn.layout.selected_keys import ChosenKeys, in_range
 from hf_efficient_attn.layout.token_locations import axis_locations
 from hf_efficient_attn.layout.transfer import device_numbers
 
@@ -39,9 +49,14 @@ def documents_of(call: AttentionCall) -> Documents | None:
     return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
 
 
+def parts_of_call(call: AttentionCall) -> tuple[HeadParts, ...]:
+    """Return the parts of all heads."""
+    return selected_parts(call.layout) if call.chosen is not None else parts_of(call.layout, documents_of(call))
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32."""
-    divided, group = parts_of(call.layout, documents_of(call)), q.shape[1] // k.shape[1]
+    divided, group = parts_of_call(call), q.shape[1] // k.shape[1]
     found = []
     for heads in divided:
         of_keys = heads.key_heads(group)
@@ -118,7 +133,7 @@ def backward(
     weights_lse = lse_of_weights(lse)
     d_lse = None if d_lse is None else d_lse.float().where(weights_lse < torch.inf, 0.0)
     found = []
-    for heads in parts_of(call.layout, documents_of(call)):
+    for heads in parts_of_call(call):
         own, of_keys = heads.heads, heads.key_heads(group)
         rows = tuple(each[:, own].transpose(1, 2) for each in (q, out, grad))
         keys = tuple(each[:, of_keys].transpose(1, 2) for each in (k, v))
@@ -267,6 +282,8 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
         options |= {"mask_mod": mask, "aux_tensors": aux or None}
         if part.queries is None and part.keys is None:
             refuse_deterministic(call)
+            if call.chosen is not None:
+                return Kernel(part, options, *selected_tables_of(call, device), num_examples)
             tables = tables_of(part.masked_layout(call.layout), documents_of(call), device, call.inputs.needs_grad)
             of_rows, of_columns = ({"block_sparse_tensors": each} for each in tables)
             return Kernel(part, options, of_rows, of_columns, num_examples)
@@ -279,6 +296,15 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
         numbers = device_numbers(bounds, device, torch.int32)
         options |= {"cu_seqlens_q": numbers, "cu_seqlens_k": numbers, "max_seqlen_q": longest, "max_seqlen_k": longest}
     return Kernel(part, options, {}, {}, num_examples)
+
+
+def selected_tables_of(call: AttentionCall, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the tables of selected blocks, by rows and by columns, which are made on the device."""
+    size, needs_grad = flash.block_size(flash.generation_of(device)), call.inputs.needs_grad
+    chosen = cast(ChosenKeys, call.chosen)
+    found = selected_tables(chosen, call.layout, call.tokens, None, size, device, needs_grad)
+    rows, columns = stored(found[:4], size), stored(found[4:], size) if needs_grad else None
+    return {"block_sparse_tensors": rows}, {"block_sparse_tensors": columns}
 
 
 def refuse_deterministic(call: AttentionCall) -> None:
@@ -307,11 +333,13 @@ def tables_of(layout: Layout, documents: Documents | None, device: torch.device,
     table: BlockTable = block_table(layout, documents, size, device)
     partial, full = (table.num_partial, table.partial), (table.num_full, table.full)
 
-    def stored(*tables: Tensor) -> Any:
-        # kernels look at strides, also of dimensions of one row
-        return flash.library().tables(*(each.clone(memory_format=torch.contiguous_format) for each in tables), size)
+    columns = (*by_column(*partial), *by_column(*full)) if needs_grad else ()
+    return stored((*partial, *full), size), stored(columns, size) if needs_grad else None
 
-    return stored(*partial, *full), stored(*by_column(*partial), *by_column(*full)) if needs_grad else None
+
+def stored(tables: tuple[Tensor, ...], size: tuple[int, int]) -> Any:
+    """Return tables as kernels take them, which look at strides, also of dimensions of one row."""
+    return flash.library().tables(*(each.clone(memory_format=torch.contiguous_format) for each in tables), size)
 
 
 def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Callable[..., Any], list[Tensor]]:
@@ -338,6 +366,13 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
     if blocks is not None:
         found = listed_on(layout_with(blocks, layout), device)
         of_blocks, tokens, (num_lists, _, most) = kept(found.table, 1), found.tokens, found.table.shape
+    selected = None if call.chosen is None else cast(ChosenBlocks, call.chosen)
+    of_selected, num_selected, heads_per_choice, has_one = -1, 0, 1, (True, True)
+    if selected is not None:
+        numbers = in_range(selected.blocks, layout.num_keys)
+        of_selected, num_selected = kept(numbers, 2), numbers.shape[3]
+        has_one = (numbers.shape[0] == 1, numbers.shape[1] == 1)
+        heads_per_choice = layout.num_heads // numbers.shape[1]
     locations = []
     if not is_idle(call.tokens):
         located = _located.get_of(
@@ -360,6 +395,13 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
                 found = is_listed if found is None else found | is_listed
         if part.excluded is not None:
             found = found & ((~part.excluded).allowed(query, key))
+        if selected is not None:
+            example, own = batch * 0 if has_one[0] else batch, head * 0 if has_one[1] else head // heads_per_choice
+            choice, block = row // selected.queries_per_choice, column // selected.block_tokens
+            is_selected = block < 0
+            for number in range(num_selected):
+                is_selected = is_selected | (look(aux[of_selected], example, own, choice, number) == block)
+            found = found & is_selected
         if has_globals:
             is_global = (look(aux[locations[4]], batch, row) | look(aux[locations[5]], batch, column)) > 0
             found = found | (is_global & (key <= query) if layout.pattern.is_causal else is_global)
@@ -369,10 +411,12 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
         return found
 
     # kernels are compiled once for all functions with this text, and may be kept on disk
-    kinds = (part.mask, part.excluded, tokens, num_lists, most, of_offset, of_queries, of_keys, of_blocks, locations)
+    numbers_of = () if selected is None else (selected.queries_per_choice, selected.block_tokens, num_selected)
+    indices = (of_offset, of_queries, of_keys, of_blocks, of_selected, locations)
+    kinds = (part.mask, part.excluded, tokens, num_lists, most, numbers_of, heads_per_choice, has_one, *indices)
     patterns = [each for each in (part.mask, part.excluded) if each is not None]
     sources = sorted({source_of(type(atom)) for each in patterns for atom in each.atoms()})  # type: ignore[arg-type]
-    allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal} {sources} {source_of(Part)}"  # type: ignore[attr-defined]
+    allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal} {sources} {source_of(Kernel)}"  # type: ignore[attr-defined]
     return flash.library().jit(allowed), aux
 
 

@@ -29,7 +29,7 @@ MAX_GROUPS = 4
 # more tokens than this part of all are not gathered
 MOST_GATHERED = 1 / 8
 # blocks that are looked up: of at least so many tokens, and at most so many for a block of queries
-MIN_BLOCK_TOKENS, MOST_LISTED = 16, 16
+MIN_BLOCK_TOKENS, MOST_BLOCKS = 16, 16
 # queries and keys that a kernel computes at once
 TILE = 128
 CPU = torch.device("cpu")
@@ -103,6 +103,12 @@ def parts_of(layout: Layout, documents: Documents | None) -> tuple[HeadParts, ..
     if documents is not None:
         return tuple(HeadParts(first, count, document_parts(own, layout, documents)) for first, count, own in groups)
     return tuple(HeadParts(first, count, whole_parts(own.members(), own, layout)) for first, count, own in groups)
+
+
+@cached()
+def selected_parts(layout: Layout) -> tuple[HeadParts, ...]:
+    """Return the part of selected blocks: what the pattern allows, of which the call's mask leaves the selected."""
+    return (HeadParts(0, layout.num_heads, (Part(mask=layout.pattern),)),)
 
 
 def whole_parts(members: Sequence[Pattern], drawn: Pattern | None, layout: Layout) -> tuple[Part, ...]:
@@ -297,7 +303,7 @@ def why_no_parts(layout: Layout, has_documents: bool) -> str | None:
         if not is_known or (part.blocks is not None and listed_blocks(layout_with(part.blocks, layout)) is None):
             return (
                 f"{kind} looks up its keys in tables, or needs operators, that its kernels do not know; of tables they "
-                f"know up to {MOST_LISTED} blocks of at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
+                f"know up to {MOST_BLOCKS} blocks of at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
             )
     return None
 
@@ -339,7 +345,7 @@ class ListedBlocks(NamedTuple):
 
 @cached()
 def listed_blocks(layout: Layout) -> ListedBlocks | None:
-    """Return the blocks of a layout; None: it is not made of blocks, or a block attends to more than MOST_LISTED."""
+    """Return the blocks of a layout; None: it is not made of blocks, or a block attends to more than MOST_BLOCKS."""
     groups = layout.head_groups()
     tokens = groups[0][2].granularity
     are_equal = all(drawn.is_made_of_blocks and drawn.granularity == tokens for _, _, drawn in groups)
@@ -352,7 +358,7 @@ def listed_blocks(layout: Layout) -> ListedBlocks | None:
         rows = [
             [block for start, stop in each for block in range(start // tokens, -(-stop // tokens))] for each in found
         ]
-        if max(map(len, rows)) > MOST_LISTED:
+        if max(map(len, rows)) > MOST_BLOCKS:
             return None
         listed.append(rows)
     width = max(1, *(len(row) for rows in listed for row in rows))

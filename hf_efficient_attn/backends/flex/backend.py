@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.block_mask import BLOCK_SIZES, block_mask, order_of
+from hf_efficient_attn.backends.flex.captured import by_pair, in_memory
 from hf_efficient_attn.backends.flex.kernel import memory_order, run
 from hf_efficient_attn.backends.flex.mods import (
     Dropout,
@@ -31,9 +32,8 @@ from hf_efficient_attn.backends.flex.mods import (
     is_traceable,
     mods_of,
 )
-from hf_efficient_attn.backends.flex.selected_blocks import blocks_with_pairs, by_pair, in_memory
 from hf_efficient_attn.backends.machine_costs import costs_of, is_there
-from hf_efficient_attn.layout.block_table import MAX_TABLE_BYTES, block_table, globals_first
+from hf_efficient_attn.layout.block_table import MAX_TABLE_BYTES, block_table, blocks_with_pairs, globals_first
 from hf_efficient_attn.layout.call import AttentionCall, join_sinks
 from hf_efficient_attn.layout.dense_mask import row_lse
 from hf_efficient_attn.layout.listed_keys import ChosenBlocks

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from hf_efficient_attn.backends.flex.mods import MaskMod, layout_text
-from hf_efficient_attn.backends.flex.selected_blocks import selected_tables
 from hf_efficient_attn.layout.block_table import (
     CACHE_BYTES,
     Documents,
@@ -17,6 +16,7 @@ from hf_efficient_attn.layout.block_table import (
     block_table,
     by_column,
     globals_first,
+    selected_tables,
 )
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from hf_efficient_attn.backends.flex.selected_blocks import (
+from hf_efficient_attn.backends.flex.captured import (
     SelectedBlocks,
     by_pair,
     captured,

@@ -1,5 +1,7 @@
 """The gathered backend: keys chosen by what tokens say, gathered tile by tile; forward and backward, on any device."""
 
+from functools import partial
+
 from hf_efficient_attn.backends import operator
 from hf_efficient_attn.backends.gathered.execute import ANY_PAIRS, MOST_PAIRS, MOST_PAIRS_OFF_CPU, key_cost
 from hf_efficient_attn.backends.kernels import is_fused
@@ -9,7 +11,7 @@ from hf_efficient_attn.layout.listed_keys import MOST_ENTRIES, MOST_KEY_ROWS
 from hf_efficient_attn.layout.selected_keys import Sizes, TileWork
 
 NAME = "gathered"
-attend = operator.attend
+attend = partial(operator.attend, name=NAME)
 # before sdpa, which takes memory for all pairs
 RANK = 5
 # times, in scores of dense attention without a mask, on a CPU: per score with its mask, that of the explicit kernel,
