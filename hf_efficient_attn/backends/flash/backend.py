@@ -44,7 +44,7 @@ def why_not(call: AttentionCall) -> str | None:
     """Return one sentence why this backend cannot compute a call; None: it can."""
     if call.inputs.device != "cuda":
         return f"flash runs on NVIDIA GPUs, not on {call.inputs.device}: use blocked or sdpa."
-    reason = _refused_layout(call) or _refused_numbers(call) if call.inputs.dtype in DTYPES else _refused_numbers(call)
+    reason = _refused(call)
     if reason is not None:
         return f"flash {reason}."
     return None if missing(call) is None else _not_installed()
@@ -53,8 +53,8 @@ def why_not(call: AttentionCall) -> str | None:
 def missing(call: AttentionCall) -> str | None:
     """Return what must be installed if that alone keeps this backend from computing the call; otherwise None."""
     is_complete = _is_installed(call.inputs.is_compiling or is_there(call.inputs.device))
-    is_able = call.inputs.device == "cuda" and _refused_numbers(call) is None and _refused_layout(call) is None
-    return PACKAGE if is_able and not is_complete else None
+    is_able = call.inputs.device == "cuda" and not is_complete and _refused(call) is None
+    return PACKAGE if is_able else None
 
 
 # a constant in programs that are being compiled
@@ -66,6 +66,11 @@ def _is_installed(is_here: bool) -> bool:
 
 def _not_installed() -> str:
     return f'flash needs {PACKAGE}, which is not installed: pip install --pre "hf_efficient_attn[flash]"; or use flex.'
+
+
+def _refused(call: AttentionCall) -> str | None:
+    """Return why kernels do not compute a call, what takes least to find out first; None: they do."""
+    return _refused_numbers(call) or _refused_layout(call) or _refused_sizes(call)
 
 
 def _refused_numbers(call: AttentionCall) -> str | None:
@@ -88,16 +93,6 @@ def _refused_numbers(call: AttentionCall) -> str | None:
         return f"knows Ampere, Hopper and Blackwell, not compute capability {generation}: use flex"
     if call.scale <= 0:
         return f"computes scores with a positive scale, not {call.scale}: use flex"
-    # of a program that is being compiled, lengths may be symbols
-    needs_mask = inputs.is_compiling or call.chosen is not None or may_need_mask(call.layout, call.tokens)
-    largest = largest_head(generation, needs_mask)
-    if any(dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)):
-        return (
-            f"has no kernel for head sizes {inputs.head_dim} and {inputs.value_dim} here; they must be multiples of "
-            f"{ALIGNMENT} up to {largest}: use flex or sdpa"
-        )
-    if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
-        return "computes windows alone on Ampere, without sinks and gradients: use flex"
     return None
 
 
@@ -132,6 +127,22 @@ def _refused_layout(call: AttentionCall) -> str | None:
         return f"cannot compute this pattern: {reason}; use flex or blocked"
     if shares_keys(layout, not call.tokens.is_empty, layout.num_heads // inputs.num_key_heads):
         return "computes heads that share keys together, and theirs have different patterns: use flex"
+    return None
+
+
+def _refused_sizes(call: AttentionCall) -> str | None:
+    """Return why a GPU has no kernel for the head sizes, or for gradients and masks at all; None: it has."""
+    inputs, generation = call.inputs, gpu_generation(call.inputs.device)
+    # of a program that is being compiled, lengths may be symbols
+    needs_mask = inputs.is_compiling or call.chosen is not None or may_need_mask(call.layout, call.tokens)
+    largest = largest_head(generation, needs_mask)
+    if any(dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)):
+        return (
+            f"has no kernel for head sizes {inputs.head_dim} and {inputs.value_dim} here; they must be multiples of "
+            f"{ALIGNMENT} up to {largest}: use flex or sdpa"
+        )
+    if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
+        return "computes windows alone on Ampere, without sinks and gradients: use flex"
     return None
 
 
