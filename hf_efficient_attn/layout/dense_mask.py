@@ -23,7 +23,7 @@ from hf_efficient_attn.layout.operator_args import read_layout, write_call_text
 from hf_efficient_attn.layout.score_terms import Label, Term, look_up
 from hf_efficient_attn.layout.selected_keys import ChosenKeys, of_heads
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations, token_locations
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.token_mask import NO_MASK, Document, TokenMask
 from hf_efficient_attn.layout.transfer import tables_on
 from hf_efficient_attn.patterns.algebra import allowed_by
 from hf_efficient_attn.patterns.intervals import charge
@@ -318,6 +318,12 @@ def is_idle(tokens: TokenMask) -> bool:
         return False
     masks = [mask for mask in (tokens.key_mask, tokens.query_mask) if mask is not None]
     return all(mask.device.type == "cpu" and bool(mask.all()) for mask in masks)
+
+
+def documents_of(call: AttentionCall) -> tuple[tuple[Document, ...], ...] | None:
+    """Return the documents of each example; None: every example is one whole document."""
+    layout, tokens = call.layout, call.tokens
+    return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
 
 
 def reads_everything(layout: Layout) -> bool:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.flex.block_mask import BLOCK_SIZES, block_mask, documents_of
+from hf_efficient_attn.backends.flex.block_mask import BLOCK_SIZES, block_mask
 from hf_efficient_attn.backends.flex.mods import mods_of
 from hf_efficient_attn.layout.block_table import are_listed, selected_tables
-from hf_efficient_attn.layout.dense_mask import allowed_pairs, selected_pairs
+from hf_efficient_attn.layout.dense_mask import allowed_pairs, documents_of, selected_pairs
 
 CPU = torch.device("cpu")
 pytestmark = [

@@ -30,7 +30,7 @@ from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column, selected_tables
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.dense_mask import is_idle
+from hf_efficient_attn.layout.dense_mask import documents_of, is_idle
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.selected_keys import ChosenKeys, in_range
@@ -41,12 +41,6 @@ from hf_efficient_attn.layout.transfer import device_numbers
 TILE = 256
 # of the dimensions [batch, tokens, heads, width], as kernels take them
 TOKENS, HEADS = 1, 2
-
-
-def documents_of(call: AttentionCall) -> Documents | None:
-    """Return the documents of each example; None: every example is one whole document."""
-    layout, tokens = call.layout, call.tokens
-    return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
 
 
 def parts_of_call(call: AttentionCall) -> tuple[HeadParts, ...]:
@@ -332,7 +326,6 @@ def tables_of(layout: Layout, documents: Documents | None, device: torch.device,
     size = flash.block_size(flash.generation_of(device))
     table: BlockTable = block_table(layout, documents, size, device)
     partial, full = (table.num_partial, table.partial), (table.num_full, table.full)
-
     columns = (*by_column(*partial), *by_column(*full)) if needs_grad else ()
     return stored((*partial, *full), size), stored(columns, size) if needs_grad else None
 

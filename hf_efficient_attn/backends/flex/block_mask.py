@@ -20,7 +20,7 @@ from hf_efficient_attn.layout.block_table import (
 )
 from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.call import AttentionCall
-from hf_efficient_attn.layout.dense_mask import is_idle
+from hf_efficient_attn.layout.dense_mask import documents_of
 from hf_efficient_attn.layout.grouped_keys import read_selected_keys, write_chosen_text
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.operator_args import read_call_text, read_layout
@@ -59,12 +59,6 @@ def block_mask(
     of_columns = tables[4:] or (None,) * 4
     # mypy does not count the tensors of a tuple
     return BlockMask(lengths, *tables[:4], *of_columns, BLOCK_SIZES[device.type], mask_mod)  # type: ignore[arg-type, call-arg]
-
-
-def documents_of(call: AttentionCall) -> Documents | None:
-    """Return the documents of each example; None: every example is one whole document."""
-    layout, tokens = call.layout, call.tokens
-    return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
 
 
 @cached(CACHE_BYTES)
