@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from string import Formatter
 from typing import Any
 
@@ -197,6 +197,17 @@ def llama(found: Record) -> Iterator[Record]:
             yield {"what": f"perplexity: {way}", "tokens": int(tokens), "text": f"{value:.1f}"}
 
 
+def learning_rates(found: Record) -> Iterator[Record]:
+    """Yield the bits per byte of models by learning rate: the mean over seeds, the lowest and the highest."""
+    for model in records(found, "models"):
+        of_rate: dict[float, list[float]] = {}
+        for trial in model["tried"]:
+            of_rate.setdefault(trial["learning_rate"], []).append(trial["bits_per_byte"])
+        for rate, bits in of_rate.items():
+            text = f"{fmean(bits):.3f}" + (f" ({min(bits):.3f}–{max(bits):.3f})" if len(bits) > 1 else "")
+            yield {"name": model["name"], "rate": rate, "bits": text}
+
+
 def spam(found: Record) -> Iterator[Record]:
     """Yield the accuracy of models and of a bag of words by how much of a document they read."""
     for kind, model in found["models"].items():
@@ -260,11 +271,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
         "{seconds[median]:.2f} | times as fast as all-gather = {seconds_against_all_gather[median]:.2f}"
     ),
     "llama": Pivot("{what}", "{text}", rows=llama),
-    "learned": Listing(
-        "bits per byte = `{name}` | parameters = {parameters:,} | rate 0.001 = {tried[0][bits_per_byte]:.3f} | "
-        "rate 0.003 = {tried[1][bits_per_byte]:.3f}",
-        partial(records, name="blocks"),
-    ),
+    "learning rates": Pivot("`{name}`", "{bits}", "rate {rate:g}", learning_rates),
     "list operations": Listing(
         "mechanism = {name} | accuracy = {accuracy:.3f} | ± = {deviation:.3f} | seconds a step = "
         "{seconds_per_step:.3f}",

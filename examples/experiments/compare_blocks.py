@@ -1,24 +1,27 @@
-"""Train causal language models that differ only in their block, side by side, and compare them.
+"""Train language models that differ only in their block, side by side: GPT-2, Pre-LN and SAS-P.
 
     pip install ".[train]"
     python examples/experiments/compare_blocks.py
 
-needs no network and no argument. It trains `pre_ln` and `sas_p` at equal shape on the source of the Python standard
-library, for a hundred seconds each on two cores, and shows held-out loss, bits per byte, parameters and tokens/s of
-both. Expect 2.05 and 2.01 bits per byte (Python 3.11). In `outputs/compare_blocks` it leaves, for each block, a folder
-that `AutoModelForCausalLM.from_pretrained` and `pipeline` load, and results.json, results.md, loss_curves.png.
+needs no network and no argument. It trains transformers' own GPT-2, this package's `pre_ln` and its `sas_p` on the
+source of the Python standard library, each for about a minute on two cores, with the same text, width, depth,
+positions (learned), activation, batches and schedule. Each has the learning rate that was best for it in
+`model_cards/results/compare_blocks.json`. The last screen says which has the lowest held-out loss, by how much, and
+how much the seed alone changes. In `outputs/compare_blocks` it leaves, for each model, a folder that
+`AutoModelForCausalLM.from_pretrained` and `pipeline` load, and results.json, results.md, loss_curves.png.
 
-After Ctrl-C the same command with `--resume` goes on from the last checkpoint. More:
+After Ctrl-C the same command with `--resume` goes on from the last checkpoint. Other models, other fields of their
+config, and the search for the learning rates:
 
-    python examples/experiments/compare_blocks.py --blocks pre_ln sas v_skipinit --output_dir outputs/three
-    python examples/experiments/compare_blocks.py --learning_rates 1e-3 3e-3     # `sas_p` at 3e-3: 1.78 bits per byte
+    python examples/experiments/compare_blocks.py --models pre_ln sas "sas,position_embedding_type=rope"
+    python examples/experiments/compare_blocks.py --learning_rates 1e-3 2e-3 4e-3 8e-3 --seeds 1 2 3
 """
 
 import json
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -36,19 +39,21 @@ from comparison.run_folder import (
 from comparison.shape import Shape
 from comparison.token_blocks import TokenBlocks, prepare_token_blocks
 from comparison.training import BitsPerByteTrainer, share, training_arguments
-from transformers import Trainer, TrainingArguments, pipeline, set_seed
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, Trainer, pipeline, set_seed
 from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 import hf_efficient_attn as hea
 
-# He & Hofmann (arXiv:2311.01906, appendix D): 1e-3, and 3e-4 for V-SkipInit. SAS-P without norms has no causal rate in
-# the paper; its BERT takes 2e-3 where SAS-P takes 3e-3, and the same ratio is kept here.
-RATES = {"pre_ln": 1e-3, "parallel": 1e-3, "v_skipinit": 3e-4, "sas": 1e-3, "sas_p": 1e-3, "sas_p_no_norm": 6.7e-4}
+SEARCH = Path(__file__).parents[2] / "model_cards" / "results" / "compare_blocks.json"
+# of blocks that the search has not tried: He & Hofmann (arXiv:2311.01906), appendix D
+PAPER_RATE = 1e-3
+MODELS = ("gpt2", *hea.SimplifiedTransformerConfig.blocks)
 COLUMNS = {
-    "block": ("block", "{}"),
+    "model": ("model", "{}"),
     "parameters": ("parameters", "{:,}"),
     "learning_rate": ("learning rate", "{:g}"),
+    "seed": ("seed", "{}"),
     "eval_loss": ("held-out nats/token", "{:.4f}"),
     "bits_per_byte": ("bits per byte", "{:.4f}"),
     "train_seconds": ("training (s)", "{:.0f}"),
@@ -58,107 +63,143 @@ COLUMNS = {
 
 @dataclass
 class Arguments(Shape):
-    """Which blocks, in which shape, trained for how long."""
+    """Which models, in which shape, trained for how long."""
 
     output_dir: str = HfArg(default="outputs/compare_blocks", help="Folder of the run.")
-    blocks: list[str] = HfArg(
-        default_factory=lambda: ["pre_ln", "sas_p"], help=f"Blocks to train, of {', '.join(RATES)}."
+    models: list[str] = HfArg(
+        default_factory=lambda: ["gpt2", "pre_ln", "sas_p"],
+        help=f"Models to train, of {', '.join(MODELS)}. Fields of the config follow a name: sas,norm_type=layernorm.",
     )
     learning_rates: list[float] | None = HfArg(
-        default=None, help="Train each block at each of these, keep the best. Default: the paper's rate of each block."
+        default=None, help="Train each model at each of these. Default: the rate that was best for it in the search."
     )
+    seeds: list[int] = HfArg(default_factory=lambda: [42], help="Of weights and order: train each model with each.")
     max_steps: int = HfArg(default=400, help="Optimizer steps of each model.")
     batch_size: int = HfArg(default=8, help="Blocks of tokens in a step.")
     block_size: int = HfArg(default=128, help="Tokens of a training sequence.")
     vocab_size: int = HfArg(default=4096, help="Tokens of the tokenizer, which is trained on the text.")
-    max_train_bytes: int = HfArg(default=8_000_000, help="Train on at most so much text.")
-    max_eval_blocks: int = HfArg(default=128, help="Evaluate on so many blocks of held-out text, evenly spaced.")
-    seed: int = HfArg(default=42, help="Of weights and order.")
+    max_train_bytes: int = HfArg(default=8_000_000, help="Train on at most this many bytes of text.")
+    max_eval_blocks: int = HfArg(default=128, help="Evaluate on this many blocks of held-out text, evenly spaced.")
     resume: bool = HfArg(default=False, help="Go on with the run in --output_dir.")
 
     def __post_init__(self) -> None:
-        self.blocks = known_once("blocks", self.blocks, RATES)
+        known_once("models", [model.split(",")[0] for model in self.models], MODELS)
+        self.models = list(dict.fromkeys(self.models))
 
 
 def main(args: Arguments) -> None:
-    """Train every block, and report."""
+    """Train every model, and report."""
     # the head is tied to the embedding, which a checkpoint holds; Trainer reports it missing at every load
     logging.get_logger("transformers.trainer").addFilter(lambda record: "lm_head.weight" not in record.getMessage())
     folder = open_run(args, args.resume)
-    for block in args.blocks:
-        config_of(args, block)  # refused now, not after the first model is trained
+    for model in args.models:
+        config_of(args, model)  # refused now, not after the first model is trained
     data = prepare_token_blocks(args.max_train_bytes, args.vocab_size, args.block_size, args.max_eval_blocks)
-    print("{source}: {train_tokens:,} tokens to train on.".format(**data.describe()).capitalize(), flush=True)
+    print("Text: {source}, {train_tokens:,} tokens to train on.".format(**data.describe()), flush=True)
     try:
-        results = [train_best_rate(args, data, block, folder / block) for block in args.blocks]
+        results = [train_model(args, data, model, folder / model) for model in args.models]
     except KeyboardInterrupt:
         raise SystemExit("\nInterrupted. The same command with --resume goes on from the last checkpoint.") from None
     report(args, data, folder, results)
 
 
-def config_of(args: Arguments, block: str, **fields: Any) -> hea.SimplifiedTransformerConfig:
-    """Return the config of a block in the run's shape."""
-    return hea.SimplifiedTransformerConfig(
-        block=block,
-        **args.shape(),
-        # reaches the same loss in half the steps of the family's sinusoids
-        position_embedding_type="rope",
-        max_position_embeddings=args.block_size,
-        **fields,
-    )
+def config_of(args: Arguments, model: str, **fields: Any) -> PreTrainedConfig:
+    """Return the config of a model in the run's shape: GPT-2's has other names for the same fields."""
+    name, *given = model.split(",")
+    for field, value in (each.split("=") for each in given):
+        try:
+            fields[field] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[field] = value
+    if name == "gpt2":
+        # the other models have no dropout either
+        none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        shape = {"n_embd": args.hidden_size, "n_layer": args.num_hidden_layers, "n_head": args.num_attention_heads}
+        return GPT2Config(n_positions=args.block_size, **{**none, **shape, **fields})
+    like_gpt2 = {"position_embedding_type": "learned", "hidden_act": "gelu_new"}
+    shape = {**args.shape(), "max_position_embeddings": args.block_size}
+    return hea.SimplifiedTransformerConfig(block=name, **{**like_gpt2, **shape, **fields})
 
 
-def train_best_rate(args: Arguments, data: TokenBlocks, block: str, folder: Path) -> dict[str, Any]:
-    """Train a block at each of its rates, leave the best model in `folder`, and return its result."""
-    rates = args.learning_rates or [RATES[block]]
-    if len(rates) == 1:
-        only = train(args, data, block, rates[0], folder)
+def train_model(args: Arguments, data: TokenBlocks, model: str, folder: Path) -> dict[str, Any]:
+    """Train a model at each of its rates with each seed, leave the best in `folder`, and return its result."""
+    rates = args.learning_rates or [best_rate(model)]
+    trials = [(rate, seed) for rate in rates for seed in args.seeds]
+    if len(trials) == 1:
+        only = train(args, data, model, *trials[0], folder)
         return {**only, "tried": [only]}
-    tried = [train(args, data, block, rate, folder / f"lr_{rate:g}") for rate in rates]
+    places = {trial: folder / "lr_{:g}_seed_{}".format(*trial) for trial in trials}
+    tried = [train(args, data, model, *trial, place) for trial, place in places.items()]
     best = min(tried, key=lambda result: (result["stopped"] is not None, result["eval_loss"]))
-    print(f"{block}: best learning rate {best['learning_rate']:g}\n{results_table(COLUMNS, tried)}", flush=True)
-    for file in (folder / f"lr_{best['learning_rate']:g}").iterdir():
+    print(f"{model}:\n{results_table(COLUMNS, tried)}", flush=True)
+    for file in places[best["learning_rate"], best["seed"]].iterdir():
         if file.is_file():
             shutil.copy2(file, folder / file.name)
     return {**best, "tried": tried}
 
 
-def train(args: Arguments, data: TokenBlocks, block: str, learning_rate: float, folder: Path) -> dict[str, Any]:
+def read_search() -> dict[str, Any]:
+    """Return the committed search for learning rates."""
+    return json.loads(SEARCH.read_text()) if SEARCH.exists() else {"size": None, "models": {}}
+
+
+def bits(search: dict[str, Any], model: str) -> dict[float, list[float]]:
+    """Return the bits per byte that a model reached in the search, by learning rate: one for each seed."""
+    found: dict[float, list[float]] = {}
+    for trial in search["models"].get(model, {}).get("tried", ()):
+        found.setdefault(trial["learning_rate"], []).append(trial["bits_per_byte"])
+    return found
+
+
+def best_rate(model: str) -> float:
+    """Return the learning rate that was best for a model, over the seeds of the search."""
+    tried = bits(read_search(), model.split(",")[0])
+    return min(tried, key=lambda rate: mean(tried[rate]), default=PAPER_RATE)
+
+
+def size_of(args: Arguments) -> dict[str, int]:
+    """Return the arguments on which the best learning rate depends."""
+    names = ("max_steps", "batch_size", "block_size", "vocab_size", "max_train_bytes")
+    return {**args.shape(), **{name: getattr(args, name) for name in names}}
+
+
+def train(
+    args: Arguments, data: TokenBlocks, model_name: str, learning_rate: float, seed: int, folder: Path
+) -> dict[str, Any]:
     """Train one model, keep its best weights in `folder`, and return the result."""
     done = folder / "result.json"
     if done.exists():
-        print(f"\n{block} at learning rate {learning_rate:g} is finished.", flush=True)
+        print(f"\n{model_name} at learning rate {learning_rate:g}, seed {seed}, is finished.", flush=True)
         return json.loads(done.read_text())
-    trainer = build_trainer(args, data, block, learning_rate, folder)
+    trainer = build_trainer(args, data, model_name, learning_rate, seed, folder)
     model, last = trainer.model, hea.training.last_complete_checkpoint(folder) if args.resume else None
     # from the last step of all Trainer would take one step more: that model starts again
     last = None if last is None or last.endswith(f"checkpoint-{args.max_steps}") else last
-    start = f"continued from {Path(last).name}" if last else "from the start"
-    print(f"\n{block}: {model.num_parameters():,} parameters, learning rate {learning_rate:g}, {start}", flush=True)
+    start = f"continued from {Path(last).name}" if last else f"seed {seed}"
+    print(
+        f"\n{model_name}: {model.num_parameters():,} parameters, learning rate {learning_rate:g}, {start}", flush=True
+    )
     trainer.train(resume_from_checkpoint=last)
     history, metrics = trainer.history("loss", "eval_loss"), trainer.evaluate()
     tokens, seconds = trainer.state.global_step * args.batch_size * args.block_size, trainer.clock.seconds
     result = {
-        "block": block,
+        "model": model_name,
         "parameters": model.num_parameters(),
         "learning_rate": learning_rate,
+        "seed": seed,
         "eval_loss": metrics["eval_loss"],
-        "perplexity": math.exp(min(metrics["eval_loss"], 700.0)),
         "bits_per_byte": metrics["eval_bits_per_byte"],
         "best_step": trainer.state.best_global_step,
         "num_steps": trainer.state.global_step,
         "train_tokens": tokens,
-        "tokens_per_step": args.batch_size * args.block_size,
         "train_seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "stopped": trainer.stopped,
-        "shape": f"width {args.hidden_size}, {args.num_hidden_layers} layers, {args.num_attention_heads} heads, rotary",
-        "optimizer": optimizer_words(trainer.args),
         "history": history,
     }
     text = f"{model.num_parameters():,} parameters, trained on {tokens:,} tokens of the Python standard library"
     text = f"{text}: {result['bits_per_byte']:.3f} bits per byte of held-out files."
-    save(model, data.tokenizer, folder, "text-generation", f"Block `{block}` (arXiv:2311.01906)", text)
+    save(model, data.tokenizer, folder, "text-generation", model_name, text)
     row = torch.tensor([data.validation[0]["input_ids"]])
     result["reload_difference"] = reload_difference(model, folder, row)
     # last: marks the model finished
@@ -167,18 +208,18 @@ def train(args: Arguments, data: TokenBlocks, block: str, learning_rate: float, 
 
 
 def build_trainer(
-    args: Arguments, data: TokenBlocks, block: str, learning_rate: float, folder: Path
+    args: Arguments, data: TokenBlocks, model_name: str, learning_rate: float, seed: int, folder: Path
 ) -> BitsPerByteTrainer:
-    """Return the trainer of a new model, with the paper's optimizer settings."""
+    """Return the trainer of a new model: AdamW, weight decay 0.1 on matrices alone, warm-up, then down to 0."""
     training = training_arguments(
         folder,
-        args.seed,
+        seed,
         max_steps=args.max_steps,
         learning_rate=learning_rate,
         per_device_train_batch_size=args.batch_size,
         per_device_eval_batch_size=32,
         weight_decay=0.1,
-        warmup_steps=0.05,
+        warmup_steps=0.1,
         eval_strategy="steps",
         eval_steps=share(args.max_steps, 0.1),
         save_strategy="steps",
@@ -186,13 +227,12 @@ def build_trainer(
         logging_steps=share(args.max_steps, 0.02),
         save_total_limit=2,
         load_best_model_at_end=True,
-        data_seed=args.seed,
+        data_seed=seed,
     )
-    set_seed(args.seed)
+    set_seed(seed)
     end = data.tokenizer.eos_token_id
     ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-    config = config_of(args, block, vocab_size=len(data.tokenizer), **ends)
-    model = hea.SimplifiedTransformerForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config_of(args, model_name, vocab_size=len(data.tokenizer), **ends))
     optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(training, model)
     optimizer = optimizer_class(hea.optimizer_groups(model, training.weight_decay), **options)
     return BitsPerByteTrainer(
@@ -206,15 +246,6 @@ def build_trainer(
     )
 
 
-def optimizer_words(training: TrainingArguments) -> str:
-    """Return how the models are trained."""
-    return (
-        f"AdamW, betas ({training.adam_beta1:g}, {training.adam_beta2:g}), weight decay {training.weight_decay:g} on "
-        f"matrices only, gradient norm at most {training.max_grad_norm:g}, {training.lr_scheduler_type.value} schedule "
-        f"with warm-up {training.warmup_steps:g}"
-    )
-
-
 def stack_blocks(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """Return a batch; the model shifts the labels itself. Shapes: [rows, block_size]."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
@@ -224,34 +255,58 @@ def stack_blocks(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[str, Any]]) -> None:
     """Write the tables and the picture, and print what a reader wants to see last."""
     scale = data.bits_per_byte_of_one_nat
-    save_picture(draw_loss_curves({one["block"]: one["history"] for one in results}, scale), folder / "loss_curves.png")
-    stops = [f"{one['block']} stopped early. {one['stopped']}" for one in results if one["stopped"]]
-    text = "\n\n".join([results_table(COLUMNS, results), *stops])
-    best = min(results, key=lambda result: result["eval_loss"])["block"]
-    content = {"corpus": data.describe(), "blocks": {one["block"]: one for one in results}}
+    save_picture(draw_loss_curves({one["model"]: one["history"] for one in results}, scale), folder / "loss_curves.png")
+    stops = [f"{one['model']} stopped early. {one['stopped']}" for one in results if one["stopped"]]
+    text = "\n\n".join([results_table(COLUMNS, results), verdict(args, results), *stops])
+    best = min(results, key=lambda result: result["eval_loss"])["model"]
+    content = {"corpus": data.describe(), "size": size_of(args), "models": {one["model"]: one for one in results}}
     prompt, sample = continue_text(folder / best, data)
     lines = "\n".join(f"    {line}" for line in f"{prompt}▮{sample}".rstrip().splitlines()[:14])
     print(f"\n{best} continues a held-out file, from ▮ on:\n\n{lines}")
     print(write_results(folder, "Causal language models of the standard library", content, text))
-    others = [block for block in args.blocks if block != best]
     print(
-        f"Each block is a folder in {folder}. See their losses in {folder / 'loss_curves.png'}, all figures in\n"
-        f"{folder / 'results.json'}. Use a model as any of Transformers, after `import hf_efficient_attn`:\n\n"
+        f"Each model is a folder in {folder}. See their losses in {folder / 'loss_curves.png'}, all figures in\n"
+        f"{folder / 'results.json'}. Use a model like any other of Transformers, after `import hf_efficient_attn`:\n\n"
         f'    pipeline("text-generation", model="{folder / best}")("def main(", max_new_tokens=50)\n\n'
-        f"Look inside one, or compare how deep signals travel:\n\n"
-        f"    hf-efficient-attn analyze signal --model {' '.join(str(folder / block) for block in [best, *others])}\n\n"
         "Other examples, from long documents to translation, are beside this one: examples/run_*.py."
     )
 
 
+def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
+    """Return which model has the lowest loss, by how much, and what the seeds of the search say about it."""
+    first, *others = sorted(results, key=lambda result: result["eval_loss"])
+    if not others:
+        return ""
+    behind = ", ".join(f"{one['model']} {one['bits_per_byte'] - first['bits_per_byte']:.3f}" for one in others)
+    text = f"Lowest loss: {first['model']}. Bits per byte above it: {behind}."
+    search = read_search()
+    found = {one["model"]: bits(search, one["model"]).get(one["learning_rate"], []) for one in results}
+    if search["size"] != size_of(args) or not all(found.values()):
+        return f"{text}\nTo compare fairly at this size, give several --learning_rates and --seeds."
+    best = min(found, key=lambda name: mean(found[name]))
+    ranges = ", ".join(f"{name} {min(of):.3f} to {max(of):.3f}" for name, of in found.items())
+    worse = [name for name, of in found.items() if min(of) > max(found[best])]
+    close = [name for name in found if name not in (best, *worse)]
+    said = [f"{best} is ahead of {' and '.join(worse)} with every seed"] if worse else []
+    said += [f"the seeds do not tell {best} and {' and '.join(close)} apart"] if close else []
+    return f"{text}\nWith {len(found[best])} seeds, at the same rates: {ranges}. So {'; '.join(said)}."
+
+
 def continue_text(folder: Path, data: TokenBlocks) -> tuple[str, str]:
     """Return the start of a held-out block and what the saved model makes of it."""
-    prompt = data.tokenizer.decode(data.validation[0]["input_ids"][:32], skip_special_tokens=True)
+    block = data.validation[0]["input_ids"]
+    prompt = data.tokenizer.decode(block[: len(block) // 4], skip_special_tokens=True)
     set_seed(0)
     generate = pipeline("text-generation", model=str(folder))
-    options = {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7, "top_k": 50, "return_full_text": False}
+    options = {
+        "max_new_tokens": len(block) // 2,
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 50,
+        "return_full_text": False,
+    }
     return prompt, generate(prompt, **options)[0]["generated_text"]
 
 
 if __name__ == "__main__":
-    run_experiment(main, Arguments, hidden_size=192, num_hidden_layers=6, num_attention_heads=6)
+    run_experiment(main, Arguments, hidden_size=128, num_hidden_layers=6, num_attention_heads=4)

@@ -3,20 +3,21 @@ r"""Train language models of bytes whose heads read a fixed, an adaptive or a dy
     pip install ".[train]"
     python examples/experiments/compare_spans.py
 
-needs no network and no argument. It trains three networks that are equal but for their spans on the source of the
-Python standard library, segment by segment with the states of the past remembered (Sukhbaatar et al.,
-arXiv:1905.07799): equal text, equal steps, and the picture shows them at equal time, too. A table compares bits per
-byte of held-out text, spans, multiply-adds and speed. Expect 3.58 (fixed), 2.81 (adaptive) and 2.84 (dynamic) bits per
-byte and average spans of 1,024, 49 and about 100 bytes (Python 3.11), in a quarter of an hour on one core. So early in
-training a span of 1,024 bytes is a burden: a fixed one of 64 reaches 2.96 by the last command below.
-`outputs/compare_spans` then holds `fixed`, `adaptive` and `dynamic` (folders that `AutoModelForCausalLM` and `pipeline`
-load), results.json, results.md and curves.png. More, the first with a text of your own:
+needs no network and no argument. It trains three models that differ only in their spans on the source of the Python
+standard library, segment by segment, with the states of earlier segments remembered (Sukhbaatar et al.,
+arXiv:1905.07799): equal text and equal steps; the picture also shows them at equal time. A table compares bits per byte
+of held-out text, spans, multiply-adds and speed. Expect 3.58 (fixed), 2.81 (adaptive) and 2.84 (dynamic) bits per byte
+and average spans of 1,024, 49 and about 100 bytes (Python 3.11), in a quarter of an hour on one core.
+`outputs/compare_spans` then holds `fixed_1024`, `adaptive_1024` and `dynamic_1024` (folders that
+`AutoModelForCausalLM` and `pipeline` load), results.json, results.md and a picture. More: several limits, as in figure
+3 of the paper, and your own text:
 
+    python examples/experiments/compare_spans.py --spans fixed adaptive --span_limits 64 128 256 512 1024 \
+        --max_steps 800 --output_dir outputs/limits
     python examples/experiments/compare_spans.py --spans adaptive --train_file enwik8 --max_steps 5000 \
-        --hidden_size 256 --num_hidden_layers 8
-    python examples/experiments/compare_spans.py --spans fixed --span_limit 64 --output_dir outputs/fixed_64
+        --hidden_size 256 --num_hidden_layers 8 --output_dir outputs/enwik8
 
-Then see what the heads have learned: hf-efficient-attn analyze spans outputs/compare_spans/adaptive
+Then see what the heads have learned: hf-efficient-attn analyze spans outputs/compare_spans/adaptive_1024
 """
 
 import math
@@ -38,7 +39,7 @@ from comparison.run_folder import (
     write_results,
 )
 from comparison.shape import Shape
-from comparison.span_curves import add_equal_time, draw_span_curves
+from comparison.span_curves import add_equal_time, draw_limits, draw_span_curves
 from comparison.training import BitsPerByteTrainer, share, training_arguments
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.hf_argparser import HfArg
@@ -52,6 +53,7 @@ NETWORKS = {"authors": hea.AdaptiveSpanConfig, "modern": hea.AdaptiveSpanConfig.
 BITS_OF_ONE_NAT = 1 / math.log(2)
 COLUMNS = {
     "span": ("span", "{}"),
+    "limit": ("limit", "{:,}"),
     "parameters": ("parameters", "{:,}"),
     "bits_per_byte": ("bits per byte", "{:.3f}"),
     "bits_per_byte_at_equal_time": ("validation, equal time", "{:.3f}"),
@@ -73,7 +75,10 @@ class Arguments(Shape):
     network: str = HfArg(
         default="authors", help="authors (post-norm, relative positions) or modern (pre-norm, gated, rotary)."
     )
-    span_limit: int = HfArg(default=1024, help="The longest span, in bytes; all that `fixed` reads.")
+    span_limits: list[int] = HfArg(
+        default_factory=lambda: [1024],
+        help="Longest spans, in bytes: `fixed` reads as far. Each kind, with each limit.",
+    )
     span_penalty: float = HfArg(default=2e-6, help="What a byte of span costs in a layer, in nats.")
     train_file: str | None = HfArg(default=None, help="A file of any bytes. Default: the standard library's source.")
     segment_bytes: int = HfArg(default=256, help="Bytes that a model reads at once; it remembers more.")
@@ -90,13 +95,14 @@ class Arguments(Shape):
 
     def __post_init__(self) -> None:
         self.spans = known_once("spans", self.spans, KINDS)
+        self.span_limits = sorted(set(self.span_limits))
         known_once("network", [self.network], NETWORKS)
 
-    def config(self, kind: str) -> hea.AdaptiveSpanConfig:
-        """Return the config of one kind."""
+    def config(self, kind: str, limit: int) -> hea.AdaptiveSpanConfig:
+        """Return the config of one model."""
         return NETWORKS[self.network](
             span=kind,
-            span_limit=self.span_limit,
+            span_limit=limit,
             span_penalty=self.span_penalty,
             vocab_size=256,
             **self.shape(),
@@ -124,9 +130,10 @@ class SpansOfEvaluation(TrainerCallback):
 
 
 def main(args: Arguments) -> None:
-    """Train every kind, and report."""
-    for kind in args.spans:
-        args.config(kind)  # refused now, not after the first model is trained
+    """Train every kind with every limit, and report."""
+    runs = {f"{kind}_{limit}": (kind, limit) for limit in args.span_limits for kind in args.spans}
+    for run in runs.values():
+        args.config(*run)  # refused now, not after the first model is trained
     # a segment in every row, and the byte after it
     least_bytes = args.batch_size * (args.segment_bytes + 1)
     limits = (args.max_train_bytes, args.max_eval_bytes, args.max_test_bytes)
@@ -137,19 +144,23 @@ def main(args: Arguments) -> None:
     folder = open_run(args)
     source = Path(args.train_file).name if args.train_file else "the source of the standard library of Python"
     print(f"Text: {source}. {len(texts['train']):,} bytes to train on.", flush=True)
-    kinds = {kind: train(args, kind, segments, folder / kind) for kind in args.spans}
+    models = {name: train(args, *run, segments, folder / name) for name, run in runs.items()}
     data = {"source": source, **{f"{name}_bytes": len(text) for name, text in texts.items()}}
-    report(args, folder, {"data": data, "kinds": kinds})
+    report(args, folder, {"data": data, "models": models})
 
 
-def train(args: Arguments, kind: str, segments: dict[str, hea.training.TextSegments], folder: Path) -> dict[str, Any]:
-    """Train and test one kind, save it, and return the result."""
-    print(f"\n{kind} span", flush=True)
-    trainer = build_trainer(args, kind, segments, folder)
+def train(
+    args: Arguments, kind: str, limit: int, segments: dict[str, hea.training.TextSegments], folder: Path
+) -> dict[str, Any]:
+    """Train and test one model, save it, and return the result."""
+    print(f"\n{kind} span, at most {limit:,} bytes", flush=True)
+    trainer = build_trainer(args, kind, limit, segments, folder)
     trainer.run()
     model, seconds = trainer.model, trainer.clock.seconds
     tokens = args.max_steps * args.batch_size * args.segment_bytes
     result = {
+        "span": kind,
+        "limit": limit,
         "parameters": model.num_parameters(),
         "num_steps": trainer.state.global_step,
         "train_tokens": tokens,
@@ -163,15 +174,15 @@ def train(args: Arguments, kind: str, segments: dict[str, hea.training.TextSegme
         f"byte of held-out text; reads {result['average_span']:.0f} bytes back on average."
     )
     title = f"A language model of bytes, {kind} attention span (arXiv:1905.07799)"
-    save(model, byte_tokenizer(args.span_limit), folder, "text-generation", title, text)
+    save(model, byte_tokenizer(limit), folder, "text-generation", title, text)
     result["reload_difference"] = reload_difference(model, folder, segments["test"][0]["input_ids"][None])
     return result
 
 
 def build_trainer(
-    args: Arguments, kind: str, segments: dict[str, hea.training.TextSegments], folder: Path
+    args: Arguments, kind: str, limit: int, segments: dict[str, hea.training.TextSegments], folder: Path
 ) -> BitsPerByteTrainer:
-    """Return the trainer of a new model; all kinds start from the same weights and read the same text."""
+    """Return the trainer of a new model; all start from the same weights and read the same text."""
     training = training_arguments(
         folder,
         args.seed,
@@ -187,7 +198,7 @@ def build_trainer(
         train_sampling_strategy="sequential",
     )
     set_seed(args.seed)
-    model = hea.AdaptiveSpanForCausalLM(args.config(kind))
+    model = hea.AdaptiveSpanForCausalLM(args.config(kind, limit))
     groups = hea.optimizer_groups(model, 0.0, None if kind == "fixed" else args.span_learning_rate)
     return BitsPerByteTrainer(
         model=model,
@@ -218,20 +229,21 @@ def test(trainer: BitsPerByteTrainer, segments: hea.training.TextSegments) -> di
 
 def report(args: Arguments, folder: Path, content: dict[str, Any]) -> None:
     """Write the table and the picture, and print the table."""
-    data, kinds = content["data"], content["kinds"]
-    seconds = add_equal_time(kinds)
-    rows = [{"span": kind, "mega_flops": one["flops_per_token"] / 1e6, **one} for kind, one in kinds.items()]
+    data, models = content["data"], content["models"]
+    seconds = add_equal_time(models)
+    rows = [{**one, "mega_flops": one["flops_per_token"] / 1e6} for one in models.values()]
     text = f"""{results_table(COLUMNS, rows)}
 
 Bytes of {data["source"]}: {rows[0]["train_tokens"]:,} read in {args.max_steps:,} steps, {data["test_bytes"]:,} tested \
-on. All kinds start from the same weights and
-read the same text in the same order. Equal time: bits per byte of the validation text when the fastest kind had
-finished, after {seconds:.0f} s. Spans are in bytes, the ramp included; the average is over layers and heads, and over
-the test text, where a dynamic one changes from byte to byte. Multiply-adds are those of the network's maps and of
-attention over the average span. So few steps say nothing of how the kinds end when trained for long."""
-    save_picture(draw_span_curves(kinds), folder / "curves.png")
+on. All models start
+from the same weights and read the same text in the same order. Equal time: bits per byte of the validation text when
+the fastest model had finished, after {seconds:.0f} s. Spans are in bytes, the ramp included; the average is over layers
+and heads, and over the test text, where a dynamic span changes from byte to byte. Multiply-adds are those of the
+network's maps and of attention over the average span. A short training does not say how a long one ends."""
+    picture = "limits.png" if len(args.span_limits) > 1 else "curves.png"
+    save_picture(draw_limits(models) if len(args.span_limits) > 1 else draw_span_curves(models), folder / picture)
     print(write_results(folder, "Attention spans on bytes", content, text))
-    say_where(folder, kinds, "curves.png")
+    say_where(folder, models, picture)
 
 
 if __name__ == "__main__":
