@@ -390,6 +390,23 @@ def adaptive_span() -> Any:
     return patterns(named, 46, is_icon=True)
 
 
+def span_tree() -> Any:
+    """Return what one of 16 tokens attends to in a binary tree: its neighbour, and spans, longer ones farther away."""
+    figure, (panel,) = panels(3.2, 2.0, 1, 1)
+    query, first_of_level = 5, {0: 4, 1: 6, 2: 0, 3: 8}
+    for token in range(16):
+        panel.bar(token, 0.7, width=0.8, color=ORANGE if token == query else "#BBBBBB")
+    for level, first in first_of_level.items():
+        width, bottom = 2**level, 1.1 * level
+        panel.bar(first - 0.4, 0.7, width=width - 0.2, bottom=bottom, color=BLUE, align="edge")
+        if level:
+            middle = first + (width - 1) / 2
+            panel.plot([query, middle], [0.7, bottom + 0.35], color=ORANGE, linewidth=3, zorder=0)
+    panel.set_title("near tokens, far spans", fontsize=18)
+    panel.set_axis_off()
+    return figure
+
+
 SPARSIFIED = {"yours": "causal()", "sparsified": "(band(6, 0) | global(0, 1)) & causal()"}
 SPARSE = {"Longformer": "band(3, 3) | global(0)", "BigBird": "bigbird(2, 1)"}
 PICTURES: dict[str, Callable[[], Any]] = {
@@ -397,6 +414,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "sparse_presets": partial(patterns, PRESETS, 48),
     "bench_attention": attention,
     "families/adaptive_span": adaptive_span,
+    "families/bp_transformer": span_tree,
     "families/any_model": partial(patterns, SPARSIFIED, 32, is_icon=True),
     "families/sparse_transformer": partial(patterns, SPARSE, 32, is_icon=True),
 }
