@@ -1,129 +1,207 @@
-"""Draw who may read whom under patterns, as text and as a picture.
+"""Draw attention patterns: which keys each query attends to, in the terminal or as a picture.
 
-The pattern is an expression, JSON, or a file with JSON, or that of a layer of a saved model, of which the folder or the
-config.json is given; a model says itself whether it is causal, and a layer without a pattern draws what it reads:
     hf-efficient-attn draw "band(4, 4) | global(0)" --tokens 24
     hf-efficient-attn draw path/to/model --layer 3 --png pattern.png
     hf-efficient-attn draw "band(4, 4)" "dilated(12, 12, 3)" "bigbird(4, 1)" --tokens 48 --png patterns.png
+
+A row is a query, a column is a key, and ■ is a pair that attention computes. A model sets heads and direction itself.
+If only some of its layers are sparse, the first sparse layer is drawn; --layer draws another one. Without --tokens the
+sequence is long enough to show the shape of the pattern. Where a line would then be wider than the terminal, each sign
+stands for several tokens, and is ■ if any of their pairs is computed.
 """
 
 import argparse
-from collections.abc import Mapping
-from textwrap import shorten
+from collections.abc import Sequence
+from dataclasses import dataclass
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any
 
-from hf_efficient_attn.analysis.pattern_sources import read_config, read_pattern
+from hf_efficient_attn.analysis.model_sources import label
+from hf_efficient_attn.analysis.pattern_sources import PATTERN_OR_MODEL, read_config, read_pattern, refuse_misplaced
+from hf_efficient_attn.attention.explanation import shown_pattern
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.integration.explain import layer_request
 from hf_efficient_attn.integration.layer_patterns import PARTS
+from hf_efficient_attn.patterns.pattern import Pattern, drawn
 from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_picture, new_figure, save_figure
 
 PIXELS_PER_INCH = 180
 COLOR = "#0072B2"
-TITLE_LETTERS = 36
 MAX_COLUMNS = 4
 PANEL_INCHES = 2.8
+# of a line of a title, which then fits its panel
+TITLE_LETTERS, TITLE_LINES = 30, 3
+# by default a sequence shows so many times the reach of its pattern, and so many of its blocks
+REACHES, BLOCKS = 4, 12
+FEWEST_TOKENS, MOST_TOKENS = 32, 1 << 14
+# signs of a line in a picture, and where there is no terminal
+PICTURE_SIGNS, SIGNS = 256, 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    text = "an expression such as 'band(4, 4) | global(0)', JSON, a file with JSON, or the folder of a saved model"
-    parser.add_argument("pattern", nargs="+", help=text)
-    parser.add_argument("--tokens", type=int, default=32, help="length of the sequence in tokens (default %(default)s)")
-    parser.add_argument("--layer", type=int, default=0, help="index of the layer, if layers differ (default 0)")
-    parser.add_argument("--head", type=int, default=0, help="index of the head, if heads differ (default 0)")
+    parser.add_argument("pattern", nargs="+", metavar="PATTERN_OR_MODEL", help=PATTERN_OR_MODEL)
+    text = "length of the sequence in tokens (default: enough to show the shape of the pattern)"
+    parser.add_argument("--tokens", type=int, metavar="N", help=text)
+    text = "layer to draw, counted from 0 (default: the first sparse layer of a model)"
+    parser.add_argument("--layer", type=int, metavar="N", help=text)
+    text = "head to draw, counted from 0, where heads differ (default %(default)s)"
+    parser.add_argument("--head", type=int, default=0, metavar="N", help=text)
     parser.add_argument("--part", choices=sorted(PARTS), help="part of an encoder-decoder (default encoder)")
-    parser.add_argument("--causal", action="store_true", help="draw the causal form of patterns")
-    parser.add_argument(
-        "--png", metavar="FILE", help="draw all patterns into one picture, FILE, instead of printing them"
-    )
-    parser.add_argument(
-        "--titles", nargs="+", default=[], help="titles of the panels, one a pattern (default: the pattern as given)"
-    )
+    text = "draw the causal form of the patterns, which a decoder uses"
+    parser.add_argument("--causal", action="store_true", help=text)
+    text = "draw one picture with a panel for each pattern (.png, .svg or .pdf), instead of printing them"
+    parser.add_argument("--png", metavar="FILE", help=text)
+    text = "titles of the panels, one for each pattern (default: the patterns)"
+    parser.add_argument("--titles", nargs="+", default=[], metavar="TITLE", help=text)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A pattern with its title, layer and head; `is_model`: whether it is the pattern of a saved model."""
+
+    title: str
+    pattern: Pattern
+    layer: int
+    head: int
+    is_model: bool = False
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The drawing of a pattern for so many tokens, of which each sign stands for `step`."""
+
+    panel: Panel
+    tokens: int
+    step: int
+
+    @property
+    def text(self) -> str:
+        """A line of ■ and ⬚ for each query, or for each `step` queries."""
+        return drawn(self.panel.pattern, self.tokens, None, self.panel.layer, self.panel.head, 0, self.step)
+
+    @property
+    def density(self) -> str:
+        """How many pairs the pattern allows.
+
+        >>> from hf_efficient_attn.patterns.bands import Causal
+        >>> Drawing(Panel("", Causal(), 0, 0), 4, 1).density, Drawing(Panel("", Causal(), 0, 0), 4, 2).density
+        ('10 of 16 pairs, 62.5%', '10 of 16 pairs, 62.5%; one ■ is 2 × 2 tokens')
+        """
+        pattern, head = self.panel.pattern, self.panel.head
+        num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
+        resolved = pattern.resolve(self.tokens, self.panel.layer, head, num_heads)
+        allowed, pairs = resolved.num_pairs(self.tokens, self.tokens), self.tokens**2
+        signs = f"; one ■ is {self.step} × {self.step} tokens" if self.step > 1 else ""
+        return f"{allowed:,} of {pairs:,} pairs, {allowed / pairs:.1%}{signs}"
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print the patterns, or draw their picture."""
-    ending = ", causal" if args.causal else ""
-    check_length("--tokens", args.tokens)
-    titles = args.titles or [source + ending for source in args.pattern]
-    if len(titles) != len(args.pattern):
-        raise ConfigurationError(f"There are {len(args.pattern)} patterns but {len(titles)} titles; give one for each.")
-    if args.png:
-        # what could not be written is not drawn
-        check_picture(args.png)
-    elif args.titles:
-        raise ConfigurationError("--titles are those of a picture: give --png, too.")
-    drawings = {}
-    for title, source in zip(titles, args.pattern, strict=True):
-        drawings[title] = drawn(source, args)
-    for text in () if args.png else drawings.values():
-        print(f"{text}\n{density_line(text)}")
-    if args.png:
-        save_figure(patterns_figure(drawings), args.png, PIXELS_PER_INCH)
-        print("\n".join(f"{title}: {density_line(text)}" for title, text in drawings.items()))
-        print(f"Written: {args.png}")
-
-
-def drawn(source: str, args: argparse.Namespace) -> str:
-    """Return the drawing of a pattern, or of what a layer of a saved model reads.
+    """Print the patterns, or draw their picture.
 
     Raises:
-        EfficientAttentionError: no such pattern, model, layer or head, or options that do not belong to it.
+        EfficientAttentionError: an unknown pattern, model, layer or head, options that do not belong to it, or a
+            picture that cannot be written.
+    """
+    if args.tokens is not None:
+        check_length("--tokens", args.tokens)
+    if args.titles and len(args.titles) != len(args.pattern):
+        raise ConfigurationError(
+            f"There are {len(args.pattern)} patterns but {len(args.titles)} titles; give one for each pattern."
+        )
+    if args.png:
+        # before anything is drawn
+        check_picture(args.png)
+    elif args.titles:
+        raise ConfigurationError("--titles are the titles of a picture. Give --png FILE, too.")
+    panels = [panel_of(source, args) for source in args.pattern]
+    signs = PICTURE_SIGNS if args.png else get_terminal_size((SIGNS, 0)).columns
+    lengths = [args.tokens or default_tokens(panel.pattern) for panel in panels]
+    # a length that is asked for is drawn token by token
+    steps = [1 if args.tokens else -(-tokens // signs) for tokens in lengths]
+    drawings = [Drawing(*each) for each in zip(panels, lengths, steps, strict=True)]
+    if args.png:
+        titles = args.titles or [panel.title for panel in panels]
+        save_figure(patterns_figure(drawings, titles), args.png, PIXELS_PER_INCH)
+        print(*(f"{title}: {each.density}" for title, each in zip(titles, drawings, strict=True)), sep="\n")
+        print(f"Written: {args.png}")
+        return
+    for each in drawings:
+        title = f"{each.panel.title}: " if each.panel.is_model or len(drawings) > 1 else ""
+        print(f"{each.text}\n{title}{each.density}")
+
+
+def panel_of(source: str, args: argparse.Namespace) -> Panel:
+    """Return a pattern, or that of a layer of a saved model, and its title.
+
+    Raises:
+        EfficientAttentionError: an unknown pattern, model, layer or head, or options that do not belong to it.
     """
     config = read_config(source)
+    refuse_misplaced(source, config, args.part, args.causal)
     if config is None:
-        if args.part is not None:
-            raise InputError(f"--part {args.part} is for models that are encoder-decoders; a pattern has no parts.")
-        pattern = read_pattern(source, args.layer)
+        pattern = read_pattern(source, args.layer or 0)
         pattern = pattern.causal() if args.causal else pattern
-        return pattern.draw(args.tokens, layer=args.layer, head=args.head)
-    if args.causal:
-        raise InputError(f"--causal is for patterns; {source} is a model, which says itself whether it is causal.")
-    request, _, _ = layer_request(config, args.layer, args.part, args.tokens)
+        return Panel(f"{source}{', causal' * args.causal}", pattern, args.layer or 0, args.head)
+    request, _, numbered = layer_request(config, args.layer, args.part, args.tokens or FEWEST_TOKENS)
+    layer = args.layer
+    if layer is None:
+        layer = next(index for index, each in numbered.items() if each.layer_spec is request.layer_spec)
     if not 0 <= args.head < request.num_heads:
-        raise InputError(f"--head {args.head}: the layer has {request.num_heads} heads, counted from 0.")
+        raise InputError(f"--head {args.head}: the layer has {request.num_heads} heads, 0 to {request.num_heads - 1}.")
     if request.chosen is not None:
         raise InputError(
-            f"Layer {args.layer} of {source} chooses what it reads by what the tokens say, which a drawing without "
-            "text cannot show. hf-efficient-attn explore --model shows it on a text."
+            f"Layer {layer} of {source} selects keys by content, so what it attends to depends on the text. "
+            f"hf-efficient-attn explore --model {source} --text FILE shows it."
         )
-    return request.layer_spec.pattern.draw(args.tokens, layer=request.layer_spec.layer, head=args.head)
+    pattern = request.layer_spec.pattern
+    head = f", head {args.head}" if pattern.num_head_patterns > 1 or pattern.is_random else ""
+    part = f" of the {request.part}" if config.get_text_config().is_encoder_decoder else ""
+    title = f"{label(source)}, layer {layer}{part}{head}: {shown_pattern(pattern)}"
+    return Panel(title, pattern, request.layer_spec.layer, args.head, is_model=True)
 
 
-def patterns_figure(drawings: Mapping[str, str]) -> Any:
-    """Return the picture of what `Pattern.draw` returned.
+def default_tokens(pattern: Pattern) -> int:
+    """Return a length that shows the shape of a pattern: some times its reach, several blocks, all its positions.
 
-    Args:
-        drawings: title → drawing; each has a panel.
+    >>> from hf_efficient_attn.patterns import Band, BlockLocal, Full, GlobalTokens
+    >>> [default_tokens(each) for each in (Full(), Band(16, 16), Band(500, 0) | GlobalTokens([0]), BlockLocal(8))]
+    [32, 64, 2000, 96]
+    """
+    members = [reach for each in pattern.atoms() if (reach := each.decoding_reach()) is not None]
+    farthest = max((reach.left or 0 for reach in members), default=0)
+    blocks = pattern.granularity * BLOCKS if pattern.granularity > 1 else 0
+    tokens = min(max(FEWEST_TOKENS, REACHES * farthest, blocks), MOST_TOKENS)
+    while tokens < MOST_TOKENS and not all(named.is_within(tokens) for named in pattern.global_positions()):
+        tokens *= 2
+    return pattern.fitting_length(tokens)
+
+
+def patterns_figure(drawings: Sequence[Drawing], titles: Sequence[str]) -> Any:
+    """Return a picture with a panel for each drawing.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     num_columns = min(len(drawings), MAX_COLUMNS)
     num_rows = -(-len(drawings) // num_columns)
-    figure = new_figure(PANEL_INCHES * num_columns, (PANEL_INCHES + 0.4) * num_rows)
+    titles = ["\n".join(wrap(each, TITLE_LETTERS, max_lines=TITLE_LINES, placeholder=" …")) for each in titles]
+    title_lines = max(title.count("\n") + 1 for title in titles)
+    figure = new_figure(PANEL_INCHES * num_columns, (PANEL_INCHES + 0.3 + 0.15 * title_lines) * num_rows)
     from matplotlib.colors import ListedColormap
 
     axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
-    for axis, (title, text) in zip(axes, drawings.items(), strict=False):
-        rows = [[sign == "■" for sign in line] for line in text.splitlines()]
-        axis.imshow(rows, cmap=ListedColormap(["#FFFFFF", COLOR]), vmin=0, vmax=1, interpolation="none")
-        axis.set_title(shorten(title, TITLE_LETTERS, placeholder=" …"), fontsize=10)
-        axis.set_xlabel(f"key\n{density_line(text)}", fontsize=9)
+    for axis, title, each in zip(axes, titles, drawings, strict=False):
+        rows = [[sign == "■" for sign in line] for line in each.text.splitlines()]
+        extent = (-0.5, each.tokens - 0.5, each.tokens - 0.5, -0.5)
+        colors = ListedColormap(["#FFFFFF", COLOR])
+        axis.imshow(rows, cmap=colors, vmin=0, vmax=1, interpolation="none", extent=extent)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("key\n" + each.density.replace("; ", "\n"), fontsize=9)
         axis.set_ylabel("query", fontsize=9)
         axis.tick_params(labelsize=8)
     for axis in axes[len(drawings) :]:
         axis.set_axis_off()
     return figure
-
-
-def density_line(text: str) -> str:
-    """Return how many pairs a drawing allows.
-
-    >>> density_line("■⬚\\n■■")
-    '3 of 4 pairs, 75.0%'
-    """
-    num_pairs, num_allowed = text.count("■") + text.count("⬚"), text.count("■")
-    return f"{num_allowed:,} of {num_pairs:,} pairs, {num_allowed / num_pairs:.1%}"

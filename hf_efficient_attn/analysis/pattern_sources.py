@@ -11,6 +11,12 @@ from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.config_spec import is_pattern_name, parse_pattern, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 
+# the help of an argument that `read_config` and `read_pattern` read
+PATTERN_OR_MODEL = (
+    "a pattern: an expression such as 'band(4, 4) | global(0)', JSON, or a JSON file; or a saved model: its folder or "
+    "its config.json"
+)
+
 
 def read_config(source: str) -> PreTrainedConfig | None:
     """Return the config of a saved model, its folder or its config.json; None: the source is neither.
@@ -29,16 +35,26 @@ def read_config(source: str) -> PreTrainedConfig | None:
     is_expression = any(sign in source for sign in "({[") or is_pattern_name(source)
     if path.is_file() and path.suffix != ".json":
         raise InputError(
-            f"{source} is a file, but no .json. Give a file with JSON, the folder of a model, or a pattern."
+            f"{source} is a file, but not a .json file. Give a JSON file, the folder of a model, or a pattern."
         )
     if not (path.suffix == ".json" or is_expression):
         raise InputError(
-            f"There is no folder {shown(source)}, and it is no pattern such as 'band(4, 4) | global(0)' either. Save "
-            "models of the Hub to a folder first."
+            f"{shown(source)} is neither a folder nor a pattern such as 'band(4, 4) | global(0)'. Save a model of the "
+            "Hub to a folder first."
         )
     if path.suffix != ".json" or not path.is_file() or not _has_model_type(path):
         return None
     return load_config(path)
+
+
+def refuse_misplaced(source: str, config: PreTrainedConfig | None, part: str | None, causal: bool) -> None:
+    """Raise InputError for an option of a pattern (--causal) with a model, or of a model (--part) with a pattern."""
+    if config is None and part is not None:
+        raise InputError(f"--part {part} is for encoder-decoders; a pattern has no parts. Leave it out.")
+    if config is not None and causal:
+        raise InputError(
+            f"--causal is for patterns; the config of {source} decides whether it is causal. Leave it out."
+        )
 
 
 def _refuse_blank(source: str) -> None:
@@ -86,12 +102,11 @@ def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, .
     _refuse_blank(source)
     if Path(source).is_dir():
         raise ConfigurationError(
-            f"{source} is a folder, not a pattern. The patterns of a model that is saved there are in "
-            f"{Path(source) / 'config.json'}; `hf-efficient-attn explore --model {source} --text FILE` shows what it "
-            "reads in a text."
+            f"{source} is a folder, not a pattern. Give {Path(source) / 'config.json'} for the patterns of its model, "
+            f"or `hf-efficient-attn explore --model {source} --text FILE` for its attention weights on a text."
         )
     if not source.endswith(".json") and Path(source).is_file():
-        raise ConfigurationError(f"{source} is a file, but no .json. Give a file with JSON, or an expression.")
+        raise ConfigurationError(f"{source} is a file, but not a .json file. Give a JSON file, or an expression.")
     text = _text_of_file(source) if source.endswith(".json") else source
     if not text.lstrip().startswith(("{", "[")):
         return (parse_pattern(text),) * num_layers
@@ -114,6 +129,6 @@ def _text_of_file(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"There is no file {shown(path)} with text ({cut(str(error), 160, 40)}); give the path of a JSON file, or "
-            "an expression."
+            f"The file {shown(path)} cannot be read ({cut(str(error), 160, 40)}). Give the path of a JSON file, or an "
+            "expression."
         ) from error

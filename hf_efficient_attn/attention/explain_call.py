@@ -28,9 +28,9 @@ from hf_efficient_attn.layout.token_mask import NO_MASK
 CPU = torch.device("cpu")
 # pairs whose choice is counted
 MOST_COUNTED = 1 << 30
-UNCONFIRMED = "Costs on {device} are estimates that no measurement there has confirmed: they may be far off."
+UNCONFIRMED = "Costs on {device} are estimates that no measurement has confirmed: they may be far off."
 ASSUMED = "No GPU is here: this assumes one with triton and flash-attn-4 installed."
-UNCAPPED = "The layer caps its scores (softcap), which the kernels of dense attention cannot; its cost is without caps."
+UNCAPPED = "The layer caps its scores (softcap). Kernels of dense attention cannot, so the baseline is without caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
 
 

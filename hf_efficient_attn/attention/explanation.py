@@ -1,6 +1,8 @@
-"""What is said about one call of attention: who computes it and why, the pairs, the cost; as a table and as JSON."""
+"""What `explain` returns for a call of attention: backend and why, pairs, cost, memory; as a table and as JSON."""
 
 from dataclasses import asdict, dataclass, field, replace
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any
 
 from hf_efficient_attn.attention.build_call import LayerPattern
@@ -50,6 +52,8 @@ def selection_in_words(chosen: ChosenKeys) -> str:
 MEBIBYTE = 2**20
 # lists of positions can be of any length
 PATTERN_LETTERS = 1000
+# of a line where there is no terminal, and of the text beside the name of a row in a terminal that is narrow
+COLUMNS, FEWEST_COLUMNS = 110, 30
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,14 @@ class AllLayers:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How one call of attention would be computed; it prints as a small table.
+    """How one call of attention would be computed; `print` shows it as a table, the answer first.
 
     Attributes:
-        pattern: what was asked for.
-        call: without tensors; of a pattern that chooses keys by content, with the positions among which it chooses.
+        pattern: the pattern that was explained.
+        call: the call without tensors; for a pattern that selects keys by content, with the positions among which it
+            selects.
         backend: the name of the backend that computes it.
-        reasons: for every other backend, one sentence on why it cannot compute the call, or was not chosen.
+        reasons: for every other backend, one sentence that says why it cannot compute the call, or was not chosen.
         allowed_pairs: pairs (query, key) that the pattern allows, in all heads of one example.
         computed_pairs: scores that the backend computes for them, allowed or not.
         total_pairs: all pairs of queries and keys, in all heads.
@@ -87,13 +92,14 @@ class Explanation:
             lies above the diagonal, or "dense attention".
         relative_cost: estimated time over that of the baseline.
         memory_bytes: estimated peak memory of one example, beyond its inputs.
-        costs_of: the machine by whose costs backends are compared, and where these come from.
-        model: which layer of which model this is; None: a pattern was explained.
+        costs_of: the machine whose measured costs were used to compare backends, and their source.
+        model: the model and its layer; None: a pattern was explained.
         notes: what the numbers leave out, in sentences.
-        exchange: what processes that share the text send; None: one process has all of it.
-        beside: what is said of the other heads of the layer, where some do something else: pattern, call, backend and
-            reasons are then those of the first, and pairs, cost and memory those of both.
-        all_layers: the cost of all layers of the model's part; None: a pattern was explained, or a note says why not.
+        exchange: the bytes that processes which share a sequence send; None: one process has the whole sequence.
+        beside: the explanation of the other heads of the layer, where heads differ. Pattern, call, backend and reasons
+            are then those of the first heads; pairs, cost and memory are those of all heads.
+        all_layers: the cost of all layers of the model, or of a part of an encoder-decoder; None: a pattern was
+            explained, or a note says why it is unknown.
     """
 
     pattern: Pattern
@@ -145,35 +151,58 @@ class Explanation:
         return f" (on {device}, auto may take {found[0]} where {found[1]} is installed; here it is not)"
 
     def _in_short(self) -> str:
-        chosen = "" if self.call.chosen is None else ", chosen keys"
-        return f"{self.num_heads} heads, {_expression(self.pattern)}{chosen}, backend {self.backend}"
+        selected = "" if self.call.chosen is None else ", selected keys"
+        return f"{self.num_heads} heads, {shown_pattern(self.pattern)}{selected}, backend {self.backend}"
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    @property
+    def answer(self) -> dict[str, str]:
+        """The first rows of the table: the backend, its cost against dense attention, and its memory."""
+        return {
+            "backend": self.backend + self._elsewhere(),
+            "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
+            **({} if self.all_layers is None else {"all layers": str(self.all_layers)}),
+            "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
+        }
+
+    def to_text(self, columns: int | None = None, why: bool = False) -> str:
+        """Return the table that `print` shows.
+
+        Args:
+            columns: the width of a line in characters; None: the width of the terminal, or 110 where there is none.
+            why: whether the table says why each of the other backends was not chosen.
+        """
         layout, inputs = self.call.layout, self.call.inputs
         keys_shared = inputs.num_key_heads != layout.num_heads
+        others = {f"not {name}": _predicate(name, reason) for name, reason in self.reasons.items()}
+        on_demand = {"others": f"{', '.join(self.reasons)}; --why or to_text(why=True) says why not"}
         rows = {
+            **self.answer,
             **({} if self.model is None else {"model": self.model}),
-            "pattern": _expression(self.pattern),
-            **({} if self.call.chosen is None else {"chosen": selection_in_words(self.call.chosen)}),
+            "pattern": shown_pattern(self.pattern),
+            **({} if self.call.chosen is None else {"selected": selection_in_words(self.call.chosen)}),
             "call": f"{layout.num_heads} heads{f' ({inputs.num_key_heads} of keys)' if keys_shared else ''}, "
             f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
             f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
-            "backend": self.backend + self._elsewhere(),
-            "computes": self.remark,
             **({} if self.beside is None else {"beside": self.beside._in_short()}),
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of all",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of all",
-            "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated)",
-            **({} if self.all_layers is None else {"all layers": str(self.all_layers)}),
-            "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
+            "computes": _predicate(f"{self.backend} computes", self.remark),
             "costs of": self.costs_of,
             **({} if self.exchange is None else {"exchange": f"{self.exchange}, one example"}),
-            **{f"not {name}": reason for name, reason in self.reasons.items()},
             **{"note" if index == 0 else f"note {index + 1}": note for index, note in enumerate(self.notes)},
+            **(others if why else on_demand),
         }
-        width = max(map(len, rows))
-        return "\n".join(f"{name.ljust(width)}  {text}" for name, text in rows.items())
+        columns = get_terminal_size((COLUMNS, 0)).columns if columns is None else columns
+        width = max(map(len, rows)) + 2
+        room = max(columns - width, FEWEST_COLUMNS)
+        # what can be copied, such as a path or a pattern without spaces, stays whole
+        lines = {name: wrap(text, room, break_long_words=False, break_on_hyphens=False) for name, text in rows.items()}
+        next_line = "\n" + " " * width
+        return "\n".join(name.ljust(width) + next_line.join(each) for name, each in lines.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in JSON types: pairs of all heads of one example, the cost over the baseline's, bytes."""
@@ -210,7 +239,16 @@ class Explanation:
         }
 
 
-def _expression(pattern: Pattern) -> str:
+def _predicate(subject: str, sentence: str) -> str:
+    """Return a sentence for a row that names its subject already.
+
+    >>> _predicate("flex", "flex computes whole blocks."), _predicate("flex", "sdpa was asked for.")
+    ('computes whole blocks.', 'sdpa was asked for.')
+    """
+    return sentence.removeprefix(f"{subject} ")
+
+
+def shown_pattern(pattern: Pattern) -> str:
     """Return a pattern as the command line takes it; of a very long one start and end, and where all of it is."""
     text = write_expression(pattern) if pattern.kind else shown(pattern, PATTERN_LETTERS)
     if len(text) <= PATTERN_LETTERS:

@@ -18,7 +18,7 @@ from hf_efficient_attn.attention.explanation import Explanation
 from hf_efficient_attn.errors import ConfigurationError, EfficientAttentionError
 from hf_efficient_attn.hub.copies import has_copy
 from hf_efficient_attn.hub.stub import family_classes, stub_classes
-from hf_efficient_attn.integration.explain import explain_layers
+from hf_efficient_attn.integration.explain import explain_layers, numbers
 from hf_efficient_attn.integration.layer_patterns import DECODER, ENCODER, FIELD, config_patterns
 from hf_efficient_attn.integration.names import has_indexer
 from hf_efficient_attn.integration.saving import is_in_tree, stock_name
@@ -115,21 +115,6 @@ def reading(explanation: Explanation) -> str:
         else f"; the other {explanation.beside.num_heads}: {reading(explanation.beside)}"
     )
     return f"{heads}`{expression(explanation.pattern)}`{',' * bool(is_gathered)}{is_gathered}{others}"
-
-
-def numbers(layers: list[int]) -> str:
-    """Return indices as text, neighbours joined.
-
-    >>> numbers([0, 1, 2, 5])
-    '0–2, 5'
-    """
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def expression(pattern: Pattern) -> str:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_efficient_attn.attention.build_call import LayerPattern, check_dtype, check_numbers, refuse_unknown
 from hf_efficient_attn.attention.explain_call import BASELINES, baseline_time, explained, requested_call, with_chosen
-from hf_efficient_attn.attention.explanation import AllLayers, Explanation, LayerRequest
+from hf_efficient_attn.attention.explanation import AllLayers, Explanation, LayerRequest, shown_pattern
 from hf_efficient_attn.attention.select import AUTO
 from hf_efficient_attn.attention.sharded.layer import LayerExchange, layer_exchange
 from hf_efficient_attn.attention.sharded.shards import SequenceShards, shards_of, why_whole
@@ -29,7 +29,7 @@ from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.selected_keys import ChosenKeys
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.algebra import PerHead, Union
-from hf_efficient_attn.patterns.bands import Band
+from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.config_spec import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import check_length
@@ -38,12 +38,13 @@ from hf_efficient_attn.patterns.serialization import check_length
 
 
 def layer_request(
-    model_or_config: PreTrainedModel | PreTrainedConfig, layer: int, part: str | None, num_keys: int
+    model_or_config: PreTrainedModel | PreTrainedConfig, layer: int | None, part: str | None, num_keys: int
 ) -> tuple[LayerRequest, str, dict[int, LayerRequest]]:
     """Return what a layer of self-attention asks for, a line that names it, and what all layers of its part ask for.
 
     Args:
-        layer: its index in its part; in a composite model (vision and language) a layer of the text part.
+        layer: its index in its part; in a composite model (vision and language) a layer of the text part. None: the
+            first layer that is not dense, or else the first layer.
         part: "encoder" (None) or "decoder", for an encoder-decoder.
         num_keys: the length of the text in tokens, on which the attention of some models depends.
 
@@ -52,7 +53,11 @@ def layer_request(
         UnsupportedBackendError: the model does not use the attention interface of transformers, or no trial of it can
             be run.
     """
-    name, config, numbered = numbered_requests(model_or_config, part, num_keys, layer)
+    name, config, numbered = numbered_requests(model_or_config, part, num_keys, layer, are_all_needed=False)
+    if layer is None:
+        layer = next(
+            (i for i, each in numbered.items() if each.layer_spec.pattern not in DENSE_PATTERNS), min(numbered)
+        )
     if layer not in numbered:
         of_part = f" of its {part or ENCODER}" if config.get_text_config().is_encoder_decoder else ""
         raise ConfigurationError(
@@ -66,11 +71,16 @@ def layer_request(
 
 
 def numbered_requests(
-    model_or_config: PreTrainedModel | PreTrainedConfig, part: str | None, num_keys: int, layer: int | None = None
+    model_or_config: PreTrainedModel | PreTrainedConfig,
+    part: str | None,
+    num_keys: int,
+    layer: int | None = None,
+    are_all_needed: bool = True,
 ) -> tuple[str, PreTrainedConfig, dict[int, LayerRequest]]:
     """Return the name of a model, its config, and what every layer of self-attention of a part asks for, by its index.
 
-    Arguments and errors are those of `layer_request`; with a layer, others may ask for nothing.
+    Arguments and errors are those of `layer_request`; unless all are needed, layers other than `layer` may ask for
+    nothing.
     """
     config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
     text_config = config.get_text_config()
@@ -82,7 +92,9 @@ def numbered_requests(
     part = _checked_part(part, text_config)
     model_class = saved_class(config) if model_or_config is config else type(model_or_config)
     name = type(config).__name__ if model_class is None else model_class.__name__
-    requests = [] if model_class is None else _requests(model_or_config, model_class, config, num_keys, layer)
+    requests = (
+        [] if model_class is None else _requests(model_or_config, model_class, config, num_keys, layer, are_all_needed)
+    )
     requests = [each for each in requests if not each.is_cross and type(each.config) is type(text_config)]
     if not requests:
         raise UnsupportedBackendError(
@@ -113,7 +125,12 @@ def _checked_part(part: str | None, config: Any) -> str:
 
 
 def _requests(
-    model_or_config: Any, model_class: Any, config: PreTrainedConfig, num_keys: int, layer: int | None
+    model_or_config: Any,
+    model_class: Any,
+    config: PreTrainedConfig,
+    num_keys: int,
+    layer: int | None,
+    are_all_needed: bool,
 ) -> list[LayerRequest]:
     model: Any = model_or_config
     if model is config:
@@ -124,7 +141,7 @@ def _requests(
     text_config = config.get_text_config()
     field = getattr(text_config, INDEXER, None)
     if own:
-        own_requests = _own_requests(own, num_keys, getattr(model, "task", None), layer)
+        own_requests = _own_requests(own, num_keys, getattr(model, "task", None), layer, are_all_needed)
         return [with_indexer(each, field) for each in own_requests]
     check_class(model_class, config)
     requests = trial_requests(model_class, config) or []
@@ -134,11 +151,13 @@ def _requests(
     return [replace(each, notes=(*each.notes, *notes)) for each in found]
 
 
-def _own_requests(own: list[Any], num_keys: int, task: str | None, layer: int | None) -> list[LayerRequest]:
+def _own_requests(
+    own: list[Any], num_keys: int, task: str | None, layer: int | None, are_all_needed: bool
+) -> list[LayerRequest]:
     """Return what modules ask for, with a note on those that ask for nothing.
 
     Raises:
-        UnsupportedBackendError: one with this index does, or one with any (None).
+        UnsupportedBackendError: the module with this index asks for nothing, or one of them where all are needed.
     """
     requests: list[LayerRequest] = []
     silent: dict[int, UnsupportedBackendError] = {}
@@ -146,13 +165,12 @@ def _own_requests(own: list[Any], num_keys: int, task: str | None, layer: int | 
         try:
             requests.append(module.layer_request(num_keys, task))
         except UnsupportedBackendError as refusal:
-            if layer in (None, module.layer_idx):
+            if are_all_needed or layer == module.layer_idx:
                 raise
             silent[module.layer_idx] = refusal
     if not requests:
         raise next(iter(silent.values()))
-    which = f"layer {next(iter(silent), 0)} asks" if len(silent) == 1 else f"layers {shown([*silent])} ask"
-    notes = (f"{which} the engine for nothing, and no cost here is of what is computed there.",) if silent else ()
+    notes = (f"The costs leave out {_layers(silent)}, whose attention the engine does not compute.",) if silent else ()
     return [replace(each, notes=(*each.notes, *notes)) for each in requests]
 
 
@@ -161,7 +179,7 @@ def with_indexer(request: LayerRequest, field: dict[str, Any] | None) -> LayerRe
     if field is None or field["stage"] == DENSE:
         return request
     top_k = field["top_k"]
-    what = f"An indexer of {field['num_heads']} heads of {field['head_dim']} dimensions"
+    what = f"An indexer with {field['num_heads']} heads of {field['head_dim']} dimensions"
     request = replace(request, sends_more=True)
     if field["stage"] == WARMUP:
         return replace(request, notes=(*request.notes, f"{what} learns which {top_k:,} keys are worth reading."))
@@ -170,21 +188,47 @@ def with_indexer(request: LayerRequest, field: dict[str, Any] | None) -> LayerRe
 
 
 def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]:
-    """Return a note on the layers that read otherwise, if there are any."""
-    pattern = numbered[layer].layer_spec.pattern
-    others = [number for number, each in numbered.items() if each.layer_spec.pattern != pattern]
-    if not others:
+    """Return a note that says how many layers have this pattern and which have others; none if all have the same."""
+    by_pattern: dict[Any, list[int]] = {}
+    for number, each in numbered.items():
+        by_pattern.setdefault(each.layer_spec.pattern, []).append(number)
+    alike = by_pattern.pop(numbered[layer].layer_spec.pattern)
+    if not by_pattern:
         return ()
-    which = f"layer {others[0]} reads" if len(others) == 1 else f"layers {shown(others)} read"
-    return (f"{which} otherwise: layer={others[0]} explains the first of them.",)
+    rest = [number for others in by_pattern.values() for number in others]
+    what = shown_pattern(next(iter(by_pattern))) if len(by_pattern) == 1 else "other patterns"
+    return (
+        f"{len(alike)} of {len(numbered)} layers have this pattern ({numbers(alike)}). The others "
+        f"({numbers(sorted(rest))}) have {what}; layer={min(rest)} explains the first of them.",
+    )
+
+
+def numbers(layers: Iterable[int]) -> str:
+    """Return indices as text, neighbours joined.
+
+    >>> numbers([0, 1, 2, 5])
+    '0–2, 5'
+    """
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _layers(indices: Iterable[int]) -> str:
+    listed = [*indices]
+    return f"layer{'s' * (len(listed) > 1)} {numbers(listed)}"
 
 
 def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
-    """Return a note on the positions of a model that has fewer than the text, if it says how many."""
+    """Return a note on the positions of a model that has fewer than the sequence, if its config says how many."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(limit, int) or not 0 < limit < num_keys:
         return ()
-    return (f"The model is made for {limit:,} positions, and the text has {num_keys:,} tokens.",)
+    return (f"The model has {limit:,} positions, and the sequence has {num_keys:,} tokens.",)
 
 
 def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerRequest) -> tuple[str, ...]:
@@ -195,8 +239,8 @@ def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerReq
     if implementation in (None, NAME) or not request.layer_spec.is_own:
         return ()
     return (
-        f"The model runs on attn_implementation={shown(implementation)} now; this is what "
-        f'model.set_attn_implementation("{NAME}") makes it run.',
+        f"The model now runs attn_implementation={shown(implementation)}. The table describes what it runs after "
+        f'model.set_attn_implementation("{NAME}").',
     )
 
 
@@ -271,11 +315,14 @@ def _groups(numbered: Iterable[tuple[int, LayerRequest]]) -> list[tuple[LayerReq
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_DIM = 8, 64
 SELF = Band(0, 0)
+DENSE_PATTERNS = (Full(), Causal())
 PARTLY_CAUSAL = (
-    "A part of the pattern is causal and the whole is not, so that the cost is over dense attention: in a causal model "
-    "later keys are left out, as explain(pattern.causal()) says, or --causal on the command line."
+    "A part of the pattern is causal, but the whole pattern is not, so the cost is relative to bidirectional dense "
+    "attention. For a causal model, explain pattern.causal(), or give --causal on the command line."
 )
-SENDS_MORE = "What processes that share a text exchange in this layer is more than its pattern needs, and not forecast."
+SENDS_MORE = (
+    "Processes that share a sequence exchange more in this layer than its pattern needs. The bytes are not estimated."
+)
 
 
 def explain(
@@ -290,26 +337,27 @@ def explain(
     training: bool = False,
     dropout: float = 0.0,
     backend: str = AUTO,
-    layer: int = 0,
+    layer: int | None = None,
     cross: bool = False,
     part: str | None = None,
     sequence_ranks: int | None = None,
     chosen: ChosenKeys | None = None,
     **unknown: NoReturn,
 ) -> Explanation:
-    """Return which backend would compute a call of attention, why, and what it would cost.
+    """Return which backend would compute a call of attention, what it would cost, and why it is chosen.
 
-    Nothing is computed, and the device need not exist here. Costs are estimates, over those of dense attention, which
-    is causal where the layer, or else the pattern, is causal. They rank backends, and are low: what `hf-efficient-attn
-    bench attention` measured on a CPU was 1.0 to 2.8 times as much.
+    `print` shows the result as a table. Nothing is computed, and the device need not exist on this machine. A cost is
+    an estimated time over that of dense attention, or of dense causal attention where the layer or the pattern is
+    causal. Estimates rank backends and are low: `hf-efficient-attn bench attention` measured 1.0 to 2.8 times as much
+    on a CPU.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> explanation = explain(Band(256, 256))
     >>> explanation.backend, f"{explanation.density:.1%}", explanation.baseline
     ('blocked', '6.2%', 'dense attention')
 
-    A model or config is asked for its heads, its pattern, and whether it is causal, as attn_implementation="efficient"
-    would compute it, and says what all layers cost together (`all_layers`); without an `attention_pattern` its own
+    For a model or config, heads, pattern and direction are those of its layers, as attn_implementation="efficient"
+    computes them, and `all_layers` is the cost of all layers together. Without an `attention_pattern` the model's own
     attention is explained:
 
     >>> import transformers
@@ -317,8 +365,8 @@ def explain(
     >>> explanation.pattern, explanation.call.layout.num_heads, explanation.baseline
     (Causal(), 32, 'dense causal attention')
 
-    Of processes that share a text (`shard_sequence`), it says how many bytes each sends to others in the layer, in
-    the order of their ranks:
+    For processes that share a sequence (`shard_sequence`), `exchange` is how many bytes each of them sends to others in
+    the layer, in the order of their ranks:
 
     >>> print(explain(Band(1023, 0), 131072, num_heads=16, num_key_heads=4, sequence_ranks=4).exchange)
     halo among 4 processes, which send forward 2.00 MiB, 2.00 MiB, 2.00 MiB, 0 bytes; backward 0 bytes, 2.00 MiB, \
@@ -334,17 +382,18 @@ def explain(
         num_heads, num_key_heads, head_dim: for patterns, 8 heads of width 64 by default, and as many key heads as
             heads; a model knows them.
         training: whether gradients are needed.
-        dropout, backend, cross: as for `attention`; a model's own dropout is not looked up.
-        layer: index of the layer, if layers differ.
+        dropout, backend, cross: as for `attention`; a model's own dropout is not used.
+        layer: index of the layer, where layers differ. None: the first layer of a model that is not dense, or else the
+            first layer.
         part: "encoder" (the default) or "decoder", for encoder-decoders.
-        sequence_ranks: how many processes share the text; None: as many as `shard_sequence` was told, or one.
-        chosen: keys that are chosen by what tokens say, for a pattern; see `attention`. Of tensors with contents the
-            pairs are counted, those of the first example, which takes memory for all pairs; of tensors on the device
-            "meta", of which only the shapes matter, they are the most that there can be.
+        sequence_ranks: how many processes share the sequence; None: as many as `shard_sequence` was given, or one.
+        chosen: for a pattern, keys that are selected by content; see `attention`. In tensors with contents the pairs of
+            the first example are counted, which takes memory for all pairs. For tensors on the device "meta", which
+            have only shapes, the number of pairs is an upper bound.
 
     Raises:
-        InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have; an argument
-            that there is not.
+        InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have; an unknown
+            argument.
         UnsupportedBackendError: `backend` cannot compute the call, or nothing is known about the model's attention.
     """
     refuse_unknown(unknown, explain)
@@ -359,10 +408,11 @@ def explain(
         request, line, layers = layer_request(what, layer, part, num_keys)
     elif isinstance(what, nn.Module):
         raise ConfigurationError(
-            f"explain takes models of transformers, not {type(what).__name__}. Give the model itself where another "
-            "library wraps it (model.module, model.get_base_model())."
+            f"explain takes a model of transformers, not {type(what).__name__}. If another library wraps your model, "
+            "give the model itself (model.module, model.get_base_model())."
         )
     else:
+        layer = layer or 0
         request = _request(spec_pattern(what, layer, part), layer, cross, heads)
     check_numbers(request.layer_spec.pattern, None, dropout, None, request.layer_spec.layer)
     gpu = known_gpu(device) if isinstance(device, str) else None
@@ -407,7 +457,7 @@ def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
     if not missing:
         return ()
     some = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
-    return (f"Of the global positions that the pattern names, {num_keys:,} keys lack {some}.",)
+    return (f"The pattern names the global positions {some}, which {num_keys:,} keys do not have.",)
 
 
 def _ranks(shards: SequenceShards | None, requested: int | None) -> int | None:

@@ -246,7 +246,7 @@ def test_contrast(scheme: int) -> None:
     ("arguments", "message"),
     [
         (["bnd(4, 4)"], "No pattern is called 'bnd'"),
-        (["missing.json"], "There is no file 'missing.json'"),
+        (["missing.json"], "'missing.json'"),
         (["band(4, 4)", "--tokens", "0"], "--tokens is 0"),
         (["per_head([full(), causal(), full()])"], "cannot share 8 heads evenly"),
         (["--output", "{folder}/page.pdf"], "give a file that ends with .html"),

@@ -61,7 +61,7 @@ def test_own_measurements_replace_what_is_known(own_file: Path) -> None:
         assert machine_costs.remember(machine) == own_file
     assert machine_costs.measured() == [elsewhere, own]
     assert machine_costs.machine_of("cpu") == own
-    assert "measured today" in str(hea.explain(PATTERN, query_tokens=64, num_heads=1))
+    assert "measured today" in hea.explain(PATTERN, query_tokens=64, num_heads=1).to_text(400)
     assert [path.name for path in own_file.parent.iterdir()] == [own_file.name]
 
 
@@ -136,5 +136,6 @@ def test_the_cheapest_length_is_taken() -> None:
 def test_explain_names_a_missing_compiler_only_where_its_backend_costs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "_compiler", lambda device: ("triton", False))
     options = {"device": "cuda", "dtype": torch.float32}
-    messages = [str(hea.explain(hea.patterns.Band(64, 64), tokens, **options)) for tokens in (1024, 32_768)]
+    found = (hea.explain(hea.patterns.Band(64, 64), tokens, **options) for tokens in (1024, 32_768))
+    messages = [each.to_text(400) for each in found]
     assert ["auto may take flex where triton is installed" in each for each in messages] == [False, True]

@@ -120,12 +120,21 @@ def sparse_llama() -> transformers.LlamaConfig:
 # (model or config, options, pattern, heads, key heads, head_dim, whether it is causal)
 MODELS: dict[str, tuple[Any, dict[str, Any], hea.patterns.Pattern, int, int, int, bool]] = {
     "its own": (transformers.LlamaConfig(**LLAMA), {}, Causal(), 4, 2, 8, True),
-    "None for a layer": (sparse_llama(), {}, Causal(), 4, 2, 8, True),
+    "None for a layer": (sparse_llama(), {"layer": 0}, Causal(), 4, 2, 8, True),
     "causal form": (sparse_llama(), {"layer": 1}, SINKS.causal(), 4, 2, 8, True),
+    "the sparse layer by default": (sparse_llama(), {}, SINKS.causal(), 4, 2, 8, True),
     "sliding": (transformers.MistralConfig(**LLAMA, sliding_window=16), {}, Band(15, 0), 4, 2, 8, True),
     "encoder": (hea.sparsify(transformers.BertConfig(**SMALL), Band(8, 0)), {}, Band(8, 0), 4, 4, 8, False),
     "no layer_idx": (transformers.ViTConfig(**SMALL), {"layer": 1}, Full(), 4, 4, 8, False),
-    "text of a composite": (transformers.LlavaConfig(text_config=sparse_llama()), {}, Causal(), 4, 2, 8, True),
+    "text of a composite": (
+        transformers.LlavaConfig(text_config=sparse_llama()),
+        {"layer": 0},
+        Causal(),
+        4,
+        2,
+        8,
+        True,
+    ),
     "family": (hea.SparseTransformerConfig(**SMALL, attention_pattern=Band(8, 8)), {}, Band(8, 8), 4, 4, 8, False),
     "global tokens": (
         hea.SparseTransformerConfig(**SMALL, attention_pattern=Band(8, 8), global_tokens="first"),
@@ -157,7 +166,7 @@ def test_a_config(case: tuple[Any, dict[str, Any], hea.patterns.Pattern, int, in
     assert layout.pattern == pattern
     assert [layout.num_heads, inputs.num_key_heads, inputs.head_dim] == heads
     assert explanation.baseline == ("dense causal attention" if is_causal else "dense attention")
-    assert config.model_type in str(explanation).splitlines()[0]
+    assert f"({config.model_type})" in explanation.to_text(200)
     json.dumps(explanation.to_dict())
 
 
@@ -176,19 +185,19 @@ def test_a_position_bias_takes_all_pairs_whatever_the_pattern(config: Any) -> No
 def test_notes_say_what_the_numbers_leave_out() -> None:
     capped = hea.explain(transformers.Gemma2Config(num_hidden_layers=1), 64)
     assert capped.call.softcap == 50
-    assert "without caps" in str(capped)
+    assert "without caps" in capped.to_text(200)
     # the head that a config was saved with decides which tokens are global
     config = hea.SparseTransformerConfig.longformer(**SMALL)
     heads = ["SparseTransformerForQuestionAnswering", "SparseTransformerForSequenceClassification"]
     question, first = (hea.explain(saved_with(config, [head]), 64) for head in heads)
-    assert "depend on the text" in str(question)
-    assert "depend on the text" not in str(first)
+    assert "depend on the text" in question.to_text(200)
+    assert "depend on the text" not in first.to_text(200)
     assert len(first.call.layout.pattern.members()) == 1 + len(question.call.layout.pattern.members())
     short = transformers.BartConfig(max_position_embeddings=1024)
-    assert "made for 1,024 positions, and the text has 1,025 tokens" in str(hea.explain(short, 1025))
-    assert "positions" not in str(hea.explain(short, 1024))
+    assert any("1,024 positions" in note and "1,025 tokens" in note for note in hea.explain(short, 1025).notes)
+    assert not any("positions" in note for note in hea.explain(short, 1024).notes)
     (missing,) = hea.explain("global(0, 99, -41)", 40).notes
-    assert missing == "Of the global positions that the pattern names, 40 keys lack -41, 99."
+    assert "-41, 99" in missing
 
 
 def test_model_that_keeps_no_cache_is_explained_and_sparsified() -> None:
@@ -211,12 +220,27 @@ def test_an_expression_is_the_pattern_that_it_writes() -> None:
 
 def test_the_whole_pattern_is_printed_and_can_be_given_again() -> None:
     pattern = PerHead([Band(left, 0) | GlobalTokens(range(8)) for left in (8, 16, 32, 64)])
-    expression = str(hea.explain(pattern, 64)).splitlines()[0].removeprefix("pattern").strip()
-    assert hea.patterns.parse_pattern(expression) == pattern
-    long = str(hea.explain(Band(8, 8) | GlobalTokens(range(0, 4096, 8)), 4096)).splitlines()[0]
+    assert hea.patterns.parse_pattern(row_of(hea.explain(pattern, 64), "pattern")) == pattern
+    long = row_of(hea.explain(Band(8, 8) | GlobalTokens(range(0, 4096, 8)), 4096), "pattern")
     assert "global([0, 8, 16, " in long
     assert "all of it in to_dict(), and with --json" in long
     assert len(long) < 1100
+
+
+def row_of(explanation: Any, name: str) -> str:
+    (line,) = [line for line in explanation.to_text(2000, why=True).splitlines() if line.startswith(f"{name} ")]
+    return line.removeprefix(name).strip()
+
+
+def test_lines_are_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrapped is what one line would say, and every row but the first line of it is indented."""
+    explanation = hea.explain(sparse_llama(), 4096)
+    for columns in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = str(explanation).splitlines()
+        assert max(map(len, lines)) <= columns
+        assert " ".join(str(explanation).split()) == " ".join(explanation.to_text(2000).split())
+    assert len(explanation.to_text(1).splitlines()) > len(lines)
 
 
 def test_learned_spans_of_a_model() -> None:
@@ -263,12 +287,15 @@ def test_wrong_models(what: Any, options: dict[str, Any], message: str) -> None:
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     main(["explain", "band(2, 2) | global(0)", "--tokens", "64", "--heads", "1", "--training", "--dtype", "bfloat16"])
     lines = capsys.readouterr().out.splitlines()
-    heads = [line.split("  ")[0] for line in lines[:9]]
-    assert heads == ["pattern", "call", "backend", "computes", "allowed", "computed", "cost", "memory", "costs of"]
-    assert lines[3].endswith("sdpa computes all pairs, and takes 0 MiB for their masks and scores.")
-    assert "1 heads, 64 queries, 64 keys, bfloat16 on cpu, with gradients" in lines[1]
+    # the answer first, the other backends by name
+    assert [line.split()[0] for line in lines[:5]] == ["backend", "cost", "memory", "pattern", "call"]
+    assert lines[0].split()[1] == "sdpa"
+    assert "1 heads, 64 queries, 64 keys, bfloat16 on cpu, with gradients" in lines[4]
     # a band of five without its ends, and the first token's row and column beyond what the band holds of them
-    assert "436 pairs" in lines[4]
+    assert "436 pairs" in lines[5]
+    assert all(name in lines[-1] for name in set(BACKENDS) - {"sdpa"})
+    main(["explain", "band(2, 2) | global(0)", "--tokens", "64", "--why"])
+    lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("not ") for line in lines) == len(BACKENDS) - 1
 
 
@@ -283,13 +310,17 @@ def test_a_forecast_for_a_gpu_says_what_is_missing_here(monkeypatch: pytest.Monk
     options = {"device": "cuda", "dtype": torch.float32}
     explanation = hea.explain(Band(64, 64), 32_768, **options)
     note = "(on cuda, auto may take flex where triton is installed; here it is not)"
-    assert (explanation.backend == "flex", note in str(explanation)) == (is_there, not is_there)
+    assert (explanation.backend == "flex", note in explanation.to_text(200)) == (is_there, not is_there)
     # head sizes of 8 are not for flex, whatever is installed
-    assert note not in str(hea.explain(Band(64, 64), 32_768, **options, head_dim=8))
+    assert note not in hea.explain(Band(64, 64), 32_768, **options, head_dim=8).to_text(200)
 
 
 def test_layers_that_read_otherwise_are_named() -> None:
     config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 4})
     assert hea.explain(hea.sparsify(config, SINKS), query_tokens=32).notes == ()
-    notes = hea.explain(hea.sparsify(config, [SINKS, None] * 2), query_tokens=32).notes
-    assert "layers [1, 3] read otherwise: layer=1 explains the first of them." in notes
+    for patterns, sparse, dense in (([SINKS, None] * 2, "0, 2", "1, 3"), ([None, None, SINKS, None], "2", "0–1, 3")):
+        explanation = hea.explain(hea.sparsify(config, patterns), query_tokens=32)
+        assert explanation.pattern == SINKS.causal()
+        (note,) = explanation.notes
+        assert f"of 4 layers have this pattern ({sparse})" in note
+        assert f"({dense}) have causal(); layer={dense[0]} " in note

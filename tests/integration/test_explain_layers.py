@@ -31,8 +31,8 @@ def test_every_second_layer_of_a_llama() -> None:
     assert explanation.all_layers is not None
     assert explanation.all_layers.relative_cost == pytest.approx((2 * explanation.relative_cost + 2 * 1.0) / 4)
     assert 0.5 < explanation.all_layers.relative_cost < 0.55
-    line = f"all layers     {explanation.all_layers.relative_cost:.3f} × dense causal attention (estimated), 4 layers"
-    assert line in str(explanation).splitlines()
+    line = f"{explanation.all_layers.relative_cost:.3f} × dense causal attention (estimated), 4 layers"
+    assert explanation.answer["all layers"] == line
     # of whichever layer it is asked
     assert hea.explain(llama([SINKS, None] * 2), 8192, layer=1).all_layers == explanation.all_layers
 

@@ -51,7 +51,7 @@ def test_an_encoder_alone_follows_the_patterns_of_the_encoder(name: str, head: s
     model.save_pretrained(tmp_path / "whole")
     expected = encoded(model.get_encoder(), ids)
     alone = getattr(tr, head).from_pretrained(tmp_path / "whole").eval()
-    assert "bidirectional, attention_pattern" in str(hea.explain(alone, 14))
+    assert "bidirectional, attention_pattern" in hea.explain(alone, 14).to_text(200)
     torch.testing.assert_close(encoded(alone, ids), expected)
     assert len(alone.config.attention_pattern) == len(ENCODER)
     alone.save_pretrained(tmp_path / "alone")
@@ -66,7 +66,7 @@ def test_a_decoder_alone_follows_the_patterns_of_the_decoder(tmp_path: Path) -> 
     ids = token_ids(2, 14)
     whole("bart", PATTERNS).save_pretrained(tmp_path / "whole")
     alone = tr.AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
-    assert "layer 0 of 2 with attention, causal, attention_pattern" in str(hea.explain(alone, 14))
+    assert "layer 0 of 2 with attention, causal, attention_pattern" in hea.explain(alone, 14).to_text(200)
     found = alone(ids).logits
     # the same weights, given the pattern as a decoder
     own = tr.BartForCausalLM(CONFIGS["bart"]()).eval()

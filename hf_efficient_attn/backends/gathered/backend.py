@@ -30,7 +30,7 @@ BYTES_PER_PAIR, NUMBERS_PER_ROW = 20, 3
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence why this backend cannot compute a call; None: it can."""
     if call.chosen is None:
-        return "gathered computes keys that are chosen by what tokens say (chosen=...), and there are none."
+        return "gathered computes only keys that are selected by content (chosen=...), and this call has none."
     if call.lse_needs_grad:
         return "gathered gives no gradient of the log-sum-exp: use reference, or torch.no_grad()."
     if not call.tokens.is_empty and call.layout.is_drawn_by_document:
