@@ -26,23 +26,24 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("explore",): "hf_efficient_attn.analysis.explore",
     ("export-code",): "hf_efficient_attn.hub.export_code",
     ("families",): "hf_efficient_attn.analysis.families",
+    ("sparsify",): "hf_efficient_attn.convert.sparsify",
 }
 
 
 # the help of commands of two words, by the first
 VERBS = {
-    "analyze": """Measure what a model does inside: {subjects}
+    "analyze": """Measure the hidden states and attention spans of a model: {subjects}
 
-    hf-efficient-attn analyze signal --model pre_ln sas outputs/my_model --tokens 256
+    hf-efficient-attn analyze signal --model pre_ln sas path/to/model --tokens 256
     hf-efficient-attn analyze spans outputs/adaptive --text book.txt
 
-Lengths, spans and distances are in tokens, entropies in nats, costs in multiply-adds of a token.""",
-    "bench": """Measure time and memory: {subjects}
+Lengths, spans and distances are in tokens, entropies in nats, costs in multiply-adds for one token.""",
+    "bench": """Measure time and memory of attention on this machine: {subjects}
 
     hf-efficient-attn bench attention --quick
     hf-efficient-attn bench models --peers longformer --lengths 512 --json
 
-Lengths are in tokens, times in milliseconds, memory in MiB; JSON names its units.""",
+Lengths are in tokens, times in milliseconds, memory in MiB. Keys of JSON name their units.""",
 }
 
 
@@ -50,8 +51,9 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the whole command line, which knows the options of the command that is called."""
     parser = argparse.ArgumentParser(
         prog="hf-efficient-attn",
-        description="Efficient attention for Hugging Face Transformers: look at patterns and models, convert, measure.",
-        epilog="hf-efficient-attn COMMAND --help explains a command, with examples.",
+        description="Efficient attention for Hugging Face Transformers: sparsify and convert models, draw and explain "
+        "attention patterns, measure speed.",
+        epilog="hf-efficient-attn COMMAND --help shows the options of a command, and examples.",
     )
     version = "show the version and exit"
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=version)
@@ -98,9 +100,9 @@ def _add_parser(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; what a user can mend ends it with one line and exit code 2.
+    """Run one command. An error that a user can mend is printed in one line, with exit code 2.
 
-    That are errors of this package, files that cannot be read or written, and libraries that are not installed.
+    These are errors of this package, files that cannot be read or written, and libraries that are not installed.
     `arguments` defaults to those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -110,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.main(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        # who reads the output, such as `head`, has seen enough; what is left in the buffer goes nowhere
+        # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         parser.exit(1)
     except (ValueError, OSError, ImportError) as error:
@@ -121,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _sentence(error: Exception) -> str | None:
-    """Return what a user can do about an error; None: nothing, it is ours."""
+    """Return what a user can do about an error; None: it is a fault of this package."""
     from hf_efficient_attn.errors import EfficientAttentionError
 
     if isinstance(error, ValueError) and not isinstance(error, (EfficientAttentionError, OSError)):
@@ -132,7 +134,7 @@ def _sentence(error: Exception) -> str | None:
             return None
         return f"This command needs {library}, which is not installed. Run: pip install {library}"
     if isinstance(error, ImportError):
-        # one that says itself what to install comes without the name that could not be found
+        # an error that names what to install comes without the name of the missing module
         return str(error) if error.name is None else None
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."

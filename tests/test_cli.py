@@ -167,6 +167,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "{folder}/llama.json", "--causal"], "--causal is for patterns"),
         (["explain", "{folder}/llama.json", "--heads", "4"], "num_heads=4 is given with a LlamaConfig"),
         (["convert", "{folder}/nothing", "{folder}/new"], "{folder}/nothing"),
+        (["sparsify", "{folder}/nothing", "{folder}/new", "--pattern", "band(2, 0)"], "{folder}/nothing"),
         (["export-code", "{folder}/nothing"], "{folder}/nothing has no config.json"),
         (["export-code", "{folder}/unknown"], "transformers cannot read {folder}/unknown"),
         (["analyze", "signal", "--model", "{folder}/unknown"], "transformers cannot read {folder}/unknown"),
@@ -227,6 +228,7 @@ def test_what_cannot_be_written_or_read_is_not_measured(
     "arguments",
     [
         ["convert", "nosuch", "{folder}/new"],
+        ["sparsify", "nosuch", "{folder}/new", "--pattern", "band(2, 0)"],
         ["explore", "--model", "nosuch", "--text", "{folder}/text", "--output", "{folder}/page.html"],
         ["analyze", "spans", "nosuch", "--output", "{folder}"],
         ["analyze", "signal", "--model", "nosuch", "--output", "{folder}"],

@@ -1,10 +1,14 @@
-"""Convert a checkpoint of transformers into our families, back, or into a longer one.
+"""Convert a checkpoint of transformers into a model of this package, back again, or into a longer one.
 
-hf-efficient-attn convert FOLDER NEW_FOLDER
-hf-efficient-attn convert bert-base-uncased NEW_FOLDER --max-position-embeddings 8192 --attention-window 256
-hf-efficient-attn convert FOLDER NEW_FOLDER --to longformer
-hf-efficient-attn convert roberta-base NEW_FOLDER --to etc_transformer
-hf-efficient-attn convert roberta-base NEW_FOLDER --to compressed_transformer --mechanism linformer
+    hf-efficient-attn convert bert-base-uncased long_bert --max-position-embeddings 8192 --attention-window 256
+    hf-efficient-attn convert my_longformer new_folder
+    hf-efficient-attn convert new_folder longformer_again --to longformer
+    hf-efficient-attn convert roberta-base etc_roberta --to etc_transformer
+    hf-efficient-attn convert roberta-base short_keys --to compressed_transformer --mechanism linformer
+
+Longformer, LED, BigBird, BigBird-Pegasus, Reformer and Nyströmformer keep what they compute. Dense models (BERT,
+RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts; on texts of at most half a window
+they compute the same as before. Fine-tune those. The source is never changed. Lengths are in tokens.
 """
 
 import argparse
@@ -31,48 +35,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ]
     parser.add_argument(
         "src",
-        help=f"folder, or name on the Hub, of a model of transformers ({', '.join(sorted(COUNTERPARTS))}) or of our "
-        f"families ({ours})",
+        metavar="FOLDER",
+        help="folder or name on the Hub of a model of transformers "
+        f"({', '.join(sorted(COUNTERPARTS))}) or of this package ({ours})",
     )
-    parser.add_argument("dst", help="folder to write, new or empty unless --overwrite is given")
+    parser.add_argument("dst", metavar="NEW", help="folder to write; it must be new or empty, except with --overwrite")
     parser.add_argument(
         "--to",
         metavar="TYPE",
-        help=f"what to make: {ours} (default: the one that fits), {', '.join(lifted)}, or of transformers "
-        f"{', '.join(both_ways)}",
+        help=f"model type of the result: {ours} (default: the counterpart of the source), {', '.join(lifted)}; "
+        f"or a type of transformers: {', '.join(both_ways)}",
     )
     parser.add_argument(
         "--head",
         metavar="AutoModelForX",
-        help="Auto class to load the source with (default: that of its config, or else of its weights)",
+        help="Auto class to load the source with (default: the one that its config or its weights name)",
     )
     _add_sizes(parser)
     parser.add_argument(
         "--pattern",
         metavar="EXPRESSION",
-        help='what layers read instead of a window, such as "band(256, 256) | global(0)"',
+        help="pattern of all layers, instead of a window, such as 'band(256, 256) | global(0)'",
     )
     parser.add_argument(
         "--global-projections",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="global tokens read by projections of their own (default: where the source or the target has them)",
+        help="give global tokens query, key and value projections of their own (default: if source or target has them)",
     )
     parser.add_argument(
         "--mechanism",
         metavar="NAME",
-        help="what layers of a compressed_transformer compute that a dense model becomes (default: nystrom)",
+        help="attention of a compressed_transformer that is made from a dense model (default nystrom)",
     )
     parser.add_argument(
         "--parity",
         action="store_true",
-        help="compute what transformers does where it differs from the paper; if outputs differ on random tokens, "
-        "nothing is written (what is not covered: model_cards/sparse_transformer.md)",
+        help="follow transformers where it differs from the paper; outputs are compared on random tokens, and nothing "
+        "is written if they differ (exceptions: model_cards/sparse_transformer.md)",
     )
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace weights, configs and tokenizer of the checkpoint in dst; its other files and folders stay",
+        help="replace weights, configs and tokenizer of the checkpoint in NEW; its other files and folders stay",
     )
 
 
@@ -82,32 +87,40 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--max-position-embeddings",
         type=int,
         metavar="N",
-        help=f"longest input in tokens (default: that of the source; of a dense one at least {DEFAULT_POSITIONS:,}, "
-        "but for a compressed_transformer)",
+        help=f"longest input in tokens (default: the source's; for a dense source at least {DEFAULT_POSITIONS:,}, "
+        "unless it becomes a compressed_transformer)",
     )
     parser.add_argument(
         "--max-target-position-embeddings",
         type=int,
         metavar="N",
-        help="longest target in tokens, of an encoder-decoder (default: that of the source)",
+        help="longest target of an encoder-decoder in tokens (default: the source's)",
     )
     parser.add_argument(
         "--attention-window",
         type=int,
         metavar="W",
-        help="tokens read around a token, both sides together, even (default: the source's own; of a dense one "
-        f"{DEFAULT_WINDOW}: its inputs of at most W / 2 + 1 tokens give what they gave; of an etc_transformer 168)",
+        help="width of the window around a token, both sides together, an even number of tokens (default: the "
+        f"source's; for a dense source {DEFAULT_WINDOW}, which keeps its outputs on inputs of up to W / 2 + 1 tokens; "
+        "for an etc_transformer 168)",
     )
 
 
 def main(args: argparse.Namespace) -> None:
-    """Convert, and say what became of it; notes go to stderr, and say what warnings of transformers would."""
+    """Convert, and print what the result is; notes go to stderr, in place of warnings of transformers."""
     options = {name: value for name, value in vars(args).items() if name not in ("src", "dst", "command", "main")}
-    with _notes_on_stderr(), _quiet_transformers(), _cleaning_up_when_stopped():
+    with writing_a_checkpoint():
         model = convert(args.src, args.dst, **options)
     print(
         f"{args.dst}: {type(model).__name__}, {model.num_parameters():,} parameters, {_positions(model):,} positions."
     )
+
+
+@contextmanager
+def writing_a_checkpoint() -> Iterator[None]:
+    """Print warnings as notes, silence those of transformers, and leave no temporary folder when stopped."""
+    with _notes_on_stderr(), _quiet_transformers(), _cleaning_up_when_stopped():
+        yield
 
 
 @contextmanager
@@ -124,7 +137,7 @@ def _notes_on_stderr() -> Iterator[None]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Let transformers say nothing but errors: which weights are missing or left over is told in our words."""
+    """Silence the warnings of transformers: our notes name the weights that are missing or left over."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -56,7 +56,7 @@ def check_destination(dst: str | os.PathLike[str] | None, overwrite: bool, src: 
     _check_source_apart(path, src)
     place = nearest_existing(path)
     if not place.is_dir():
-        raise ConfigurationError(f"{path} cannot be made, as {place} is a file. Give another path.")
+        raise ConfigurationError(f"{path} cannot be made, because {place} is a file. Give another path.")
     if path.exists() and any(path.iterdir()):
         _check_replaceable(path, overwrite)
     return path
@@ -98,10 +98,10 @@ def is_replaced(name: str) -> bool:
 
 
 def note_kept(path: Path | None) -> list[str]:
-    """Return a note on what stays in the folder, as it is no part of a checkpoint."""
+    """Return a note on the files that stay in the folder, because they are not part of a checkpoint."""
     kept = [] if path is None or not path.exists() else sorted(each.name for each in path.iterdir())
     listed = ", ".join(name for name in kept if not is_replaced(name))
-    return [f"Kept in {path}, as convert does not write them: {shorten(listed, LETTERS)}."] if listed else []
+    return [f"Kept in {path}, because they are not part of a checkpoint: {shorten(listed, LETTERS)}."] if listed else []
 
 
 def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
@@ -110,8 +110,8 @@ def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
     if not beside:
         return []
     return [
-        f"Left by conversions into {dst} that were killed, or are still running: {', '.join(map(str, beside))}. Delete "
-        "them."
+        f"Temporary folders of commands that wrote {dst} and were killed, or are still running: "
+        f"{', '.join(map(str, beside))}. Delete those of commands that were killed."
     ]
 
 
@@ -201,17 +201,17 @@ def _check_replaceable(path: Path, overwrite: bool) -> None:
         if overwrite:
             return
         raise ConfigurationError(
-            f"{path} has no config.json, as a conversion into it was interrupted. Move the files of {left[-1] / 'new'} "
-            "there, or convert again with overwrite (--overwrite)."
+            f"{path} has no config.json, because the command that wrote it was interrupted. Move the files of "
+            f"{left[-1] / 'new'} there, or run the command again with overwrite (--overwrite)."
         )
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"{path} exists and is not an empty folder; without a config.json it is no checkpoint either, so that "
-            "nothing is written there. Give another path."
+            f"{path} exists and is not an empty folder, and without a config.json it is not a checkpoint that could be "
+            "replaced. Give another path."
         )
     if not overwrite:
         raise ConfigurationError(
-            f"{path} exists and is not an empty folder. Give another path, or let its checkpoint be replaced with "
+            f"{path} exists and is not an empty folder. Give another path, or replace the checkpoint in it with "
             "overwrite (--overwrite)."
         )
 

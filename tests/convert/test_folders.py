@@ -69,7 +69,7 @@ def test_an_existing_folder_is_kept(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(hea.ConfigurationError, match="taken exists and is not an empty folder"):
         hea.convert(bert, taken)
     assert names(taken) == {"thesis.txt"}
-    with pytest.raises(hea.ConfigurationError, match="no checkpoint either, so that nothing is written there"):
+    with pytest.raises(hea.ConfigurationError, match="without a config.json"):
         hea.convert(bert, taken, overwrite=True)
     assert names(taken) == {"thesis.txt"}
     (tmp_path / "empty").mkdir()
@@ -90,7 +90,7 @@ def test_the_source_is_never_replaced(bert: Path, tmp_path: Path, destination: s
 def test_destinations_that_cannot_be_folders(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for below in ("file", "file/deep/new"):
-        with pytest.raises(hea.ConfigurationError, match="cannot be made, as .*file is a file"):
+        with pytest.raises(hea.ConfigurationError, match="cannot be made, because .*file is a file"):
             hea.convert(bert, tmp_path / below, overwrite=True)
     assert (tmp_path / "file").read_text() == "mine"
 
