@@ -1,9 +1,12 @@
-"""Write a page to look at attention: who reads whom under a pattern, or what a model reads in a text.
+"""Write a web page that shows patterns interactively, or the attention weights of a model on a text.
 
-The page is one HTML file that opens by a double click, without a network; patterns given are shown beside some of ours:
     hf-efficient-attn explore
     hf-efficient-attn explore "band(256, 256) | global(0)" path/to/config.json --tokens 8192 --output patterns.html
     hf-efficient-attn explore --model path/to/model --text document.txt --output document.html
+
+The page is one HTML file that opens in a browser without a network. Your patterns are shown beside some of this
+package. With --model and --text it also shows what each head attends to. The weights of all tokens would make the page
+too large, so it holds those of some tokens: they are underlined in the text, and only they can be clicked.
 """
 
 import argparse
@@ -56,24 +59,35 @@ SCRIPTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    text = "expressions such as 'band(4, 4) | global(0)', JSON, or files with JSON"
+    text = "patterns: expressions such as 'band(4, 4) | global(0)', JSON, or JSON files such as a config.json"
     parser.add_argument("pattern", nargs="*", help=text)
-    tokens = f"length in tokens ({TOKENS}); of a text, the most to read ({MAX_TOKENS}, or what the model can)"
+    tokens = f"length of the sequence in tokens (default {TOKENS}); with --text, the first N tokens are used (default "
+    tokens += f"{MAX_TOKENS}, or as many as the model has positions)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
-    parser.add_argument("--layers", type=int, metavar="N", help=f"layers of the patterns (default {LAYERS})")
-    parser.add_argument("--heads", type=int, metavar="N", help=f"query heads of the patterns (default {HEADS})")
-    parser.add_argument("--model", metavar="FOLDER", help="a saved model, or its name on the Hub, to show on --text")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8; the model reads its first --tokens tokens")
-    rows = f"tokens of the text whose weights are kept, spread evenly ({DEFAULT_ROWS})"
+    parser.add_argument("--layers", type=int, metavar="N", help=f"number of layers, for patterns (default {LAYERS})")
+    parser.add_argument("--heads", type=int, metavar="N", help=f"attention heads, for patterns (default {HEADS})")
+    parser.add_argument("--model", metavar="FOLDER", help="folder or name on the Hub of a model; needs --text")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text for the model, in UTF-8")
+    rows = f"number of tokens whose attention weights are kept, spread evenly over the text (default {DEFAULT_ROWS})"
     parser.add_argument("--num-rows", type=int, metavar="N", help=rows)
-    parser.add_argument("--rows", default="", metavar="N,N", help="further tokens whose weights are kept, from 0")
-    parser.add_argument("--causal", action="store_true", help="the causal form of the patterns")
-    parser.add_argument("--device", default="cpu", help="for which backends are explained (%(default)s)")
-    parser.add_argument("--output", default="attention.html", metavar="FILE", help="the page (%(default)s)")
+    parser.add_argument(
+        "--rows", default="", metavar="N,N", help="other tokens whose weights are kept, counted from 0, such as 0,17"
+    )
+    parser.add_argument(
+        "--causal", action="store_true", help="show the causal form of the given patterns, which a decoder uses"
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="device for which the backend is chosen and costs are estimated (default %(default)s)",
+    )
+    parser.add_argument(
+        "--output", default="attention.html", metavar="FILE", help="file to write (default %(default)s)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the page, and say where it is and what it leaves out.
+    """Write the page, and print where it is.
 
     Raises:
         EfficientAttentionError: a wrong pattern or length.
@@ -81,7 +95,7 @@ def main(args: argparse.Namespace) -> None:
     """
     path = Path(args.output)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--output {args.output}: the page is HTML; give a file that ends with .html.")
+        raise InputError(f"--output {args.output}: the page is HTML. Give a file whose name ends with .html.")
     check_destination(path)
     check_options(args)
     page = render_page(page_data(args))
@@ -97,23 +111,21 @@ def check_options(args: argparse.Namespace) -> None:
         if number is not None:
             check_length(option, number)
             if number > MOST.get(name, number):
-                raise InputError(f"{option} {number:,}: the page shows at most {MOST[name]:,} {name}.")
+                raise InputError(f"{option} {number:,} is too large: a page shows at most {MOST[name]:,} {name}.")
     if (args.model is None) != (args.text is None):
-        raise InputError("--model and --text belong together: give the folder of a model and a text that it reads.")
+        raise InputError("--model and --text need each other. Give the folder of a model and a text file.")
     of_text = {"--num-rows": args.num_rows, "--rows": args.rows}
     for name, value in of_text.items() if args.model is None else ():
         if value:
-            raise InputError(f"{name} {value} is for a model on a text: give --model and --text, too.")
+            raise InputError(f"{name} {value} is for a model on a text. Give --model and --text, too, or leave it out.")
     of_patterns = {"--layers": args.layers, "--heads": args.heads}
     for name, value in of_patterns.items() if args.model is not None else ():
         if value:
             raise InputError(
-                f"{name} {value} is for a page of patterns alone: {args.model} says itself how many it has."
+                f"{name} {value} is for a page of patterns alone; the config of {args.model} has it. Leave it out."
             )
     if args.causal and not args.pattern:
-        raise InputError(
-            "--causal is for the patterns that are given, and there are none. Give one, such as 'band(256, 256)'."
-        )
+        raise InputError("--causal is for given patterns, and none is given. Give a pattern such as 'band(256, 256)'.")
 
 
 def page_data(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""List the model families of this package: papers, heads, presets, blocks, direction, and what attention costs.
+"""List the model families of this package: papers, heads, presets, blocks, direction, and the cost of attention.
 
     hf-efficient-attn families
     hf-efficient-attn families --json
 
-A model of a family is built with AutoModelFor….from_config(Config(...)), or loaded with from_pretrained, once
-hf_efficient_attn is imported. Costs are scores that a head computes in a layer, for n tokens.
-With --json: a list of {"model_type", "config", "papers", "heads", "presets", "blocks", "causal", "cost"}, where "heads"
-holds the names of Auto classes of transformers, "papers" the ids of arXiv, and "blocks" the values of a config's block.
+Import hf_efficient_attn, then build a model with AutoModelFor….from_config(Config(...)) or load one with
+from_pretrained. A cost is the number of scores that a head computes in a layer for n tokens.
+
+--json prints a list of {"model_type", "config", "papers", "heads", "presets", "blocks", "causal", "cost"}: "heads" are
+names of Auto classes of transformers, "papers" ids on arXiv, and "blocks" values of the config's field block.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from transformers import PreTrainedConfig
 from hf_efficient_attn.models.register import FAMILIES, auto_classes
 
 COLUMNS = 110
-OTHERS = "Any other model of transformers with full attention: hea.sparsify(model, pattern) gives it a pattern."
+OTHERS = "For any other model of transformers with full attention, hea.sparsify(model, pattern) sets a pattern."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +62,8 @@ def family_facts(family: ModuleType) -> dict[str, Any]:
 
 def _direction(config: Any) -> str:
     if config.is_encoder_decoder:
-        return "the decoder; the encoder reads both sides"
-    return f"as is_causal says, by default {'yes' if config.is_causal else 'no'}"
+        return "the decoder is; the encoder is bidirectional"
+    return f"{'yes' if config.is_causal else 'no'} by default; set is_causal"
 
 
 def _text(facts: dict[str, Any]) -> str:

@@ -1,16 +1,16 @@
 """Show rank collapse, norms, attention entropy and gains of a model, layer by layer.
 
-Before training, tokens should not become the same vector as they pass through the layers (rank collapse), and their
-norms should neither vanish nor explode. Skip connections ensure this. Without them, plain softmax attention averages
-the differences between tokens away, while shaped attention α·I + β·A − γ·C keeps them.
+    hf-efficient-attn analyze signal --model pre_ln sas path/to/model --tokens 256
+
+In an untrained model the vectors of different tokens should stay different from layer to layer (they become alike in
+rank collapse), and their norms should neither vanish nor explode. Skip connections ensure this. Without them, plain
+softmax attention averages the differences between tokens away, and shaped attention α·I + β·A − γ·C keeps them.
+
+Cosines lie between -1 and 1, entropies are in nats. signal.json, which --json prints, holds {"settings", "models"};
+each model has a list of its layers.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), sections 2 and 4.1, after Noci et al.
 (arXiv:2306.17759). The papers print no curve; the measure here is the mean cosine between tokens of a sequence.
-
-    hf-efficient-attn analyze signal --model pre_ln sas outputs/my_model --tokens 256
-
-Cosines lie between -1 and 1, entropies are in nats. signal.json, which --json prints, holds {"settings", "models"},
-where a model has a list of its layers.
 """
 
 import argparse
@@ -213,21 +213,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         nargs="+",
         required=True,
-        help="a checkpoint folder or Hub id, which reads --text; a config.json, whose weights and tokens are random; "
-        f"or the name of a block, for a random causal model of 12 layers of width 192 and random tokens ({names})",
+        metavar="MODEL",
+        help="models: a folder or a name on the Hub, measured on --text; a config.json, for random weights and random "
+        f"tokens; or a block for an untrained decoder of 12 layers and hidden size 192, on random tokens ({names})",
     )
     parser.add_argument(
-        "--text", type=Path, help="what checkpoints read; default: the source code of Python's argparse module"
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="text for saved models, in UTF-8 (default: the source code of Python's argparse module)",
     )
-    parser.add_argument("--random-tokens", action="store_true", help="let checkpoints, too, read random tokens")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens per sequence, at least 2 (default 128)")
-    parser.add_argument("--batch-size", type=int, default=8, help="number of sequences (default 8)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of random weights and tokens (default 0)")
+    parser.add_argument("--random-tokens", action="store_true", help="measure saved models on random tokens, too")
     parser.add_argument(
-        "--output", type=Path, default=Path("signal"), help="folder of signal.json and signal.png (default %(default)s)"
+        "--tokens", type=int, default=128, metavar="N", help="tokens of a sequence, at least 2 (default 128)"
+    )
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="number of sequences (default 8)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of random weights and tokens (default 0)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("signal"),
+        metavar="FOLDER",
+        help="folder to write signal.json and signal.png to (default %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print signal.json instead of tables")
-    parser.add_argument("--picture", type=Path, help="where the picture goes instead (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="another file for the picture (.png, .svg or .pdf)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:

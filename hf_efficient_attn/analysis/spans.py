@@ -1,12 +1,12 @@
-"""Show how far the heads of a model look: spans, attention by distance, spans along a text, costs.
+"""Show how far the heads of a model attend: spans, attention by distance, spans along a text, and their cost.
 
     hf-efficient-attn analyze spans outputs/adaptive --text book.txt --compare outputs/fixed-256 outputs/fixed-512
 
-Spans and distances are in tokens, costs in multiply-adds of a token (`flops_per_token`). spans.json, which --json
+Spans and distances are in tokens, costs in multiply-adds for one token (`flops_per_token`). spans.json, which --json
 prints, holds {"settings", "notes", "compared"} and the report on the first model.
 
 The pictures are those of Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), figures 1, 3
-(without its losses, which are training's), 4 and 5.
+(without its training losses), 4 and 5.
 """
 
 import argparse
@@ -179,29 +179,35 @@ def _read(model: Any, ids: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument(
-        "model", help="a checkpoint folder or Hub id of a model with spans, or a config.json, whose weights are random"
+        "model", help="folder or name on the Hub of a model with spans, or a config.json, for random weights"
     )
     parser.add_argument(
         "--compare",
         nargs="+",
         default=[],
         metavar="MODEL",
-        help="further models with spans, whose average spans and multiply-adds are shown beside those of the first",
+        help="other models with spans, whose average spans and multiply-adds are compared with those of the first",
     )
-    parser.add_argument("--text", type=Path, help=f"what the models read; default: {TEXT_NAME}")
+    parser.add_argument("--text", type=Path, metavar="FILE", help=f"text for the models (default: {TEXT_NAME})")
     parser.add_argument(
         "--tokens",
         type=int,
         default=2048,
         metavar="N",
-        help="read at most the first N tokens of the text; memory grows with its square (default %(default)s)",
+        help="use the first N tokens of the text; memory grows with their square (default %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of random weights (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random weights (default %(default)s)")
     parser.add_argument(
-        "--output", type=Path, default=Path("spans"), help="folder of spans.json and spans.png (default %(default)s)"
+        "--output",
+        type=Path,
+        default=Path("spans"),
+        metavar="FOLDER",
+        help="folder to write spans.json and spans.png to (default %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print spans.json instead of tables")
-    parser.add_argument("--picture", type=Path, help="where the picture goes instead (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="another file for the picture (.png, .svg or .pdf)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:

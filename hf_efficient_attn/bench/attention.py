@@ -1,9 +1,11 @@
-"""Time and memory of attention with a pattern against dense attention and against other libraries, in one run.
+"""Measure time and memory of attention with a pattern, against dense attention and other libraries.
 
-The headline is the useful-pair efficiency: the allowed pairs computed per second, over the pairs per second of torch's
-dense SDPA without a mask in the same round. All calls of a length take turns. Times are in milliseconds, memory is in
-MiB, lengths are in tokens. Patterns are presets or expressions:
+    hf-efficient-attn bench attention --quick
     hf-efficient-attn bench attention --patterns band "band(64, 64) | global(0)" --lengths 4096 8192 --backends auto
+
+The main number is the useful-pair efficiency: the pairs that the pattern allows per second, divided by the pairs per
+second of torch's dense scaled_dot_product_attention without a mask in the same round. All calls of a length take turns.
+Times are in milliseconds, memory is in MiB, lengths are in tokens.
 """
 
 import argparse
@@ -77,10 +79,10 @@ OWN_FAILURES: Failures = (UnsupportedBackendError, torch.OutOfMemoryError, Torch
 PATTERNS = ["band", "longformer", "bigbird", "dilated"]
 LENGTHS = [128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 COUNTS = {
-    "batch_size": (1, "examples per call"),
+    "batch_size": (1, "batch size: examples in a call"),
     "heads": (8, "attention heads"),
     "head_dim": (64, "width of a head"),
-    "repeats": (20, "timed rounds per length, as far as there is time; a round runs every call once"),
+    "repeats": (20, "most timed rounds for each length; a round runs every call once"),
 }
 # device -> dtype, and the longest lengths of dense attention and of peers
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -242,27 +244,28 @@ def layout_seconds(call: AttentionCall, backend: str) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench attention`."""
     backends = [AUTO, *sorted(BACKENDS)]
-    text = f"some of {', '.join(PRESETS)}, or expressions (default {' '.join(PATTERNS)})"
+    text = f"patterns: names ({', '.join(PRESETS)}) or expressions (default {' '.join(PATTERNS)})"
     parser.add_argument("--patterns", nargs="+", default=PATTERNS, metavar="P", help=text)
-    text = "lengths of the input in tokens (default 128 to 131072)"
+    text = "lengths of the sequences in tokens (default 128 to 131072)"
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help=text)
-    text = "backends of this package (default auto flex, on GPUs flash, too)"
+    text = "backends of this package (default auto flex; on a GPU auto flash flex)"
     parser.add_argument("--backends", nargs="+", choices=backends, help=text)
-    text = "other libraries (default all)"
+    text = "other libraries and implementations to compare with (default all)"
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help=text)
     add_counts(parser, COUNTS)
     add_dtype(parser, "the inputs")
     add_device(parser)
     add_max_seconds(parser, 25)
-    text = "longest dense call that is timed; longer ones are extrapolated (default 8192, on CUDA 131072)"
+    text = "longest sequence of dense attention in tokens; times beyond it are extrapolated (default 8192, on a GPU "
+    text += "131072)"
     parser.add_argument("--dense-limit", type=int, metavar="N", help=text)
-    text = "longest call of other libraries (default 4096, on CUDA 32768)"
+    text = "longest sequence of other libraries in tokens (default 4096, on a GPU 32768)"
     parser.add_argument("--peer-limit", type=int, metavar="N", help=text)
-    text = "shortest length whose peak memory is measured (default 65536)"
+    text = "shortest length, in tokens, at which peak memory is measured (default 65536)"
     parser.add_argument("--memory-from", type=int, default=65536, metavar="N", help=text)
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument("--quick", action="store_true", help="unless said otherwise, two patterns up to 4,096 tokens")
-    text = "show where the time of some fixed calls goes, instead (CPU)"
+    parser.add_argument("--quick", action="store_true", help="measure two patterns up to 4,096 tokens")
+    text = "instead show which kernels take the time of a few fixed calls (CPU only)"
     parser.add_argument("--profile", action="store_true", help=text)
     add_results(parser, "outputs/bench_attention")
     leave_open(parser, "max_seconds", *NOT_PROFILED)

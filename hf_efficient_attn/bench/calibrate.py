@@ -1,14 +1,17 @@
-"""Measure what attention costs on this machine, by which backends and lengths of blocks are chosen from then on.
+"""Measure the costs of attention on this machine, so that backends and block sizes are chosen by them from then on.
 
-Costs are times in scores of torch's dense attention: of a score in blocks of each length, with a mask, by the kernel
-for caps, terms and dropout; of a key, of a call. They are kept in the user's cache, and replace those that the package
-has of the most similar machine for this processor. How attention is computed changes, not what. It takes about a
-minute; the fastest round counts, and nothing is kept if rounds disagree, as they do beside other work. To go back to
-the costs of the package, delete the file that it names; HF_EFFICIENT_ATTN_MACHINES names another. With `--check`
-follows a table of how far "auto" is from the best of all backends and lengths of blocks, the shortest lengths first:
     hf-efficient-attn bench calibrate --threads 1
     hf-efficient-attn bench calibrate --show-only --check --lengths 128 1024 8192
     hf-efficient-attn bench calibrate --show-only --check --max-seconds 2 --max-minutes 10
+
+It takes about a minute on an idle machine. The costs are kept in the user's cache and replace the package's costs of
+the most similar processor. They change how attention is computed, not its result. The fastest round counts; if rounds
+differ too much, as they do beside other work, nothing is kept. To go back to the costs of the package, delete the file
+whose path is printed; the environment variable HF_EFFICIENT_ATTN_MACHINES names another file.
+
+A cost is a time in units of one score of torch's dense attention: the cost of a score in blocks of each size, with a
+mask and with caps, terms or dropout; of a key; and of a call. --check adds a table that compares the choice of "auto"
+with every backend and block size.
 """
 
 import argparse
@@ -424,13 +427,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, COUNTS)
     add_device(parser)
     add_threads(parser)
-    parser.add_argument("--show-only", action="store_true", help="keep nothing in the user's cache")
-    parser.add_argument("--check", action="store_true", help="compare what is chosen with every other way")
+    parser.add_argument("--show-only", action="store_true", help="print the costs without keeping them")
     parser.add_argument(
-        "--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help="lengths that --check tries"
+        "--check", action="store_true", help="also compare the choice of auto with every backend and block size"
     )
     parser.add_argument(
-        "--patterns", nargs="+", default=PATTERNS, metavar="P", help="and its patterns, as in bench attention"
+        "--lengths",
+        nargs="+",
+        type=int,
+        default=LENGTHS,
+        metavar="N",
+        help="lengths of the sequences that --check compares, in tokens",
+    )
+    parser.add_argument(
+        "--patterns",
+        nargs="+",
+        default=PATTERNS,
+        metavar="P",
+        help="patterns that --check compares, as in bench attention",
     )
     add_dtype(parser, "what --check compares")
     add_max_seconds(parser, 4.0)
@@ -438,7 +452,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-minutes",
         type=float,
         metavar="M",
-        help="when --check ends, with what it has tried (default: no limit)",
+        help="end --check after so many minutes, with the comparisons made until then (default: no limit)",
     )
     add_results(parser, "outputs/bench_calibrate")
 

@@ -92,7 +92,13 @@ def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) ->
 
 def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
     """Add where results go, `--output`, and `--json`."""
-    parser.add_argument("--output", type=Path, default=Path(folder), help="folder of the results (default %(default)s)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(folder),
+        metavar="FOLDER",
+        help="folder to write the results to (default %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
 
 
@@ -107,31 +113,35 @@ def make_folder(args: argparse.Namespace) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device`."""
-    text = "where to measure; auto, the default, takes CUDA if there is a device"
+    text = "device to measure on; auto, the default, is cuda where there is a GPU, else cpu"
     parser.add_argument("--device", choices=DEVICES, default="auto", help=text)
 
 
 def add_dtype(parser: argparse.ArgumentParser, of_what: str) -> None:
     """Add `--dtype`; see `dtype_of`."""
-    parser.add_argument("--dtype", choices=DTYPES, help=f"dtype of {of_what} (default float32, on CUDA bfloat16)")
+    parser.add_argument("--dtype", choices=DTYPES, help=f"dtype of {of_what} (default float32, on a GPU bfloat16)")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
     """Add `--threads`; see `set_threads`."""
-    text = "threads of torch on a CPU (default: as torch chooses)"
+    text = "number of CPU threads of torch (default: torch's own choice)"
     parser.add_argument("--threads", type=int, metavar="N", help=text)
 
 
 def add_max_seconds(parser: argparse.ArgumentParser, default: float, unit: str = "length") -> None:
     """Add `--max-seconds`, for each of what is timed in rounds of its own."""
-    text = f"seconds of timed rounds per {unit}, two at least (default {default:g})"
+    text = f"seconds of timed rounds for each {unit}; at least two rounds are timed (default {default:g})"
     parser.add_argument("--max-seconds", type=float, default=default, metavar="S", help=text)
 
 
 def add_attention_dropout(parser: argparse.ArgumentParser) -> None:
     """Add `--attention-dropout`, for the benchmarks of whole models; see `check_attention_dropout`."""
     parser.add_argument(
-        "--attention-dropout", type=float, default=0.0, metavar="P", help="attention dropout of all models (default 0)"
+        "--attention-dropout",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="dropout probability of the attention weights in all models (default 0)",
     )
 
 
@@ -259,24 +269,24 @@ class Contest:
         if self.lengths:
             text = f"lengths in {self.axis} (default {min(self.lengths)} to {max(self.lengths)})"
             parser.add_argument(flag(lengths), nargs="+", type=int, default=list(self.lengths), metavar="N", help=text)
-            text = f"at which of them peak memory is measured (default {' '.join(map(str, self.memory_lengths))})"
+            text = f"lengths at which peak memory is measured (default {' '.join(map(str, self.memory_lengths))})"
             parser.add_argument(
                 flag(memory_lengths), nargs="*", type=int, default=list(self.memory_lengths), metavar="N", help=text
             )
         else:
             parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-        text = "what is compared (default all)"
+        text = f"{self.kind}s to compare (default all)"
         parser.add_argument(f"--{self.kind}s", nargs="+", choices=self.contestants, help=text)
         for name, how in self.options.items():
             parser.add_argument(name, **how)
-        counts = {**self.counts, "repeats": (10, "timed rounds, as far as there is time; a round runs each once")}
+        counts = {**self.counts, "repeats": (10, "most timed rounds; a round runs each contestant once")}
         add_counts(parser, counts)
         if self.group != "dtype":
             add_dtype(parser, f"all {self.kind}s")
         add_device(parser)
         add_threads(parser)
         add_max_seconds(parser, self.max_seconds)
-        parser.add_argument("--quick", action="store_true", help="unless said otherwise, little of it, in two rounds")
+        parser.add_argument("--quick", action="store_true", help="measure the first two lengths, in two rounds")
         add_results(parser, f"outputs/bench_{self.name}")
         leave_open(parser, "repeats", *([lengths, memory_lengths] if self.lengths else ["no_memory"]), *self.quick)
 

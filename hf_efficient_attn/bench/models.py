@@ -1,11 +1,12 @@
-"""Time and memory of whole encoders against transformers' Longformer, LED, BigBird and BERT with the same weights.
+"""Measure time and memory of whole encoders, against Longformer, LED, BigBird and BERT with the same weights.
 
-Ours are converted from theirs; before anything is timed, their outputs are compared. `self_only`, whose tokens read
-only themselves, shows how far any attention could get around the same linear maps. All encoders of a length take turns,
-on a CPU each in a process of its own.
-A training step is forward, mean squared distance of the last hidden state from a fixed one, backward and AdamW. Times
-are in milliseconds, memory is in MiB, lengths are in tokens:
     hf-efficient-attn bench models --peers longformer bert --lengths 512 4096
+
+Our models are converted from those of transformers, and their outputs are compared before anything is timed. The peer
+`self_only`, whose tokens attend only to themselves, shows the time of everything but attention. All encoders of a
+length take turns; on a CPU each runs in a process of its own. A training step is forward, mean squared distance of the
+last hidden state from a fixed one, backward and AdamW. Times are in milliseconds, memory is in MiB, lengths are in
+tokens.
 """
 
 import argparse
@@ -74,14 +75,17 @@ OPPONENTS = {
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 MEASURES = ("forward", "training")
 COUNTS = {
-    "layers": (12, "layers of the models, at most"),
-    "hidden_size": (768, "width of the models"),
+    "layers": (12, "most layers of a model"),
+    "hidden_size": (768, "hidden size of the models"),
     "num_heads": (12, "attention heads"),
     "intermediate_size": (3072, "width of the MLP"),
-    "batch_size": (1, "examples per step"),
-    "layer_tokens": (2048, "long inputs are timed with fewer layers: layers x tokens at most N, at least one layer"),
-    "memory_layers": (2, "layers of the models whose peak memory is measured"),
-    "repeats": (10, "timed rounds per length, as far as there is time; a round runs every encoder once"),
+    "batch_size": (1, "batch size: examples in a step"),
+    "layer_tokens": (
+        2048,
+        "long sequences are timed with fewer layers: layers x tokens is at most N, with at least one layer",
+    ),
+    "memory_layers": (2, "number of layers of the models whose peak memory is measured"),
+    "repeats": (10, "most timed rounds for each length; a round runs every encoder once"),
 }
 # device -> dtype, and the longest input of transformers' sparse encoders and of the ours that are only their twins
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -315,7 +319,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench models`."""
     names = list(ARCHITECTURES)
     parser.add_argument(
-        "--peers", nargs="+", choices=names, default=names, help="architectures to compare (default all)"
+        "--peers", nargs="+", choices=names, default=names, help="architectures to compare with (default all)"
     )
     parser.add_argument(
         "--lengths",
@@ -323,7 +327,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=LENGTHS,
         metavar="N",
-        help="lengths of the input in tokens (default 512 to 16384)",
+        help="lengths of the sequences in tokens (default 512 to 16384)",
     )
     add_counts(parser, COUNTS)
     add_attention_dropout(parser)
@@ -335,7 +339,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer-limit",
         type=int,
         metavar="N",
-        help="longest input of transformers' sparse encoders (default 4096, on CUDA 16384)",
+        help="longest sequence of transformers' sparse encoders in tokens (default 4096, on a GPU 16384)",
     )
     parser.add_argument(
         "--memory-lengths",
@@ -343,7 +347,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=[4096, 16384],
         metavar="N",
-        help="lengths whose peak memory is measured (default 4096 16384)",
+        help="lengths at which peak memory is measured, in tokens (default 4096 16384)",
     )
     add_results(parser, "outputs/bench_models")
 

@@ -1,9 +1,9 @@
-"""Add the code of a saved model to its folder, so that it loads where this package is not installed.
-
-A copy of the sources that the model can reach, as `hea.hub.include_code` has it saved. Who loads the folder needs
-torch, transformers and `trust_remote_code=True`.
+"""Copy the code of a model into its folder, so that it loads without this package.
 
     hf-efficient-attn export-code my_model
+
+The folder gets the source files that the model uses, and its config.json names them, as after `hea.hub.include_code`.
+Loading the folder then needs torch, transformers and `trust_remote_code=True`.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from hf_efficient_attn.hub.saved_config import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
-    parser.add_argument("folder", help="a folder with a saved model, whose config.json is written anew")
+    """Add the options of the command to its parser."""
+    parser.add_argument("folder", help="folder of a saved model; its config.json is rewritten")
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the files, and say how many.
+    """Write the files, and print how many.
 
     Raises:
-        EfficientAttentionError: no saved model, or one that needs no code of this package.
+        EfficientAttentionError: not a saved model, or a model that needs no code of this package.
     """
     if not (Path(args.folder) / CONFIG_NAME).is_file():
-        raise CheckpointError(f"{args.folder} has no config.json. Give a folder that save_pretrained has written.")
+        raise CheckpointError(f"{args.folder} has no config.json. Give a folder that save_pretrained wrote.")
     config = include_code(load_config(args.folder))
     config.save_pretrained(args.folder)
-    print(f"{args.folder}: {len(copy_files(config))} files of code, which trust_remote_code=True loads")
+    print(f"{args.folder}: {len(copy_files(config))} files of code. Load it with trust_remote_code=True.")

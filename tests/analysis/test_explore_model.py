@@ -144,7 +144,7 @@ def test_the_page(browser: Any, tmp_path: Path) -> None:
         (["--model", "{folder}/text.txt", "--text", "{folder}/text.txt"], "a file. Give the folder of a saved model"),
         (["--model", "{folder}/empty", "--text", "{folder}/text.txt"], "holds no config.json"),
         (["--model", "{folder}/model", "--text", "{folder}/none.txt"], "--text {folder}/none.txt: no such file"),
-        (["--model", "{folder}/model"], "--model and --text belong together"),
+        (["--model", "{folder}/model"], "--model and --text"),
         (["--model", "{folder}/bytes", "--text", "{folder}/text.txt", "--tokens", "1"], "--tokens 1: attention"),
         (["--model", "{folder}/model", "--text", "{folder}/text.txt"], "it has no tokenizer"),
         (["--model", "{folder}/model", "--text", "{folder}/text.txt", "--rows", "a"], "give the numbers of tokens"),

@@ -10,8 +10,9 @@ const MATES_HEIGHT = 5;
 
 function setUpTextView() {
   element("model-name").textContent = model.name;
-  const read = `${count(model.tokens.length)} tokens, of which ${count(model.rows.length)} are measured (underlined).`;
-  const leftOut = model.left_out ? ` The text has ${count(model.left_out)} more, which are not read.` : "";
+  const measured = `weights are kept for the ${count(model.rows.length)} underlined ones, which can be clicked`;
+  const read = `${count(model.tokens.length)} tokens; ${measured}.`;
+  const leftOut = model.left_out ? ` The text has ${count(model.left_out)} more tokens, which are left out.` : "";
   element("model-facts").textContent = `${model.kind}. ${read}${leftOut}`;
   element("model-notes").textContent = [...model.notes, globalText()].join(" ");
   setUpHeads();
@@ -32,7 +33,7 @@ function showLegend() {
   const marks = [["read", "it reads, the darker the more"]];
   const of = model.memberships?.of(chosen.layer, chosen.head);
   if (of) marks.push(["mate", `in the same ${of.kind}`]);
-  marks.push(["measured", "measured, can be chosen"]);
+  marks.push(["measured", "underlined: click it to see what it reads; other tokens cannot be chosen"]);
   if (model.isGlobal.size) marks.push(["global", "global"]);
   const samples = marks.flatMap(([className, text]) => [make("span", { className }, text), " "]);
   element("text-legend").replaceChildren(...samples);
@@ -85,7 +86,7 @@ function chooseToken(token) {
   const place = model.places.get(token);
   if (place === undefined) {
     element("row-title").textContent =
-      `Token ${count(token)} “${model.word(token)}” is not measured. Write the page with --rows ${token}.`;
+      `Only underlined tokens can be clicked. To include token ${count(token)} “${model.word(token)}”, add --rows ${token}.`;
     return;
   }
   chosen.place = place;
