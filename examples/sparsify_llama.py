@@ -1,14 +1,14 @@
-"""Give a Llama a band and its first tokens, and see what that saves in time and costs in quality.
+"""Measure what a sparse attention pattern saves and costs in a pretrained Llama: time to read a prompt, and perplexity.
 
     pip install ".[train]"
     python examples/sparsify_llama.py
 
-takes a pretrained decoder, SmolLM2 of 135 million weights (93 MB, fetched once), and reads pages of Python's
-documentation of 8,192 tokens: densely, by a band, by a band and the first tokens ("sinks") in all layers or every
-second one, and by these with positions counted in the cache (StreamingLLM). Perplexity by position, and the time to
-read a prompt into a cache, with logits of the last token alone, against causal SDPA, are left in
-`outputs/sparsify_llama`, after ten to twenty minutes on two cores.
-Nothing is trained; `run_lora.py` wins back what a pattern costs. A model and a text of yours:
+The command reads pages of Python's documentation, 8,192 tokens each, with SmolLM2 (135 million parameters, 93 MB,
+downloaded once). It compares full attention; a band; a band and the first tokens ("attention sinks"), in all layers or
+in every second layer; and the latter pattern in all layers with positions counted in the cache (StreamingLLM). It
+prints the perplexity by position and the time to read a prompt into a cache, and writes them to
+`outputs/sparsify_llama` with the sparse model, after ten to twenty minutes on two cores. Nothing is trained:
+`run_lora.py` recovers quality by training. With your model and text:
 
     python examples/sparsify_llama.py --model_name_or_path my_llama --text_file book.txt --dense_layers 0 2 4 6
 """
@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
@@ -32,7 +32,6 @@ from hf_efficient_attn.bench.report import describe_machine, markdown_table, res
 from hf_efficient_attn.bench.timing import Case, time_interleaved
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, GlobalTokens
-from hf_efficient_attn.training import script_inputs
 
 DENSE, BAND, SINKS = "dense", "band", "band + first tokens"
 HALF, STREAMED = "the same, every second layer", "the same, positions in the cache"
@@ -41,38 +40,32 @@ CHUNK_TOKENS, REPEATS = 256, 3
 
 @dataclass
 class Arguments:
-    """What is compared."""
-
     model_name_or_path: str | None = HfArg(default=None, help="Decoder with RoPE. Default: SmolLM2-135M.")
-    text_file: str | None = HfArg(default=None, help="Text to read. Default: documentation of Python.")
-    left: int = HfArg(default=1020, help="Tokens before it that a token reads.")
-    num_first: int = HfArg(default=4, help="First tokens that all others read, too.")
-    dense_layers: list[int] = HfArg(default_factory=list, help="Layers that keep their dense attention.")
-    text_tokens: int = HfArg(default=8192, help="Tokens of a text, and of the longest prompt.")
-    max_eval_samples: int = HfArg(default=3, help="Read so many texts.")
-    output_dir: str = HfArg(default="outputs/sparsify_llama", help="Folder of the results and the model.")
+    text_file: str | None = HfArg(default=None, help="Your text. Default: documentation of Python.")
+    left: int = HfArg(default=1020, help="Attend to this number of tokens before each token.")
+    num_first: int = HfArg(default=4, help="Attend to this number of first tokens, too.")
+    dense_layers: list[int] = HfArg(default_factory=list, help="Numbers of layers that keep full attention.")
+    text_tokens: int = HfArg(default=8192, help="Tokens of each text, and of the longest prompt.")
+    max_eval_samples: int = HfArg(default=3, help="Evaluate on at most this number of texts.")
+    output_dir: str = HfArg(default="outputs/sparsify_llama", help="Folder of the results and the sparse model.")
 
 
-@script_inputs.refusals_as_sentences()
 def main() -> None:
     (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
-    script_inputs.check_arguments(args)
-    if args.model_name_or_path is None:
+    if (source := args.model_name_or_path) is None:
         from example_data import pretrained_llama
-    source = args.model_name_or_path or pretrained_llama()
-    tokenizer, num_layers = AutoTokenizer.from_pretrained(source), AutoConfig.from_pretrained(source).num_hidden_layers
-    if without := set(args.dense_layers).difference(range(num_layers)):
-        raise SystemExit(
-            f"--dense_layers: no layer {sorted(without)} among the {num_layers}, from 0 to {num_layers - 1}."
-        )
+
+        source = pretrained_llama()
+    tokenizer = AutoTokenizer.from_pretrained(source)
     texts = load_texts(args, tokenizer)
     model = AutoModelForCausalLM.from_pretrained(source).to(resolve_device("auto")).eval()
     texts = texts.to(model.device)
-    models = {DENSE: hea.sparsify(model, None)}
+    models, num_layers = {DENSE: hea.sparsify(model, None)}, model.config.num_hidden_layers
     band, both = Band(args.left, 0), Band(args.left, 0) | GlobalTokens(list(range(args.num_first)))
-    for way, (pattern, step) in {BAND: (band, 1), SINKS: (both, 1), HALF: (both, 2)}.items():
-        sparse = set(range(step - 1, num_layers, step)).difference(args.dense_layers)
-        layers = [pattern if layer in sparse else None for layer in range(num_layers)]
+    for way, patterns in {BAND: [band, band], SINKS: [both, both], HALF: [None, both]}.items():
+        layers = [patterns[layer % 2] for layer in range(num_layers)]
+        for layer in args.dense_layers:
+            layers[layer] = None
         models[way] = hea.sparsify(copy.deepcopy(model), layers)
     results = {
         "command": " ".join(["python examples/sparsify_llama.py", *sys.argv[1:]]),
@@ -93,7 +86,7 @@ def main() -> None:
 
 
 def load_texts(args: Arguments, tokenizer: Any) -> torch.Tensor:
-    """Return the starts of long pages, or parts of the text, [texts, tokens]."""
+    """Return parts of documents of `text_tokens` tokens, [texts, tokens]."""
     if args.text_file:
         documents = [Path(args.text_file).read_text(encoding="utf-8")]
     else:
@@ -102,14 +95,12 @@ def load_texts(args: Arguments, tokenizer: Any) -> torch.Tensor:
         documents = list(python_documentation()["validation"]["text"])
     size, ids = args.text_tokens, tokenizer(documents, verbose=False)["input_ids"]
     rows = [document[end - size : end] for document in ids for end in range(size, len(document) + 1, size)]
-    if not rows[: args.max_eval_samples]:
-        raise SystemExit(f"No text of {size:,} tokens is left: give a longer one, or fewer --text_tokens.")
     return torch.tensor(rows[: args.max_eval_samples])
 
 
 @torch.no_grad()
 def losses(model: Any, text: torch.Tensor, is_streamed: bool) -> torch.Tensor:
-    """Return the loss of every token of a text but the first, read at once, or in chunks through a small cache."""
+    """Return the loss of each token after the first. If `is_streamed`, chunks of the text go through a cache."""
     cache = hea.PatternCache(model, positions="cache") if is_streamed else None
     found, size = [], CHUNK_TOKENS if is_streamed else len(text)
     for ids, after in zip(text[:-1].split(size), text[1:].split(size), strict=True):
@@ -119,7 +110,7 @@ def losses(model: Any, text: torch.Tensor, is_streamed: bool) -> torch.Tensor:
 
 
 def perplexities(model: Any, texts: torch.Tensor, is_streamed: bool = False) -> dict[int, float]:
-    """Return the perplexity of the tokens at positions up to 512, from there to 1,024, and so on by doubling."""
+    """Return the perplexity of tokens at positions 0 to 512, 512 to 1,024, 1,024 to 2,048 and so on."""
     found, num_tokens = torch.stack([losses(model, text, is_streamed) for text in texts]), texts.shape[1]
     ends = [0, *(2**power for power in range(9, 31) if 2**power < num_tokens), num_tokens]
     return {end: math.exp(found[:, start:end].mean()) for start, end in pairwise(ends)}
@@ -127,7 +118,7 @@ def perplexities(model: Any, texts: torch.Tensor, is_streamed: bool = False) -> 
 
 @torch.no_grad()
 def prompt_seconds(models: dict[str, Any], longest: int) -> dict[str, dict[int, tuple[float, ...]]]:
-    """Return by model and length the seconds of every reading of a prompt but the first; the models take turns."""
+    """Return by model and length the seconds of reading a prompt, without the first run; the models take turns."""
     found: dict[str, Any] = {way: {} for way in models}
     for tokens in (2**power for power in range(9, 31) if 2**power <= longest):
         ids = torch.randint(models[DENSE].config.vocab_size, (1, tokens), device=models[DENSE].device)

@@ -11,7 +11,6 @@ from example_data.foldoc import dictionary_questions
 from example_data.libreoffice_help import translations
 from example_data.python_library import python_sources
 from example_data.python_manual import python_documentation
-from example_data.python_names import name_kinds
 from example_data.spam_assassin import mails
 from example_data.tokenizers import new_tokenizer
 
@@ -19,7 +18,6 @@ __all__ = [
     "code_search_pairs",
     "dictionary_questions",
     "mails",
-    "name_kinds",
     "new_tokenizer",
     "package_summaries",
     "pretrained_bert",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
-from run_example import finish_example, refusal, start_forked, write_rows
+from peft import AutoPeftModelForCausalLM, PeftModel
+from run_example import finish_example, start_forked, write_rows
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from word_tokenizer import word_tokenizer
 
@@ -74,21 +74,6 @@ def test_all_loaders_give_the_trained_model(finished: Path) -> None:
     with_adapter = PeftModel.from_pretrained(dense, finished / "run")
     for model in (with_adapter, sparse):
         assert not torch.allclose(model(ids).logits, logits)
-
-
-def test_a_base_that_has_the_pattern_is_not_saved_again(finished: Path) -> None:
-    folder = finished / "again"
-    shutil.copytree(finished / "run" / "base", folder / "model")
-    shutil.copy(finished / "texts.jsonl", folder)
-    finish_example(start_forked(folder, SCRIPT, *ARGUMENTS, *SMALL, "--max_steps", "1", "--do_eval", "False"))
-    assert not (folder / "run" / "base").exists()
-    assert PeftConfig.from_pretrained(folder / "run").base_model_name_or_path == "model"
-
-
-def test_evaluation_with_another_pattern_is_refused(finished: Path) -> None:
-    arguments = [*ARGUMENTS, *SMALL, "--left", "5", "--do_train", "False"]
-    message = refusal(start_forked(finished, SCRIPT, *arguments))
-    assert message == "The adapter was trained with another pattern: give --left and --num_first as they were."
 
 
 def test_evaluation_alone_reads_the_trained_adapter(finished: Path) -> None:

@@ -23,8 +23,8 @@ from hf_efficient_attn.patterns import Band
 TINY = ["--max_seq_length", "32", "--disable_tqdm", "True", "--max_train_samples", "4"]
 
 
-def run(folder: Path, *arguments: str, exit_code: int = 0) -> str:
-    return finish_example(start_forked(folder, "run_mlm.py", *TINY, *arguments), exit_code)
+def run(folder: Path, *arguments: str) -> str:
+    return finish_example(start_forked(folder, "run_mlm.py", *TINY, *arguments))
 
 
 def blocks(tokenizer: BertTokenizerFast, num: int) -> Dataset:
@@ -81,10 +81,11 @@ def test_the_loss_of_frequencies_is_that_of_counting(folder: Path) -> None:
 @pytest.mark.parametrize("model_type", ["sparse_transformer", "star_transformer"])
 def test_new_models_are_trained(folder: Path, tmp_path: Path, model_type: str) -> None:
     command = ["--model_type", model_type, "--train_file", str(folder / "train.jsonl"), "--max_steps", "1"]
+    command += ["--config_overrides", "hidden_size=48,num_hidden_layers=2"]
     has_own_reach = model_type == "star_transformer"
     run(tmp_path, *command, *([] if has_own_reach else ["--attention_window", "8"]))
     config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run").config
-    assert (config.model_type, config.is_causal) == (model_type, False)
+    assert (config.model_type, config.is_causal, config.hidden_size) == (model_type, False, 48)
     if not has_own_reach:
         assert config.attention_pattern == Band(left=4, right=4).to_dict()
 

@@ -5,7 +5,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from run_example import EXAMPLES
@@ -24,16 +23,6 @@ def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     printed = capsys.readouterr().out
     assert "usage:" in printed
     assert "--output_dir" in printed
-
-
-@pytest.mark.parametrize(
-    "script", ["classification", "lora", "mlm", "qa", "sentence_embeddings", "token_classification"]
-)
-def test_predictions_are_refused_where_there_are_none(script: str, tmp_path: Path, monkeypatch: Any) -> None:
-    own = EXAMPLES / f"run_{script}.py"
-    monkeypatch.setattr(sys, "argv", [str(own), "--do_predict", "--output_dir", str(tmp_path)])
-    with pytest.raises(SystemExit, match="do_predict"):
-        runpy.run_path(str(own), run_name="__main__")
 
 
 def test_the_first_command_passes_its_arguments_on(tmp_path: Path) -> None:

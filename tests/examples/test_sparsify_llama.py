@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from run_example import finish_example, refusal, start_forked
+from run_example import finish_example, start_forked
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import hf_efficient_attn as hea
@@ -51,17 +51,3 @@ def test_the_model_is_left_sparse_and_can_be_given_back(finished: Path) -> None:
     results = json.loads((finished / "run" / "results.json").read_text())
     # without a layer that is sparse, all read alike
     assert len({f"{of['600']:.4g}" for of in results["perplexity"].values()}) == 1
-
-
-def test_a_short_text_is_refused(finished: Path) -> None:
-    (finished / "short.txt").write_text("import os\n")
-    output = finish_example(start_forked(finished, SCRIPT, *GIVEN, "--text_file", "short.txt"), exit_code=1)
-    assert "No text of 600 tokens is left" in output
-    assert "Traceback" not in output
-
-
-def test_a_layer_that_is_not_there_is_refused(finished: Path) -> None:
-    # before the text is read, of which there is too little
-    (finished / "short.txt").write_text("import os\n")
-    process = start_forked(finished, SCRIPT, *GIVEN, "--text_file", "short.txt", "--dense_layers", "1", "99")
-    assert refusal(process) == "--dense_layers: no layer [99] among the 2, from 0 to 1."
