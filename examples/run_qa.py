@@ -49,7 +49,7 @@ class Arguments:
 
 
 class InOrder(Trainer):
-    """Evaluates windows in their order, by which `best_answers` finds those of one text."""
+    """Evaluates windows in their order, because `best_answers` needs the logits in that order."""
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler:
         return SequentialSampler(eval_dataset)

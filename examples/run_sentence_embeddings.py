@@ -32,7 +32,7 @@ SCORES = ("cosine_accuracy@1", "cosine_mrr@10")
 
 @dataclass
 class Arguments:
-    model_name_or_path: str | None = HfArg(default=None, help="BERT or a like model. Default: all-MiniLM-L6-v2.")
+    model_name_or_path: str | None = HfArg(default=None, help="A checkpoint like BERT. Default: all-MiniLM-L6-v2.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the Hub. Default: docstrings and source code.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
     train_file: str | None = HfArg(default=None, help="Your training data: a .json, .jsonl or .csv file.")
