@@ -272,11 +272,6 @@ TABLES: dict[str, Callable[[Record], str]] = {
     ),
     "llama": Pivot("{what}", "{text}", rows=llama),
     "learning rates": Pivot("`{name}`", "{bits}", "rate {rate:g}", learning_rates),
-    "list operations": Listing(
-        "mechanism = {name} | accuracy = {accuracy:.3f} | ± = {deviation:.3f} | seconds a step = "
-        "{seconds_per_step:.3f}",
-        partial(records, name="mechanisms"),
-    ),
     "spam": Listing(
         "model, tokens = {name} | accuracy = {accuracy:.3f} | ± = {accuracy_deviation:.3f} | of long documents = "
         "{accuracy_long:.3f} | ± = {accuracy_long_deviation:.3f}",
