@@ -73,7 +73,9 @@ def test_blocks_are_compared_saved_and_shown(blocks: tuple[Path, str]) -> None:
 
 
 def test_bits_per_byte_count_the_bytes_of_the_text() -> None:
-    from comparison.token_blocks import TokenBlocks, cut, train_tokenizer
+    from comparison.token_blocks import TokenBlocks
+
+    from hf_efficient_attn.bench.text_blocks import cut, train_tokenizer
 
     text = "Ein Wort, naïve Größen; 日本語のテキスト.\n" * 4
     tokenizer = train_tokenizer([text] * 20, 400, 8)

@@ -7,7 +7,7 @@ from datasets import Dataset
 from example_data import python_documentation
 from transformers import PreTrainedTokenizerBase
 
-from comparison.token_blocks import cut
+from hf_efficient_attn.bench.text_blocks import cut
 
 HELD_OUT = 0.1
 

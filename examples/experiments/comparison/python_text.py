@@ -1,7 +1,5 @@
 """The standard library's source, for language models of tokens and of bytes."""
 
-from collections.abc import Iterable, Iterator
-
 from example_data import python_sources
 
 
@@ -16,12 +14,3 @@ def python_texts(max_train_bytes: int) -> tuple[list[str], list[str]]:
     if not train:
         raise SystemExit(f"--max_train_bytes {max_train_bytes}: no file of the standard library is so small.")
     return train, list(data["validation"]["text"])
-
-
-def first_bytes(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
-    """Yield texts until they have more than so many bytes together."""
-    for text in texts:
-        if num_bytes < 0:
-            return
-        yield text
-        num_bytes -= len(text.encode())

@@ -5,19 +5,14 @@ Bits per byte compares models whatever their tokenizer: loss in nats per token Â
 
 import math
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from comparison.python_text import first_bytes, python_texts
-
-END_OF_TEXT = "<|endoftext|>"
-TOKENIZER_TRAINING_BYTES = 8_000_000
+from comparison.python_text import python_texts
+from hf_efficient_attn.bench.text_blocks import END_OF_TEXT, cut, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,30 +53,3 @@ def prepare_token_blocks(max_train_bytes: int, vocab_size: int, block_size: int,
     num_blocks = min(max_eval_blocks, len(parts[1]))
     spread = [parts[1][index * len(parts[1]) // num_blocks] for index in range(num_blocks)]
     return TokenBlocks(tokenizer, *(Dataset.from_dict({"input_ids": blocks}) for blocks in (parts[0], spread)))
-
-
-def cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, block_size: int) -> list[list[int]]:
-    """Return the texts joined, each followed by the end-of-text token, and cut into blocks; the tail is dropped."""
-    ids = chain.from_iterable([*row, tokenizer.eos_token_id] for row in tokenizer(list(texts), verbose=False).input_ids)
-    joined = list(ids)
-    return [joined[start : start + block_size] for start in range(0, len(joined) - block_size + 1, block_size)]
-
-
-def train_tokenizer(texts: Sequence[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer with one special token, trained on the first 8 MB of the texts."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(first_bytes(texts, TOKENIZER_TRAINING_BYTES), trainer)
-    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        **special,
-        model_max_length=max_length,
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-    )
