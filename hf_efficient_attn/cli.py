@@ -20,6 +20,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("bench", "attention"): "hf_efficient_attn.bench.attention",
     ("bench", "calibrate"): "hf_efficient_attn.bench.calibrate",
     ("bench", "models"): "hf_efficient_attn.bench.models",
+    ("compare",): "hf_efficient_attn.bench.compare",
     ("convert",): "hf_efficient_attn.convert.command",
     ("draw",): "hf_efficient_attn.analysis.draw",
     ("explain",): "hf_efficient_attn.analysis.explain",

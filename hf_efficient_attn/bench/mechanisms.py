@@ -131,7 +131,7 @@ MECHANISMS: dict[str, Mechanism] = {
         directions=(True,),
     ),
     "adaptive_span": Mechanism(
-        "bands of learned widths, here of {keys} keys",
+        "bands of learned widths, {keys} keys at first",
         AdaptiveSpanConfig,
         lambda shape: {
             "span_limit": shape.tokens,

@@ -1,0 +1,536 @@
+"""Train attention mechanisms on your own text for equal time or equal steps, and compare their loss on held-out text.
+
+    hf-efficient-attn compare my.txt --mechanisms dense band bigbird reformer routing linformer --max-seconds 120
+    hf-efficient-attn compare src/*.py --causal --max-length 1024 --keys 128 --learning-rates 1e-3 3e-3 --seeds 0 1 2
+
+All models have the same width, layers and heads, the same tokenizer, the same learning rate schedule, and read the same
+batches in the same order. Without --causal they are masked language models (15% of the tokens are masked), with it
+causal ones. The last tenth of every file is held out. The result is a table, a picture of the held-out loss against the
+training time, and JSON. Lengths are in tokens, losses in nats per token.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, DataCollatorForLanguageModeling, set_seed
+from transformers.utils import logging
+
+from hf_efficient_attn.bench.contest import (
+    add_counts,
+    add_device,
+    add_results,
+    add_threads,
+    check_counts,
+    make_folder,
+    set_threads,
+)
+from hf_efficient_attn.bench.mechanisms import ALL, BLOCKS, DENSE, Shape, config_of
+from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.report import (
+    MEBIBYTE,
+    NONE,
+    PALETTE,
+    Row,
+    clock_line,
+    describe_machine,
+    machine_line,
+    markdown_table,
+    publish,
+    resolve_device,
+)
+from hf_efficient_attn.bench.text_blocks import TextBlocks, read_blocks
+from hf_efficient_attn.bench.timing import clock_of, counts_processor_time, synchronize
+from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.pictures import new_figure
+from hf_efficient_attn.training.optimizer_groups import optimizer_groups
+
+MECHANISMS = ("dense", "band", "bigbird", "reformer", "routing", "linformer", "adaptive_span", "block_top_k")
+SECONDS = 60.0
+COUNTS = {
+    "max_length": (512, "tokens of a block of text"),
+    "keys": (64, "keys that a token attends to, about, where a mechanism lets this be chosen"),
+    "batch_size": (4, "blocks of text in a step"),
+    "hidden_size": (128, "width; MLPs are four times as wide"),
+    "layers": (2, "layers"),
+    "heads": (4, "attention heads"),
+    "vocab_size": (2048, "tokens of the tokenizer that is trained on the text"),
+    "eval_blocks": (128, "most blocks of held-out text; one half chooses the learning rate, the other is the test"),
+}
+# of the training, for the rate to rise; then it falls to 0
+WARMUP = 0.1
+WEIGHT_DECAY, MAX_GRAD_NORM, MASKED = 0.01, 1.0, 0.15
+# of the validation loss during a training
+EVALUATIONS = 10
+# a difference of fewer standard errors is within the noise
+NOISE = 2.0
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a model is trained: `limit` steps or seconds."""
+
+    limit: float
+    unit: Literal["steps", "seconds"]
+
+    def share(self, seconds: float, steps: int) -> float:
+        """Return the share of the training that is over, from 0 to 1."""
+        return min(1.0, (steps if self.unit == "steps" else seconds) / self.limit)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What all models have in common.
+
+    Attributes:
+        positions: "rope" or "learned": the positions of mechanisms that have these.
+        learning_rates: highest rates; each trains every model once with every seed.
+    """
+
+    text: TextBlocks
+    shape: Shape
+    positions: str
+    budget: Budget
+    learning_rates: list[float]
+    seeds: list[int]
+
+    def build(self, name: str) -> Any:
+        """Return a new model."""
+        return build_model(name, self.shape, self.positions, len(self.text.tokenizer)).to(self.shape.device)
+
+    def batches(self, blocks: Tensor, seed: int) -> Iterator[Batch]:
+        """Yield arguments of a model for the blocks, in their order; the seed decides which tokens are masked."""
+        if not self.shape.is_causal:
+            mask = DataCollatorForLanguageModeling(self.text.tokenizer, mlm_probability=MASKED, seed=seed)
+        for rows in blocks.split(self.shape.batch_size):
+            if self.shape.is_causal:
+                ids = rows.to(self.shape.device)
+                yield {"input_ids": ids, "labels": ids}
+            else:
+                yield {name: values.to(self.shape.device) for name, values in mask(list(rows)).items()}
+
+    def training_batches(self, seed: int) -> Iterator[Batch]:
+        """Yield batches without end; every pass has another order and other masks."""
+        generator = torch.Generator().manual_seed(seed)
+        size, blocks = self.shape.batch_size, self.text.train
+        while True:
+            order = torch.randperm(len(blocks), generator=generator)[: len(blocks) // size * size]
+            yield from self.batches(blocks[order], int(torch.randint(2**31, (), generator=generator)))
+
+    @torch.no_grad()
+    def losses(self, model: Any, blocks: Tensor) -> Tensor:
+        """Return the nats of held-out blocks [blocks], scaled so that their mean is the loss per predicted token."""
+        model.eval()
+        sums, counts = [], []
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            for batch in self.batches(blocks, seed=0):
+                labels = batch.pop("labels")
+                logits = model(**batch).logits.float()
+                if self.shape.is_causal:
+                    logits, labels = logits[:, :-1], labels[:, 1:]
+                nats = cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+                sums.append(nats.sum(1).cpu())
+                counts.append((labels != -100).sum(1).cpu())
+        model.train()
+        return torch.cat(sums) / torch.cat(counts).float().mean()
+
+
+def build_model(name: str, shape: Shape, positions: str, vocab_size: int) -> Any:
+    """Return a new language model of a mechanism, which makes no cache."""
+    kind = positions_of(name, positions)
+    own: dict[str, Any] = {} if kind is None else {"position_embedding_type": kind}
+    auto = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
+    return auto.from_config(config_of(name, shape, vocab_size=vocab_size, use_cache=False, **own))
+
+
+def positions_of(name: str, wanted: str) -> str | None:
+    """Return the positions of a mechanism: the wanted ones, or else those it has; None: it has relations of its own."""
+    known = ALL[name].positions
+    return wanted if wanted in known else next(iter(known), None)
+
+
+def training_step(name: str, shape: dict[str, Any], positions: str, vocab_size: int) -> Callable[[], object]:
+    """Return the forward and backward pass of a new model on a batch; all arguments are of JSON types."""
+    of = Shape(**shape)
+    model = build_model(name, of, positions, vocab_size).to(of.device)
+    ids = torch.randint(vocab_size, (of.batch_size, of.tokens), device=of.device)
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad()
+
+    return step
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one training has led to.
+
+    Attributes:
+        stopped: why its losses are not finite; None: they are.
+        history: (seconds, step, validation loss).
+        validation: the last validation loss; infinite where losses are not finite.
+        test: nats of the test blocks [blocks].
+    """
+
+    rate: float
+    seed: int
+    parameters: int
+    stopped: str | None
+    seconds: float
+    steps: int
+    history: list[tuple[float, int, float]]
+    validation: float
+    test: Tensor
+
+
+def train(of: Comparison, name: str, rate: float, seed: int, title: str) -> Training:
+    """Train one model and test it.
+
+    Only training steps count as time: not the preparation of batches, not evaluations, and not what is computed once,
+    such as layouts of patterns, since every mechanism has run one step before.
+    """
+    device, budget = torch.device(of.shape.device), of.budget
+    now, batches = clock_of(device), of.training_batches(seed)
+    set_seed(seed)
+    model = of.build(name).train()
+    optimizer = torch.optim.AdamW(optimizer_groups(model, WEIGHT_DECAY), lr=rate)
+    seconds, steps, share, stopped = 0.0, 0, 0.0, None
+    history: list[tuple[float, int, float]] = []
+    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
+    with logging.tqdm(total=1.0, desc=title, bar_format=form) as bar:
+        while share < 1 and stopped is None:
+            batch = next(batches)
+            synchronize(device)
+            start = now()
+            for group in optimizer.param_groups:
+                # the first step is not lost at a rate of 0
+                group["lr"] = rate * min(max(share, WARMUP / 10) / WARMUP, (1 - share) / (1 - WARMUP))
+            loss = model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+            value = loss.item()
+            synchronize(device)
+            seconds, steps, before = seconds + now() - start, steps + 1, share
+            share = budget.share(seconds, steps)
+            if not math.isfinite(value):
+                stopped = f"the loss is {value} at step {steps:,} with the learning rate {rate:g}"
+            elif int(share * EVALUATIONS) > int(before * EVALUATIONS):
+                history.append((seconds, steps, of.losses(model, of.text.validation).mean().item()))
+            bar.update(share - before)
+            bar.set_postfix(loss=f"{value:.3f}", steps=steps)
+    last = math.inf if stopped else history[-1][2]
+    if not math.isfinite(last):
+        stopped, last = stopped or f"the held-out loss is {last} with the learning rate {rate:g}", math.inf
+    test = of.losses(model, of.text.test)
+    return Training(rate, seed, model.num_parameters(), stopped, seconds, steps, history, last, test)
+
+
+def compare(of: Comparison, names: list[str], measure_memory: bool) -> tuple[list[Row], dict[str, str]]:
+    """Return the row of every mechanism in the order of names, and {mechanism: why it has none}.
+
+    The first row is the reference of the others.
+
+    Raises:
+        InputError: no training ended with a finite loss.
+    """
+    device = torch.device(of.shape.device)
+    for name in logging.tqdm(names, desc="one step of each", leave=False):
+        # errors come before the first training, and what is computed once does not count as training time
+        of.build(name).train()(**next(of.training_batches(0))).loss.backward()
+    reference: list[Training] = []
+    failed: dict[str, str] = {}
+    rows = []
+    for index, name in enumerate(names, 1):
+        tried = [
+            [train(of, name, rate, seed, f"{index}/{len(names)} {name}, {rate:g}, seed {seed}") for seed in of.seeds]
+            for rate in of.learning_rates
+        ]
+        runs = min(tried, key=_validation)
+        if not math.isfinite(_validation(runs)):
+            failed[name] = f"{next(run.stopped for run in runs if run.stopped)}; try a lower rate"
+            continue
+        reference = reference or runs
+        row = row_of(of, name, runs, reference)
+        row["tried"] = {f"{each[0].rate:g}": _validation(each) for each in tried if math.isfinite(_validation(each))}
+        rows.append(row)
+    if not rows:
+        raise InputError(". ".join(f"{name}: {reason}" for name, reason in failed.items()) + ".")
+    for row in logging.tqdm(rows if measure_memory else [], desc="memory", unit="mechanism", leave=False):
+        arguments = {"name": row["mechanism"], "shape": asdict(of.shape), "positions": of.positions}
+        arguments["vocab_size"] = len(of.text.tokenizer)
+        row["peak_memory_bytes"] = peak_memory(training_step, arguments, device)
+    return rows, failed
+
+
+def _validation(runs: list[Training]) -> float:
+    return fmean(run.validation for run in runs)
+
+
+def row_of(of: Comparison, name: str, runs: list[Training], reference: list[Training]) -> Row:
+    """Return the results of a mechanism over its seeds, in JSON types.
+
+    reference: the trainings of what it is compared with, with the same seeds.
+    """
+    loss = fmean(run.test.mean().item() for run in runs)
+    seconds, steps = sum(run.seconds for run in runs), sum(run.steps for run in runs)
+    row = {
+        "mechanism": name,
+        "positions": positions_of(name, of.positions) or "its own",
+        "parameters": runs[0].parameters,
+        "learning_rate": runs[0].rate,
+        "loss": loss,
+        "loss_deviation": stdev(run.test.mean().item() for run in runs) if len(runs) > 1 else None,
+        "bits_per_byte": loss / math.log(2) / of.text.bytes_per_token,
+        "steps": steps / len(runs),
+        "train_seconds": seconds / len(runs),
+        "tokens_per_second": steps * of.shape.batch_size * of.shape.tokens / seconds,
+        "history": {run.seed: run.history for run in runs},
+    }
+    if runs is not reference:
+        row |= difference(
+            torch.stack([run.test - other.test for run, other in zip(runs, reference, strict=True)]).double()
+        )
+    return row
+
+
+def difference(pairs: Tensor) -> dict[str, Any]:
+    """Return the mean of differences [seeds, blocks], its standard error, and what they say.
+
+    The standard error is that over blocks, and with several seeds also that over seeds.
+
+    >>> difference(torch.tensor([[0.1, 0.1, 0.1, 0.3]]).double())["verdict"]
+    'higher'
+    >>> difference(torch.tensor([[0.1, -0.1, 0.1, 0.0]]).double())["verdict"]
+    'within noise'
+    """
+    num_seeds, num_blocks = pairs.shape
+    mean = pairs.mean().item()
+    variance = pairs.mean(0).var().item() / num_blocks
+    if num_seeds > 1:
+        variance += pairs.mean(1).var().item() / num_seeds
+    error = math.sqrt(variance)
+    verdict = "within noise" if abs(mean) < NOISE * error else "lower" if mean < 0 else "higher"
+    return {"difference": mean, "standard_error": error, "verdict": verdict}
+
+
+def results_markdown(results: dict[str, Any]) -> str:
+    """Return the table, and what to know when reading it."""
+    rows, settings = results["results"], results["settings"]
+    reference, has_rates = settings["reference"], len(settings["learning_rates"]) > 1
+    has_memory = "peak_memory_bytes" in rows[0]
+    columns: dict[str, Callable[[Row], str]] = {
+        "mechanism": lambda row: row["mechanism"],
+        "loss": lambda row: f"{row['loss']:.3f}" + (f" ± {row['loss_deviation']:.3f}" if settings["seeds"][1:] else ""),
+        f"minus {reference}": lambda row: (
+            f"{row['difference']:+.3f} ± {row['standard_error']:.3f}" if "difference" in row else NONE
+        ),
+        f"than {reference}": lambda row: row.get("verdict", NONE),
+        "bits per byte": lambda row: f"{row['bits_per_byte']:.3f}",
+        "parameters": lambda row: f"{row['parameters']:,}",
+        "steps": lambda row: f"{row['steps']:,.0f}",
+        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+        **({"peak MiB": lambda row: f"{row['peak_memory_bytes'] / MEBIBYTE:,.0f}"} if has_memory else {}),
+        "positions": lambda row: row["positions"],
+        **({"learning rate": lambda row: f"{row['learning_rate']:g}"} if has_rates else {}),
+    }
+    ranked = sorted(rows, key=lambda row: row["loss"])
+    table = markdown_table(list(columns), [[cell(row) for cell in columns.values()] for row in ranked])
+    left_out = [f"- {name}: {reason}." for name, reason in results["not_compared"].items()]
+    parts = [
+        f"# Attention mechanisms on {settings['text']}",
+        machine_line(results["machine"]),
+        table,
+        *(["Not compared:\n" + "\n".join(left_out)] if left_out else []),
+        "\n".join(f"- {note}" for note in results["notes"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def notes_of(of: Comparison, rows: list[Row], settings: dict[str, Any]) -> list[str]:
+    """Return how the numbers were made, and what they do not say."""
+    shape, text, reference = of.shape, of.text, settings["reference"]
+    num_tokens, clock = text.train.numel(), clock_line(settings).strip()
+    read = [row["steps"] * shape.batch_size * shape.tokens / num_tokens for row in rows]
+    times = " to ".join(dict.fromkeys(f"{value:.2g}" for value in (min(read), max(read))))
+    of_what = "of all tokens but the first" if shape.is_causal else f"of the masked tokens, {MASKED:.0%} of all"
+    notes = [
+        f"Each model: {shape.layers} layers of width {shape.hidden_size} with {shape.heads} heads, trained for "
+        f"{of.budget.limit:,g} {of.budget.unit}; a step is {shape.batch_size} blocks of {shape.tokens:,} tokens. The "
+        f"training text has {num_tokens:,} tokens; models read it {times} times.{' ' * bool(clock)}{clock}",
+        f"loss: nats per token, {of_what}, on {len(text.test)} held-out blocks. bits per byte: the same, divided by "
+        f"ln 2 and by {text.bytes_per_token:.2f} bytes per token. Lower is better.",
+        f"minus {reference}: mean difference of the loss over the held-out blocks ± its standard error"
+        f"{' over blocks and seeds' if len(of.seeds) > 1 else ''}. Below {NOISE:g} standard errors it is within the "
+        "noise: the table does not say which of the two is better.",
+    ]
+    if len(of.seeds) == 1:
+        notes.append(
+            "One seed: the standard error does not contain how much other initial weights would change a loss. "
+            "--seeds 0 1 2 measures this."
+        )
+    if len(of.learning_rates) == 1:
+        notes.append(
+            f"One learning rate, {of.learning_rates[0]:g}, which may suit some mechanisms better than others. "
+            "--learning-rates 1e-3 3e-3 keeps the better one for each."
+        )
+    else:
+        notes.append(
+            f"learning rate: of {', '.join(f'{rate:g}' for rate in of.learning_rates)}, the one with the lowest loss "
+            f"on {len(text.validation)} other held-out blocks."
+        )
+    others = [f"{row['mechanism']} ({row['positions']})" for row in rows if row["positions"] != of.positions]
+    if others:
+        notes.append(
+            f"Positions are {of.positions} but in {', '.join(others)}: part of these differences may be due to "
+            "positions."
+        )
+    attended = "; ".join(f"{row['mechanism']}: {ALL[row['mechanism']].about.format(keys=shape.keys)}" for row in rows)
+    notes.append(f"What a token attends to: {attended}.")
+    notes.append(
+        "A short training of small models shows which mechanism learns fastest at this length, not which is best "
+        "when trained for long."
+    )
+    return notes
+
+
+def results_figure(results: dict[str, Any]) -> Any:
+    """Return the picture: validation loss against training time, a line for each mechanism and seed."""
+    figure = new_figure(9.0, 5.0)
+    panel = figure.subplots()
+    for index, row in enumerate(results["results"]):
+        is_reference = row["mechanism"] == results["settings"]["reference"]
+        style = {"color": "black" if is_reference else PALETTE[index % len(PALETTE)], "marker": "os^vD"[index // 10]}
+        for number, history in enumerate(row["history"].values()):
+            label = f"{row['mechanism']} ({row['loss']:.3f})" if number == 0 else None
+            seconds, _, losses = zip(*history, strict=True)
+            panel.plot(seconds, losses, label=label, markersize=4, alpha=1 if number == 0 else 0.5, **style)
+    panel.set(xlabel="training time (s)", ylabel="held-out loss (nats per token)", xlim=(0, None))
+    panel.grid(color="#dddddd", linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(title="mechanism (loss on the test blocks)", fontsize=9)
+    figure.suptitle(
+        f"Attention mechanisms on {results['settings']['text']}\n{machine_line(results['machine'])}", fontsize=10
+    )
+    return figure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `compare`."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8")
+    text = f"some of {', '.join(ALL)} (default {' '.join(MECHANISMS)}); differences are to dense, or else to the first"
+    parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS), metavar="M", help=text)
+    parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
+    group = parser.add_mutually_exclusive_group()
+    text = f"seconds of training for each model (default {SECONDS:g})"
+    group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
+    group.add_argument("--max-steps", type=int, metavar="N", help="steps of training for each model, no seconds")
+    add_counts(parser, COUNTS)
+    text = "highest learning rates of AdamW; the best is kept for each mechanism (default 2e-3)"
+    parser.add_argument("--learning-rates", nargs="+", type=float, default=[2e-3], metavar="R", help=text)
+    text = "seeds of the weights and of the order of the text; each trains every model once more (default 0)"
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help=text)
+    text = "positions of mechanisms that have both (default rope)"
+    parser.add_argument("--positions", choices=("rope", "learned"), default="rope", help=text)
+    text = "a saved tokenizer to use (default: byte-level BPE, trained on the text)"
+    parser.add_argument("--tokenizer", metavar="FOLDER", help=text)
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
+    add_device(parser)
+    add_threads(parser)
+    add_results(parser, "outputs/compare", "--output-dir")
+
+
+def chosen_mechanisms(wanted: list[str], is_causal: bool) -> tuple[list[str], dict[str, str]]:
+    """Return the mechanisms to train, the reference first, and {mechanism: why it cannot be trained}.
+
+    Raises:
+        InputError: a mechanism is unknown, or none has such a form.
+    """
+    unknown = [name for name in wanted if name not in ALL]
+    if unknown:
+        raise InputError(f"--mechanisms {' '.join(unknown)}: unknown. Known are: {', '.join(ALL)}.")
+    form, change = ("causal", "without") if is_causal else ("bidirectional", "with")
+    names = [name for name in dict.fromkeys(wanted) if is_causal in ALL[name].directions]
+    left_out = {name: f"it has no {form} form; compare it {change} --causal" for name in wanted if name not in names}
+    if not names:
+        raise InputError(f"--mechanisms {' '.join(wanted)}: there is no {form} form. Compare them {change} --causal.")
+    # a stable sort: only dense changes its place
+    return sorted(names, key=lambda name: name != DENSE), left_out
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raise InputError for a number out of range."""
+    check_counts(args, [*COUNTS, *(["max_steps"] if args.max_steps is not None else [])])
+    if not BLOCKS <= args.keys < args.max_length:
+        raise InputError(
+            f"--keys {args.keys} must be at least {BLOCKS} and below --max-length {args.max_length}: otherwise every "
+            "mechanism attends to the whole text. Give fewer keys or a longer length."
+        )
+    for option, values in (("--max-seconds", [args.max_seconds]), ("--learning-rates", args.learning_rates)):
+        for value in values:
+            if not 0 < value < math.inf:
+                raise InputError(f"{option} {shown(value)} must be a finite number above 0.")
+    if min(args.seeds) < 0:
+        raise InputError(f"--seeds {min(args.seeds)} must be at least 0.")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train, print the table, and write compare.json, compare.md and compare.png into `args.output`.
+
+    Raises:
+        InputError: an unknown mechanism, none that has the asked-for form, a number out of range, a text that is too
+            short, or a tokenizer without a mask token for masked language models.
+        OSError: a file or the tokenizer cannot be read.
+    """
+    names, left_out = chosen_mechanisms(args.mechanisms, args.causal)
+    check_numbers(args)
+    set_threads(args)
+    device = resolve_device(args.device)
+    text = read_blocks(
+        *(args.files, args.max_length, args.batch_size, args.eval_blocks, args.vocab_size, args.tokenizer)
+    )
+    if not args.causal and text.tokenizer.mask_token_id is None:
+        raise InputError(
+            f"--tokenizer {args.tokenizer} has no mask token, which masked language models need. Add --causal, or "
+            "leave out --tokenizer."
+        )
+    make_folder(args)
+    shape = Shape(
+        *(args.max_length, args.batch_size, args.hidden_size, args.heads, args.keys, args.causal, "float32"),
+        *(device.type, args.layers),
+    )
+    budget = Budget(args.max_steps, "steps") if args.max_steps else Budget(args.max_seconds, "seconds")
+    rates, seeds = (list(dict.fromkeys(values)) for values in (args.learning_rates, args.seeds))
+    of = Comparison(text, shape, args.positions, budget, rates, seeds)
+    rows, failed = compare(of, names, not args.no_memory)
+    settings = {
+        "text": ", ".join(file.name for file in args.files[:3]) + (", …" if len(args.files) > 3 else ""),
+        "files": [str(file) for file in args.files],
+        "reference": rows[0]["mechanism"],
+        "budget": asdict(budget),
+        "learning_rates": rates,
+        "seeds": seeds,
+        **{name: getattr(args, name) for name in (*COUNTS, "causal", "positions", "tokenizer")},
+        "processor_time": counts_processor_time(device),
+    }
+    results = {
+        "machine": describe_machine(device),
+        "settings": settings,
+        "results": rows,
+        "not_compared": {**left_out, **failed},
+        "notes": notes_of(of, rows, settings),
+    }
+    publish(args, "compare", results, results_markdown(results), results_figure)
