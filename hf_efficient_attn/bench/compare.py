@@ -4,9 +4,9 @@
     hf-efficient-attn compare src/*.py --causal --max-length 1024 --keys 128 --learning-rates 1e-3 3e-3 --seeds 0 1 2
 
 All models have the same width, layers and heads, the same tokenizer, the same learning rate schedule, and read the same
-batches in the same order. Without --causal they are masked language models (15% of the tokens are masked), with it
-causal ones. The last tenth of every file is held out. The result is a table, a picture of the held-out loss against the
-training time, and JSON. Lengths are in tokens, losses in nats per token.
+batches in the same order; they are trained in turns. Without --causal they are masked language models (15% of the
+tokens are masked), with it causal ones. The last tenth of every file is held out. The result is a table, a picture of
+the held-out loss against the training time, and JSON. Lengths are in tokens, losses in nats per token.
 """
 
 import argparse
@@ -132,16 +132,16 @@ class Comparison:
         """Return the nats of held-out blocks [blocks], scaled so that their mean is the loss per predicted token."""
         model.eval()
         sums, counts = [], []
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            for batch in self.batches(blocks, seed=0):
-                labels = batch.pop("labels")
-                logits = model(**batch).logits.float()
-                if self.shape.is_causal:
-                    logits, labels = logits[:, :-1], labels[:, 1:]
-                nats = cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
-                sums.append(nats.sum(1).cpu())
-                counts.append((labels != -100).sum(1).cpu())
+        # hashes and features that a model draws
+        torch.manual_seed(0)
+        for batch in self.batches(blocks, seed=0):
+            labels = batch.pop("labels")
+            logits = model(**batch).logits.float()
+            if self.shape.is_causal:
+                logits, labels = logits[:, :-1], labels[:, 1:]
+            nats = cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+            sums.append(nats.sum(1).cpu())
+            counts.append((labels != -100).sum(1).cpu())
         model.train()
         return torch.cat(sums) / torch.cat(counts).float().mean()
 
@@ -173,70 +173,92 @@ def training_step(name: str, shape: dict[str, Any], positions: str, vocab_size: 
     return step
 
 
-@dataclass(frozen=True)
 class Training:
-    """What one training has led to.
+    """One model in training.
+
+    Only steps count as time: not the preparation of batches and not evaluations.
 
     Attributes:
         stopped: why its losses are not finite; None: they are.
         history: (seconds, step, validation loss).
         validation: the last validation loss; infinite where losses are not finite.
-        test: nats of the test blocks [blocks].
+        test: nats of the test blocks [blocks], once it is over.
     """
 
-    rate: float
-    seed: int
-    parameters: int
-    stopped: str | None
-    seconds: float
-    steps: int
-    history: list[tuple[float, int, float]]
-    validation: float
-    test: Tensor
+    def __init__(self, of: Comparison, name: str, rate: float, seed: int) -> None:
+        self.of, self.rate, self.seed = of, rate, seed
+        set_seed(seed)
+        self.model = of.build(name).train()
+        self.parameters = self.model.num_parameters()
+        self.optimizer = torch.optim.AdamW(optimizer_groups(self.model, WEIGHT_DECAY), lr=rate)
+        self.batches = of.training_batches(seed)
+        self.seconds, self.steps, self.share = 0.0, 0, 0.0
+        self.stopped: str | None = None
+        self.history: list[tuple[float, int, float]] = []
+        self.validation = math.inf
+        self.test = torch.empty(0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.share >= 1 or self.stopped is not None
+
+    def step(self) -> float:
+        """Train on one batch and return its loss."""
+        device, before = torch.device(self.of.shape.device), self.share
+        now, batch = clock_of(device), next(self.batches)
+        # models take turns: what one draws must not depend on the others
+        torch.manual_seed(self.seed + self.steps)
+        synchronize(device)
+        start = now()
+        for group in self.optimizer.param_groups:
+            # the first step is not lost at a rate of 0
+            group["lr"] = self.rate * min(max(before, WARMUP / 10) / WARMUP, (1 - before) / (1 - WARMUP))
+        loss = self.model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        value: float = loss.item()
+        synchronize(device)
+        self.seconds, self.steps = self.seconds + now() - start, self.steps + 1
+        self.share = self.of.budget.share(self.seconds, self.steps)
+        if not math.isfinite(value):
+            self.stopped = f"the loss is {value} at step {self.steps:,} with the learning rate {self.rate:g}"
+        elif int(self.share * EVALUATIONS) > int(before * EVALUATIONS):
+            self.validation = self.of.losses(self.model, self.of.text.validation).mean().item()
+            self.history.append((self.seconds, self.steps, self.validation))
+            if not math.isfinite(self.validation):
+                self.stopped = f"the held-out loss is {self.validation} with the learning rate {self.rate:g}"
+        if self.stopped:
+            self.validation = math.inf
+        return value
+
+    def finish(self) -> None:
+        """Test the model and let go of it."""
+        if not self.stopped:
+            self.test = self.of.losses(self.model, self.of.text.test)
+        del self.model, self.optimizer, self.batches
 
 
-def train(of: Comparison, name: str, rate: float, seed: int, title: str) -> Training:
-    """Train one model and test it.
+def train_in_turns(of: Comparison, names: list[str], rate: float, seed: int) -> dict[str, Training]:
+    """Train a model of every mechanism.
 
-    Only training steps count as time: not the preparation of batches, not evaluations, and not what is computed once,
-    such as layouts of patterns, since every mechanism has run one step before.
+    The one that is behind the others is next, so that a machine that slows down slows all of them.
     """
-    device, budget = torch.device(of.shape.device), of.budget
-    now, batches = clock_of(device), of.training_batches(seed)
-    set_seed(seed)
-    model = of.build(name).train()
-    optimizer = torch.optim.AdamW(optimizer_groups(model, WEIGHT_DECAY), lr=rate)
-    seconds, steps, share, stopped = 0.0, 0, 0.0, None
-    history: list[tuple[float, int, float]] = []
-    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
-    with logging.tqdm(total=1.0, desc=title, bar_format=form) as bar:
-        while share < 1 and stopped is None:
-            batch = next(batches)
-            synchronize(device)
-            start = now()
-            for group in optimizer.param_groups:
-                # the first step is not lost at a rate of 0
-                group["lr"] = rate * min(max(share, WARMUP / 10) / WARMUP, (1 - share) / (1 - WARMUP))
-            loss = model(**batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-            optimizer.step()
-            optimizer.zero_grad()
-            value = loss.item()
-            synchronize(device)
-            seconds, steps, before = seconds + now() - start, steps + 1, share
-            share = budget.share(seconds, steps)
-            if not math.isfinite(value):
-                stopped = f"the loss is {value} at step {steps:,} with the learning rate {rate:g}"
-            elif int(share * EVALUATIONS) > int(before * EVALUATIONS):
-                history.append((seconds, steps, of.losses(model, of.text.validation).mean().item()))
-            bar.update(share - before)
-            bar.set_postfix(loss=f"{value:.3f}", steps=steps)
-    last = math.inf if stopped else history[-1][2]
-    if not math.isfinite(last):
-        stopped, last = stopped or f"the held-out loss is {last} with the learning rate {rate:g}", math.inf
-    test = of.losses(model, of.text.test)
-    return Training(rate, seed, model.num_parameters(), stopped, seconds, steps, history, last, test)
+    all_of_them = {name: Training(of, name, rate, seed) for name in names}
+    left = dict(all_of_them)
+    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    with logging.tqdm(total=len(names), desc=f"rate {rate:g}, seed {seed}", bar_format=form) as bar:
+        while left:
+            name = min(left, key=lambda name: left[name].share)
+            training, before = left[name], left[name].share
+            loss = training.step()
+            bar.set_postfix_str(f"step {training.steps:,} of {name}: loss {loss:.3f}", refresh=False)
+            bar.update((1 if training.is_over else training.share) - before)
+            if training.is_over:
+                left.pop(name).finish()
+    return all_of_them
 
 
 def compare(of: Comparison, names: list[str], measure_memory: bool) -> tuple[list[Row], dict[str, str]]:
@@ -251,21 +273,19 @@ def compare(of: Comparison, names: list[str], measure_memory: bool) -> tuple[lis
     for name in logging.tqdm(names, desc="one step of each", leave=False):
         # errors come before the first training, and what is computed once does not count as training time
         of.build(name).train()(**next(of.training_batches(0))).loss.backward()
+    tried = [[train_in_turns(of, names, rate, seed) for seed in of.seeds] for rate in of.learning_rates]
     reference: list[Training] = []
     failed: dict[str, str] = {}
     rows = []
-    for index, name in enumerate(names, 1):
-        tried = [
-            [train(of, name, rate, seed, f"{index}/{len(names)} {name}, {rate:g}, seed {seed}") for seed in of.seeds]
-            for rate in of.learning_rates
-        ]
-        runs = min(tried, key=_validation)
+    for name in names:
+        by_rate = [[trainings[name] for trainings in of_rate] for of_rate in tried]
+        runs = min(by_rate, key=_validation)
         if not math.isfinite(_validation(runs)):
             failed[name] = f"{next(run.stopped for run in runs if run.stopped)}; try a lower rate"
             continue
         reference = reference or runs
         row = row_of(of, name, runs, reference)
-        row["tried"] = {f"{each[0].rate:g}": _validation(each) for each in tried if math.isfinite(_validation(each))}
+        row["tried"] = {f"{each[0].rate:g}": _validation(each) for each in by_rate if math.isfinite(_validation(each))}
         rows.append(row)
     if not rows:
         raise InputError(". ".join(f"{name}: {reason}" for name, reason in failed.items()) + ".")
