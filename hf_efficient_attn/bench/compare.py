@@ -147,11 +147,13 @@ class Comparison:
 
 
 def build_model(name: str, shape: Shape, positions: str, vocab_size: int) -> Any:
-    """Return a new language model of a mechanism, which makes no cache."""
+    """Return a new language model of a mechanism, which makes no cache and has an output matrix of its own."""
     kind = positions_of(name, positions)
-    own: dict[str, Any] = {} if kind is None else {"position_embedding_type": kind}
+    fields: dict[str, Any] = {} if kind is None else {"position_embedding_type": kind}
+    # families have different defaults: with tied matrices some would have far fewer parameters
+    fields |= {"tie_word_embeddings": False, "use_cache": False}
     auto = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
-    return auto.from_config(config_of(name, shape, vocab_size=vocab_size, use_cache=False, **own))
+    return auto.from_config(config_of(name, shape, vocab_size=vocab_size, **fields))
 
 
 def positions_of(name: str, wanted: str) -> str | None:
@@ -415,8 +417,8 @@ def notes_of(of: Comparison, rows: list[Row], settings: dict[str, Any]) -> list[
     others = [f"{row['mechanism']} ({row['positions']})" for row in rows if row["positions"] != of.positions]
     if others:
         notes.append(
-            f"Positions are {of.positions} but in {', '.join(others)}: part of these differences may be due to "
-            "positions."
+            f"These mechanisms have other positions than {of.positions}, which may cause part of their differences: "
+            f"{', '.join(others)}."
         )
     attended = "; ".join(f"{row['mechanism']}: {ALL[row['mechanism']].about.format(keys=shape.keys)}" for row in rows)
     notes.append(f"What a token attends to: {attended}.")
@@ -431,7 +433,7 @@ def results_figure(results: dict[str, Any]) -> Any:
     """Return the picture: validation loss against training time, a line for each mechanism and seed."""
     figure = new_figure(9.0, 5.0)
     panel = figure.subplots()
-    for index, row in enumerate(results["results"]):
+    for index, row in enumerate(sorted(results["results"], key=lambda row: row["loss"])):
         is_reference = row["mechanism"] == results["settings"]["reference"]
         style = {"color": "black" if is_reference else PALETTE[index % len(PALETTE)], "marker": "os^vD"[index // 10]}
         for number, history in enumerate(row["history"].values()):
