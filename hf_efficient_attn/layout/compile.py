@@ -31,7 +31,7 @@ from hf_efficient_attn.layout.block_rows import (
 from hf_efficient_attn.layout.cache import MEBIBYTE, cached
 from hf_efficient_attn.layout.dense_mask import num_mask_bytes
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.patterns.intervals import Intervals, complement, intersect, size
+from hf_efficient_attn.patterns.intervals import Intervals, checked_intervals, complement, intersect, size
 from hf_efficient_attn.patterns.pattern import Pattern
 
 # a pattern with a longer period or gather block does not get blocks of that length
@@ -182,7 +182,8 @@ class PartitionCompiler:
         if self.order.local is None:
             return QueryBlock(first, tokens, ((0, self.num_keys),))
         bounds = self.bounds(first, tokens)
-        intervals = without_small_gaps(self.order.local.key_intervals(*bounds))
+        read = checked_intervals(self.order.local.kind, self.order.local.key_intervals(*bounds), self.num_keys)
+        intervals = without_small_gaps(read)
         return QueryBlock(first, tokens, intervals, self.is_full(bounds, intervals))
 
     def is_full(self, bounds: tuple[int, int, int], intervals: Intervals) -> bool:

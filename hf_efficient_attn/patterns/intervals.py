@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
-from hf_efficient_attn.errors import WorkLimitError
+from hf_efficient_attn.errors import ConfigurationError, WorkLimitError
+from hf_efficient_attn.messages import shown
 
 # How much work a question about a pattern may take, counted in steps, so that it is the same on every machine.
 #
@@ -107,6 +108,27 @@ def normalize(intervals: Iterable[tuple[int, int]]) -> Intervals:
         else:
             joined.append((start, stop))
     return tuple(joined)
+
+
+def checked_intervals(kind: str, intervals: Iterable[tuple[int, int]], num_keys: int) -> Intervals:
+    """Return the intervals that a pattern has given for some queries.
+
+    kind: of the pattern, which may be a class of the user's.
+
+    Raises:
+        ConfigurationError: they are not sorted, overlap, are empty, or leave 0 to num_keys.
+    """
+    listed = tuple(intervals)
+    edges = [edge for interval in listed for edge in interval]
+    # neighbours that touch do no harm
+    is_sorted = all(start < stop for start, stop in listed) and all(a <= b for a, b in pairwise(edges))
+    if listed and not (is_sorted and edges[0] >= 0 and edges[-1] <= num_keys):
+        raise ConfigurationError(
+            f"{kind}: key_intervals returned {shown(listed)} for {num_keys} keys; intervals must be sorted, disjoint, "
+            "not empty, and within 0 and the number of keys. Return clip(normalize(intervals), num_keys), from "
+            "hf_efficient_attn.patterns.intervals."
+        )
+    return listed
 
 
 def union(*many: Intervals) -> Intervals:

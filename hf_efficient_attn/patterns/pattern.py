@@ -18,6 +18,7 @@ from hf_efficient_attn.patterns.intervals import (
     CrossingError,
     Intervals,
     MovingIntervals,
+    checked_intervals,
     complement,
     normalize,
     pairs_of,
@@ -200,7 +201,10 @@ def drawn(
     lines = []
     with work_budget("Drawing this pattern"):
         for first in range(0, num_queries, step):
-            read = [resolved.key_intervals(query, query, num_keys) for query in queries[first : first + step]]
+            read = [
+                checked_intervals(resolved.kind, resolved.key_intervals(query, query, num_keys), num_keys)
+                for query in queries[first : first + step]
+            ]
             signs = [(start // step, -(-stop // step)) for each in read for start, stop in each]
             lines.append(_line(normalize(signs), num_signs))
     return "\n".join(lines)
@@ -220,7 +224,22 @@ def _tokens_to(position: int, block_tokens: int) -> int:
 class Pattern(Operators):
     """Who may read whom: a value, hashable and equal by content, that can be written as JSON and drawn.
 
-    A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Its methods come in groups, in this order:
+    A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Once the class exists, all that takes a
+    pattern takes it, also in expressions and in saved configs; nothing has to be registered. Tokens that attend to
+    their own line, for lines of equal length (`clip` and `normalize` are those of `patterns.intervals`):
+
+        @dataclass(frozen=True)
+        class Line(Pattern, kind="line"):
+            tokens: int
+
+            def allowed(self, query, key):
+                return query // self.tokens == key // self.tokens
+
+            def key_intervals(self, first_query, last_query, num_keys):
+                first, last = first_query // self.tokens, last_query // self.tokens
+                return clip(normalize([(first * self.tokens, (last + 1) * self.tokens)]), num_keys)
+
+    Its methods come in groups, in this order:
 
     - what it must define: `allowed` and `key_intervals`; or, if the relation depends on the length, the layer or the
       head, `resolve` with `depends_on_length` or `is_random`, which replaces it once these are known;
@@ -258,7 +277,9 @@ class Pattern(Operators):
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         """Return intervals that contain every key which some query of first_query..last_query (inclusive) may read.
 
-        They are exact for one query, for atoms and for unions, and an upper bound otherwise.
+        (start, stop) holds the keys start, …, stop − 1. They are exact for one query, for atoms and for unions, and an
+        upper bound otherwise; sorted, disjoint, not empty, and within 0 and num_keys: `clip(normalize(found),
+        num_keys)` of `patterns.intervals` makes any list of intervals so.
         """
         self._needs_length()
 
@@ -495,7 +516,10 @@ class Pattern(Operators):
         return drawn(self, num_queries, num_keys, layer, head, query_offset)
 
     def _needs_length(self) -> NoReturn:
-        raise ConfigurationError(f"{self.kind} depends on the length. Call resolve(num_keys) and use its result.")
+        raise ConfigurationError(
+            f"{self.kind or type(self).__name__} depends on the length. Call resolve(num_keys) and use its result. A "
+            "class of your own that does not depend on it defines both allowed and key_intervals."
+        )
 
     def _with_changed(self, parts: Iterable["Pattern"]) -> "Pattern":
         return self if (changed := tuple(parts)) == self.parts else self.with_parts(changed)

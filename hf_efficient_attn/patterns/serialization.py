@@ -149,13 +149,17 @@ def check_kind(pattern: Any) -> None:
     """Refuse a pattern that cannot be written into a config.
 
     Raises:
-        ConfigurationError: names its class.
+        ConfigurationError: its class has no kind, or is no dataclass.
     """
     if not pattern.kind:
         raise ConfigurationError(
-            f"{type(pattern).__name__} is a subclass of Pattern without a kind, which configs and operators need to "
-            "read it again. Write a pattern of your own as a KeyTable, KeyTable([[0], [0, 1], ...]), which lists the "
-            "keys of every query."
+            f"{type(pattern).__name__} is a subclass of Pattern without a kind, by which configs and operators find "
+            f'its class. Give it one: class {type(pattern).__name__}(Pattern, kind="a_name_of_your_own").'
+        )
+    if not dataclasses.is_dataclass(pattern):
+        raise ConfigurationError(
+            f"{type(pattern).__name__} is not a dataclass, by whose fields patterns are compared and saved. Write "
+            "@dataclass(frozen=True) above the class."
         )
 
 

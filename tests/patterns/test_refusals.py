@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -237,3 +238,36 @@ def test_a_class_without_a_kind() -> None:
     ):
         with pytest.raises(ConfigurationError, match="WithoutKind"):
             use()
+
+
+def test_classes_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pattern, "kinds", dict(Pattern.kinds))
+
+    class Undecorated(WithoutKind, kind="undecorated"):
+        pass
+
+    @dataclass(frozen=True)
+    class WithoutIntervals(Pattern, kind="without_intervals"):
+        def allowed(self, query: Any, key: Any) -> Any:
+            return query == key
+
+    @dataclass(frozen=True)
+    class Listed(WithoutIntervals, kind="listed"):
+        intervals: tuple[tuple[int, int], ...]
+
+        def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+            return self.intervals
+
+    states = torch.zeros(1, 1, 2048, 8)
+    cases: list[tuple[Pattern, str]] = [(Undecorated(), "dataclass"), (WithoutIntervals(), "key_intervals")]
+    # not sorted, overlapping, empty, before the first key, behind the last
+    wrong = (((4, 5), (0, 1)), ((0, 2), (1, 3)), ((2, 2),), ((-1, 2),), ((0, 4096),))
+    cases += [(Listed(intervals), "key_intervals") for intervals in wrong]
+    for pattern, named in cases:
+        for use in (
+            lambda pattern=pattern: attention(states, states, states, pattern, backend="blocked"),
+            lambda pattern=pattern: explain(pattern, 2048),
+            *((lambda pattern=pattern: pattern.draw(8),) if named != "dataclass" else ()),
+        ):
+            with pytest.raises(ConfigurationError, match=named):
+                use()
