@@ -2,24 +2,60 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from distributed import run_distributed, run_script
 
 import hf_efficient_attn
 
 ROOT = Path(__file__).parent.parent
 CARDS = sorted((ROOT / "model_cards").glob("*.md"))
-WITHOUT_CODE = ("benchmarks", "scaling", "troubleshooting")
+# the scripts of recipes are run one by one
+WITHOUT_CODE = ("benchmarks", "recipes", "scaling", "troubleshooting")
+SECTIONS = re.split("^## (.+)\n", (ROOT / "model_cards" / "recipes.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+RECIPES = {title: text for title, text in zip(SECTIONS[1::2], SECTIONS[2::2], strict=True) if "```python" in text}
+DOCUMENTS = RECIPES["Long documents"]
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *CARDS], ids=lambda page: page.stem)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert blocks or page.stem in WITHOUT_CODE
-    for block in blocks:
+    found = blocks("python", page.read_text(encoding="utf-8"))
+    assert found or page.stem in WITHOUT_CODE
+    for block in found if page.stem != "recipes" else ():
         exec(compile(block, page.name, "exec"), {})
+
+
+def blocks(kind: str, text: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_recipes_run_and_print_what_the_page_says(title: str, tmp_path: Path) -> None:
+    """Each script runs in a process of its own, in the order of the page; only numbers may differ."""
+    text = RECIPES[title]
+    scripts = blocks("python", text)
+    if "documents.jsonl" in text and text != DOCUMENTS:
+        scripts.insert(0, blocks("python", DOCUMENTS)[0])
+    printed = ""
+    for script in scripts:
+        path = tmp_path / re.match(r"# (\w+\.py)\n", script)[1]
+        path.write_text(script, encoding="utf-8")
+        if f"torchrun --nproc_per_node 2 {path.name}" in text:
+            printed += run_distributed(path, tmp_path)
+        else:
+            run = run_script([sys.executable, path], cwd=tmp_path)
+            assert run.returncode == 0, run.stderr
+            printed += run.stdout
+    expected = [line for block in blocks("text", text) for line in block.splitlines()]
+    assert expected
+    assert not set(map(without_numbers, expected)) - set(map(without_numbers, printed.splitlines())), printed
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\d[\d,.]*", "0", line)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *CARDS], ids=lambda page: page.stem)
