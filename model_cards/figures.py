@@ -168,10 +168,9 @@ class Pivot:
 def against_dense(found: Record) -> Iterator[Record]:
     """Yield records of some lengths, contestant by contestant."""
     for contestant, name, lengths in (
-        ("auto", "hea.attention", (512, 2048, 8192, 32768, 131072)),
-        ("flex", "flex", (2048, 8192, 131072)),
-        ("longformer_layer", "transformers' layer", (2048,)),
-        ("bigbird_layer", "transformers' layer", (2048,)),
+        ("auto", "ours", (2048, 8192, 32768)),
+        ("flex", "flex", (8192, 32768)),
+        ("masked", "SDPA with a mask", (4096,)),
     ):
         of = [record for record in found["results"] if record["contestant"] == contestant]
         yield from ({**each, "by": name} for tokens in lengths for each in of if each["tokens"] == tokens)
