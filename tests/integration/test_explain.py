@@ -284,7 +284,8 @@ def test_wrong_models(what: Any, options: dict[str, Any], message: str) -> None:
         hea.explain(what, 64, **options)
 
 
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     main(["explain", "band(2, 2) | global(0)", "--tokens", "64", "--heads", "1", "--training", "--dtype", "bfloat16"])
     lines = capsys.readouterr().out.splitlines()
     # the answer first, the other backends by name
