@@ -311,6 +311,7 @@ def row_of(of: Comparison, name: str, runs: list[Training], reference: list[Trai
     seconds, steps = sum(run.seconds for run in runs), sum(run.steps for run in runs)
     row = {
         "mechanism": name,
+        "attends_to": ALL[name].about.format(keys=of.shape.keys),
         "positions": positions_of(name, of.positions) or "its own",
         "parameters": runs[0].parameters,
         "learning_rate": runs[0].rate,
@@ -371,13 +372,15 @@ def results_markdown(results: dict[str, Any]) -> str:
     }
     ranked = sorted(rows, key=lambda row: row["loss"])
     table = markdown_table(list(columns), [[cell(row) for cell in columns.values()] for row in ranked])
+    attended = [f"- {row['mechanism']}: {row['attends_to']}." for row in rows]
     left_out = [f"- {name}: {reason}." for name, reason in results["not_compared"].items()]
     parts = [
         f"# Attention mechanisms on {settings['text']}",
         machine_line(results["machine"]),
         table,
         *(["Not compared:\n" + "\n".join(left_out)] if left_out else []),
-        "\n".join(f"- {note}" for note in results["notes"]),
+        "What a token attends to:\n" + "\n".join(attended),
+        "How to read the table:\n" + "\n".join(f"- {note}" for note in results["notes"]),
     ]
     return "\n\n".join(parts)
 
@@ -420,8 +423,6 @@ def notes_of(of: Comparison, rows: list[Row], settings: dict[str, Any]) -> list[
             f"These mechanisms have other positions than {of.positions}, which may cause part of their differences: "
             f"{', '.join(others)}."
         )
-    attended = "; ".join(f"{row['mechanism']}: {ALL[row['mechanism']].about.format(keys=shape.keys)}" for row in rows)
-    notes.append(f"What a token attends to: {attended}.")
     notes.append(
         "A short training of small models shows which mechanism learns fastest at this length, not which is best "
         "when trained for long."
