@@ -20,18 +20,23 @@ from hf_efficient_attn.convert.weights import to_ours
 from hf_efficient_attn.errors import CheckpointError
 
 # "there" is transformers
-PADDING_BEFORE = "padding before or between tokens, as positions count tokens here, places there"
-PADDING_BETWEEN = "padding between tokens, as rotary positions count tokens here, places there"
-PAD_IDS = "pad ids that no attention_mask hides, as each has a position here, and all have one there"
-SHORTER = "inputs shorter than the longest of a batch, as their own last block is global here, one of padding there"
-AFTER_SHORT = "inputs after one short enough for full attention, as all that follow are then read by it there"
-POOLED_PADDING = "sequences that begin with padding, as the first token is classified there, the first real one here"
-TOKEN_TYPES = "question answering without token_type_ids, as they are made from the first separator there"
+PADDING_BEFORE = "padding before or between tokens: positions count tokens here, and padding too there"
+PADDING_BETWEEN = "padding between tokens: rotary positions count tokens here, and padding too there"
+PAD_IDS = "pad ids that no `attention_mask` hides: here each has its own position, there all have the same"
+SHORTER = (
+    "inputs shorter than the longest of a batch: their own last block is global here, the last block of the padded "
+    "row there"
+)
+AFTER_SHORT = "inputs after an input that is short enough for full attention: there all later inputs get full attention"
+POOLED_PADDING = (
+    "sequences that begin with padding: the classifier takes the first real token here, the first token there"
+)
+TOKEN_TYPES = "question answering without `token_type_ids`: there they are made from the first separator"
 
-PADDED = "padding anywhere, which landmarks, convolutions and positions read there"
-OTHER_LENGTH = "texts of landmarks of another length than segment_means_seq_len, of which rows are mixed there"
-HASHED = "texts longer than a chunk, whose rotations are drawn anew at every call there, and are fixed here"
-WRAPPED = "texts of encoders behind which a whole chunk of padding is added there, which the first chunk then reads"
+PADDED = "any padding: there landmarks, convolutions and positions include it"
+OTHER_LENGTH = "texts with landmarks and another length than `segment_means_seq_len`: there rows are mixed"
+HASHED = "texts longer than a chunk: there the rotations are drawn at every call, here they are fixed"
+WRAPPED = "texts of encoders to which a whole chunk of padding is added there: the first chunk then attends to it"
 
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "bart": (PADDING_BEFORE,),
