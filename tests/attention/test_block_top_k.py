@@ -167,7 +167,7 @@ def test_refusals() -> None:
         hea.attention(q, k, v, PATTERN, cross=True)
     with pytest.raises(InputError, match="key_mask"):
         hea.attention(q, k, v, PATTERN, key_mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ConfigurationError, match="stands for a whole layer"):
+    with pytest.raises(ConfigurationError, match="cannot hold"):
         hea.sparsify(tr.LlamaConfig(**DECODER), {"encoder": PATTERN | Full(), "decoder": None})
 
 
