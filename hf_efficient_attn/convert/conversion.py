@@ -135,13 +135,13 @@ def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source,
     differing = [name for name in unknown if name in copies and not _is_copy(weights, name, copies[name])]
     if differing:
         raise CheckpointError(
-            f"{counterpart.family} shares what this checkpoint has in several forms: {summarize(differing)}."
+            f"{counterpart.family} shares weights that differ in this checkpoint: {summarize(differing)}."
         )
     quiet = (*counterpart.with_prefix(counterpart.recomputed, source.head), *copies, *counterpart.unused)
     rest = [name for name in unknown if name not in left and not covers(quiet, name)]
     if rest:
         raise CheckpointError(
-            f"The table of names of {shown(counterpart.model_type)} does not know these weights: {summarize(rest)}."
+            f"The table of names of {shown(counterpart.model_type)} lacks these weights: {summarize(rest)}."
         )
 
 
@@ -164,7 +164,7 @@ def build_theirs(
     weights = shift(dict(ours.state_dict()), getattr(ours.config, "position_offset", 0), theirs.position_offset)
     renamed, unknown = to_theirs(weights, counterpart.all_names(head))
     if unknown:
-        raise CheckpointError(f"{counterpart.model_type} has no place for these weights: {summarize(unknown)}.")
+        raise CheckpointError(f"{counterpart.model_type} has no parameters for these weights: {summarize(unknown)}.")
     prefix = counterpart.prefix_of(head)
     copies = {prefix + copy: prefix + original for copy, original in counterpart.copies.items()}
     doubled = {**copies, **counterpart.unused}

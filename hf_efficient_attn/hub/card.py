@@ -218,8 +218,8 @@ def check_name(repo_id: str | None) -> None:
     except HFValidationError as error:
         if not isinstance(repo_id, str) or not Path(repo_id).is_dir():
             raise ConfigurationError(
-                f"repo_id is {shown(repo_id)}; it must be a name on the Hub, such as 'you/model', or a folder that is "
-                "there. Leave it out where there is none."
+                f"repo_id is {shown(repo_id)}; it must be a name on the Hub, such as 'you/model', or an existing "
+                "folder. Leave it out if there is none."
             ) from error
 
 

@@ -488,7 +488,7 @@ def bounds_of(head: Tensor, group: int, bounds: tuple[int, int]) -> tuple[int, i
 
 @dataclass(frozen=True, eq=False)
 class ChosenTokens(ChosenKeys):
-    """The keys that each query reads, as far as the pattern and the masks allow them (DSA, arXiv:2512.02556).
+    """The keys selected for each query, as far as the pattern and the masks allow them (DSA, arXiv:2512.02556).
 
     >>> import torch, hf_efficient_attn as hea
     >>> q, k, v = torch.randn(3, 1, 2, 4, 8)
@@ -498,8 +498,8 @@ class ChosenTokens(ChosenKeys):
     True
 
     Attributes:
-        tokens: int [B or 1, heads, Nq, k], indices of keys; heads: 1 (all heads share the choice), the number of key
-            heads, or that of query heads. -1 and numbers out of range are no key; a key named twice counts once.
+        tokens: int [B or 1, heads, Nq, k], indices of keys; heads: 1 (all heads share the selection), the number of key
+            heads, or that of query heads. -1 and indices out of range select no key; a key listed twice counts once.
     """
 
     tokens: Tensor
@@ -540,16 +540,16 @@ class ChosenTokens(ChosenKeys):
 
 @dataclass(frozen=True, eq=False)
 class ChosenBlocks(ChosenKeys):
-    """The blocks of keys that each query, or each block of queries, reads (MoBA, arXiv:2502.13189; MiniMax-M3).
+    """The blocks of keys selected for each query or block of queries (MoBA, arXiv:2502.13189; MiniMax-M3).
 
     Block b holds the keys b · block_tokens … (b + 1) · block_tokens - 1.
 
     Attributes:
-        blocks: int [B or 1, heads, ceil(Nq / queries_per_choice), k], numbers of blocks; heads: 1 (all heads share the
-            choice), the number of key heads, or that of query heads. -1 and numbers out of range are no block; a block
-            named twice counts once.
+        blocks: int [B or 1, heads, ceil(Nq / queries_per_choice), k], indices of blocks; heads: 1 (all heads share the
+            selection), the number of key heads, or that of query heads. -1 and indices out of range select no block; a
+            block listed twice counts once.
         block_tokens: how many keys a block has.
-        queries_per_choice: how many neighbouring queries of the call share each choice.
+        queries_per_choice: how many neighbouring queries of the call share a selection.
         counted_from: "document": blocks are counted from the first token of the query's document, so that padding and
             packing change nothing; "axis": from the first key of the call.
     """

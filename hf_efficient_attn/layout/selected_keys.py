@@ -224,11 +224,11 @@ class States:
 
 
 class ChosenKeys:
-    """Which keys each query reads, as tensors made from what tokens say; frozen, and compared by identity.
+    """The keys selected for each query by content, as tensors; frozen, and compared by identity.
 
-    The pattern, the documents and the masks of the call leave out what they do not allow. Choices are made for the
-    heads of the call: a tensor's second dimension is 1 if all of them share a choice, the number of key heads if those
-    do that read the same key head, or the number of query heads.
+    The pattern, the documents and the masks of the call leave out what they do not allow. A selection is for the heads
+    of the call: the second dimension of a tensor is 1 if all heads share a selection, the number of key heads if the
+    query heads of one key head share it, or the number of query heads.
     """
 
     kind: ClassVar[str] = ""

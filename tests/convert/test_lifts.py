@@ -139,7 +139,7 @@ def test_global_tokens_begin_as_tokens_that_are_no_padding() -> None:
         ("bert", {}, {"parity": True}, "parity=True"),
         ("bert", {}, {"attention_window": 7}, "attention_window=7"),
         ("bert", {}, {"attention_window": 8, "pattern": "band(3, 3)"}, "exclude each other"),
-        ("bert", {}, {"max_target_position_embeddings": 8}, "is of encoder-decoders"),
+        ("bert", {}, {"max_target_position_embeddings": 8}, "is for encoder-decoders"),
         ("bert", {"is_decoder": True}, {}, "encoders with absolute positions can be converted"),
         ("roberta", {"bos_token_id": None}, {}, "bos_token_id=None"),
         ("roberta", {"bos_token_id": 1}, {}, "bos_token_id"),

@@ -294,7 +294,7 @@ def test_wrong_uses_are_refused() -> None:
         other(ids, **{CACHE_ARGUMENT: cache})
     keys = torch.zeros(1, 2, 20, 8)
     cache.update(keys, keys, 0)
-    with pytest.raises(hea.UnsupportedBackendError, match="by calling its model"):
+    with pytest.raises(hea.UnsupportedBackendError, match="call the model of this cache"):
         cache.update(keys, keys, 0)
     cache.reset()
     model(ids, **{CACHE_ARGUMENT: cache})

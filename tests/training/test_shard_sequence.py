@@ -170,7 +170,7 @@ def test_positions_beyond_a_table_are_refused_by_all_processes(folder: Path) -> 
 
 def test_heads_that_read_what_one_indexer_chooses_are_not_dealt_out(folder: Path) -> None:
     said = torch.load(folder / "sparse-indexed.pt")["said"]
-    assert re.match("ConfigurationError: mode='heads' cannot deal out the heads of SparseAttention, for all of", said)
+    assert re.match("ConfigurationError: mode='heads' cannot split the heads of SparseAttention", said)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_ignored_padding_is_read_as_in_the_authors_code() -> None:
 @pytest.mark.parametrize("projection_type", ["linear", "convolution", "mean"])
 def test_a_conversion_has_the_length_of_its_source(projection_type: str) -> None:
     model = build("AutoModelForMaskedLM", projection_type=projection_type, projected_tokens=16)
-    with pytest.raises(hea.ConfigurationError, match="made for texts of up to 64 tokens"):
+    with pytest.raises(hea.ConfigurationError, match="for texts of up to 64 tokens"):
         hea.convert(model, max_position_embeddings=128)
     ids = random_ids(1, 9)
     with torch.no_grad():
