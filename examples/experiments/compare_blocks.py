@@ -289,7 +289,7 @@ def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
     close = [name for name in found if name not in (best, *worse)]
     said = [f"{best} is ahead of {' and '.join(worse)} with every seed"] if worse else []
     said += [f"the seeds do not tell {best} and {' and '.join(close)} apart"] if close else []
-    return f"{text}\nWith {len(found[best])} seeds, at the same rates: {ranges}. So {'; '.join(said)}."
+    return f"{text}\nWith {len(found[best])} seeds, at the same rates: {ranges}.\nSo {'; '.join(said)}."
 
 
 def continue_text(folder: Path, data: TokenBlocks) -> tuple[str, str]:

@@ -77,7 +77,7 @@ def _refused_numbers(call: AttentionCall) -> str | None:
     """Return what of a call, besides its layout, kernels do not compute; None: nothing."""
     inputs, generation = call.inputs, gpu_generation(call.inputs.device)
     if inputs.dtype not in DTYPES:
-        return f"computes in bfloat16 and float16, not in {inputs.dtype}: use flex"
+        return f"computes in bfloat16 and float16, not in {inputs.dtype}: use one of these, or flex"
     if call.terms:
         return "has no kernel for learned terms of the scores: use flex"
     if call.dropout > 0:
