@@ -95,6 +95,8 @@ class Drawing:
         resolved = pattern.resolve(self.tokens, self.panel.layer, head, num_heads)
         allowed, pairs = resolved.num_pairs(self.tokens, self.tokens), self.tokens**2
         signs = f"; one ■ is {self.step} × {self.step} tokens" if self.step > 1 else ""
+        if allowed == pairs:
+            signs += "; at this length every query attends to every key"
         return f"{allowed:,} of {pairs:,} pairs, {allowed / pairs:.1%}{signs}"
 
 

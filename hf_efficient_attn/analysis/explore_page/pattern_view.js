@@ -128,7 +128,7 @@ function showCounts({ pairs, fewest, most, isCausal }) {
 function showPair(pair) {
   const where = element("where");
   if (!pair || pair.key === null) {
-    where.textContent = pair ? `token ${count(pair.query)}` : "Rows read columns. Click a token to see what it reads.";
+    where.textContent = pair ? `token ${count(pair.query)}` : "Rows are queries, columns are keys. Click a row to see which keys it attends to.";
     return;
   }
   const { query, key } = pair;
