@@ -39,11 +39,11 @@ class PatternCache(Cache):
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
     Xiao et al. 2023). A token's position is then its slot in the cache: each kept key counts as rotated by its slot,
-    and the query as rotated by the slot behind them, so that no distance exceeds the size of the cache. A model rotates
-    keys before they are cached. Therefore the keys of the first tokens are rotated further, by the number of dropped
-    tokens, always starting from the keys as they were kept, so rounding errors do not add up. Once tokens have been
-    dropped, no forward pass without this cache computes the same; but how you cut a text into calls changes nothing.
-    Layers that keep their own attention keep the positions of the text.
+    and the query as rotated by the next slot after them, so that no distance exceeds the size of the cache. A model
+    rotates keys before they are cached. Therefore the keys of the first tokens are rotated further, by the number of
+    dropped tokens, always starting from the keys as they were kept, so rounding errors do not add up. Once tokens have
+    been dropped, no forward pass without this cache computes the same; but how you cut a text into calls changes
+    nothing. Layers that keep their own attention keep the positions of the text.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import hf_efficient_attn as hea

@@ -478,7 +478,7 @@ class ChunkedOrder(GroupedKeys):
         return is_known and stand_once(in_range(self.order[:, :, 0], layout.num_keys), layout.num_keys)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold; in decoding the chunks that one query reads in each round."""
+        """Return how much the tiles hold; in decoding, the chunks of one query in each round."""
         num_read = sum(self.neighbours(self.num_chunks)) + 1 if self.reads is None else self.reads.shape[3]
         width = num_read * self.chunk_tokens
         if layout.num_queries < FEW_QUERIES * layout.num_keys:
@@ -488,7 +488,7 @@ class ChunkedOrder(GroupedKeys):
         return TileWork(rows * width, rows, rows if self.reads is None else rows * num_read)
 
     def of_query(self, query: int, position: int) -> ChosenKeys:
-        """Return an order of the chunks that hold one query, and after them those that each of these reads."""
+        """Return an order of the chunks that hold one query, followed by the chunks that each of these attends to."""
         found = self.groups()
         holding = holding_groups(found.queries, position)
         count, width = holding.shape[2], found.keys.shape[3] // self.chunk_tokens
@@ -513,12 +513,12 @@ class ChunkedOrder(GroupedKeys):
         return torch.cat(filled.unbind(2), 2).unflatten(2, (num_chunks, self.chunk_tokens))
 
     def neighbours(self, num_chunks: int) -> tuple[int, int]:
-        """Return how many chunks before and after its own a query reads, none of them twice."""
+        """Return how many chunks before and after its own a query attends to, none of them twice."""
         before = min(self.chunks_before, max(0, num_chunks - 1))
         return before, min(self.chunks_after, max(0, num_chunks - 1 - before))
 
     def read_chunks(self, chunks: Tensor) -> Tensor:
-        """Return what the queries of each chunk read, [B, heads, chunks, places]."""
+        """Return the keys of the queries of each chunk, [B, heads, chunks, places]."""
         if self.reads is not None:
             return read_listed(chunks, self.reads)
         before, after = self.neighbours(chunks.shape[2])

@@ -330,7 +330,7 @@ def block_tiles(
     sizes: Sizes,
     masks: Sequence[Tensor | None] = (),
 ) -> Iterator[Tiles]:
-    """Yield tiles of queries that read the same block.
+    """Yield tiles of queries that attend to the same block.
 
     Args:
         blocks: [batch or 1, heads, choices, k].
@@ -518,15 +518,15 @@ class ChosenTokens(ChosenKeys):
     def counts(
         self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
     ) -> Tensor:
-        """Return 1 for every pair that is chosen, 0 for others."""
+        """Return 1 for every selected pair, 0 for others."""
         return named_once(self.tokens, layout.num_keys)
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
-        """Yield tiles of queries and the tokens that they read."""
+        """Yield tiles of queries and the tokens that they attend to."""
         return token_tiles(self.tokens, layout, sizes)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold: neighbouring queries with all tokens that they read, about."""
+        """Return about how much the tiles hold: neighbouring queries with all tokens that they attend to."""
         return token_work(self.tokens, layout, sizes)
 
     def has_single_rows(self, layout: Layout) -> bool:
@@ -534,7 +534,7 @@ class ChosenTokens(ChosenKeys):
         return True
 
     def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
-        """Return how many pairs can be chosen in all heads of one example."""
+        """Return how many pairs can be selected in all heads of one example."""
         return layout.num_rows * self.tokens.shape[3]
 
 
@@ -580,7 +580,7 @@ class ChosenBlocks(ChosenKeys):
     def counts(
         self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
     ) -> Tensor:
-        """Return 1 for every pair that is chosen, 0 for others."""
+        """Return 1 for every selected pair, 0 for others."""
         num_blocks = -(-layout.num_keys // self.block_tokens)
         chosen = named_once(self.blocks, num_blocks)
         if self.queries_per_choice > 1:
@@ -591,13 +591,13 @@ class ChosenBlocks(ChosenKeys):
         return chosen.expand(batch_size, -1, -1, -1).gather(3, own)
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
-        """Yield tiles of queries that read the same block."""
+        """Yield tiles of queries that attend to the same block."""
         starts = self.starts(layout, tokens)
         masks = () if self.counted_from == AXIS else tokens.tensors
         return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes, masks)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold, if blocks are read by equally many queries."""
+        """Return how much the tiles hold if each block is attended by equally many queries."""
         num_key_heads = sizes.num_key_heads
         reads = layout.num_rows * self.blocks.shape[3]
         if layout.num_queries <= FEW_QUERIES:

@@ -174,5 +174,5 @@ def test_compressed_keys_of_one_axis_are_refused() -> None:
 
 
 def test_query_masks_of_one_axis_are_refused() -> None:
-    with pytest.raises(InputError, match="for queries of another sequence"):
+    with pytest.raises(InputError, match="Give cross=True"):
         hea.attention(*inputs(NUM_KEYS), Causal(), query_mask=MASK[:, :NUM_KEYS])

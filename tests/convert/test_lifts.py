@@ -97,7 +97,7 @@ def test_what_starts_anew_and_what_is_said_of_it() -> None:
     message = "\n".join(str(each.message) for each in caught)
     assert "Left behind, as etc_transformer has nothing like them: embeddings.position_embeddings.weight" in message
     assert (
-        "New in EtcTransformerModel, with start values, as the source has none: layers.*.self_attn.long_labels"
+        "New in EtcTransformerModel, with start values, because the source has none: layers.*.self_attn.long_labels"
         in message
     )
     assert "layers.*.self_attn.global_side.other_v_proj (2)" in message

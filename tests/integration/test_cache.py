@@ -126,7 +126,7 @@ def test_caches_of_narrower_patterns_are_refused(made_for: Pattern) -> None:
     model = hea.sparsify(build("llama"), Band(8, 0))
     with pytest.raises(hea.ConfigurationError, match="Make a new PatternCache"):
         model.generate(ids, **{CACHE_ARGUMENT: cache}, **OPTIONS)
-    with pytest.raises(hea.ConfigurationError, match="reads all tokens"):
+    with pytest.raises(hea.ConfigurationError, match="attends to all tokens"):
         build("llama", attn_implementation="efficient").generate(ids, **{CACHE_ARGUMENT: cache}, **OPTIONS)
     wide = hea.PatternCache(hea.sparsify(build("llama"), Band(9, 0) | GlobalTokens([0])).config)
     expected = model.generate(ids, **OPTIONS)

@@ -282,7 +282,7 @@ def test_models_without_plain_rope_are_refused(why: str) -> None:
 @torch.no_grad()
 def test_wrong_uses_are_refused() -> None:
     model = hea.sparsify(tiny("llama"), PATTERNS)
-    with pytest.raises(hea.ConfigurationError, match="pass the model"):
+    with pytest.raises(hea.ConfigurationError, match="Pass the model"):
         hea.PatternCache(model.config, positions="cache")
     with pytest.raises(hea.ConfigurationError, match="'text'"):
         hea.PatternCache(model, positions="slots")
