@@ -153,7 +153,7 @@ def test_ignored_padding_is_read_as_in_the_authors_code() -> None:
     for layer in ignoring.layers:
         embedded = layer(embedded, sequences=whole_rows())
     torch.testing.assert_close(padded, embedded[:, :6])
-    with pytest.raises(hea.InputError, match="looks at no masks"):
+    with pytest.raises(hea.InputError, match="ignores masks"):
         ignoring(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
 
 
