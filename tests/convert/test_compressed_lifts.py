@@ -85,7 +85,9 @@ def test_what_starts_anew_is_said(mechanism: str) -> None:
         mechanism not in EXACT
     )
     has_new = mechanism not in ("pattern", "residual_scores")
-    assert ("New in CompressedTransformerForMaskedLM, with start values, because the source has none" in message) == has_new
+    assert (
+        "New in CompressedTransformerForMaskedLM, with start values, because the source has none" in message
+    ) == has_new
     for layer, other in zip(ours.model.layers, theirs.bert.encoder.layer, strict=True):
         assert layer.self_attn.k_proj.weight.equal(other.attention.self.key.weight)
         assert layer.mlp.up_proj.weight.equal(other.intermediate.dense.weight)

@@ -197,7 +197,10 @@ def test_causal_models_have_no_pattern_that_depends_on_the_length(pattern: Patte
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (hea.StarTransformerConfig(hidden_size=8, num_attention_heads=2), "tokens of a star attend to their neighbours"),
+        (
+            hea.StarTransformerConfig(hidden_size=8, num_attention_heads=2),
+            "tokens of a star attend to their neighbours",
+        ),
         (hea.BPTransformerConfig(hidden_size=8, num_attention_heads=2), "tokens and spans of a BP-Transformer"),
         (hea.BPSeq2SeqConfig(hidden_size=8, num_attention_heads=2), "tokens and spans of a BP-Transformer"),
     ],
