@@ -122,7 +122,7 @@ REFUSED |= {name: (family.column("halo")[0].model, family.refuses["halo"]) for n
 def test_model_is_refused(name: str) -> None:
     build, sentence = REFUSED[name]
     model = build()
-    with pytest.raises(hea.UnsupportedBackendError, match=f"cannot compute a text that several.*({sentence})"):
+    with pytest.raises(hea.UnsupportedBackendError, match=f"cannot read a text that lies on several.*({sentence})"):
         hea.shard_sequence(model, MESH)
     # and is left as it was
     assert not any("_sequence_shards" in module.__dict__ for module in model.modules())

@@ -61,7 +61,7 @@ def test_no_masked_sentence_is_no_loss_and_wrong_shapes_are_refused() -> None:
         with pytest.raises(hea.InputError, match=f"{name} has shape"):
             model(**{**inputs, name: wrong})
     for name in ("output_hidden_states", "output_attentions", "output_global_attentions"):
-        with pytest.raises(hea.InputError, match=f"{name}=True with cpc_mask"):
+        with pytest.raises(hea.InputError, match=f"{name}=True beside cpc_mask"):
             model(**inputs, **{name: True})
 
 
