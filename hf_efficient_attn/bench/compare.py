@@ -257,7 +257,8 @@ def train_in_turns(of: Comparison, names: list[str], rate: float, seed: int) -> 
             training, before = left[name], left[name].share
             loss = training.step()
             bar.set_postfix_str(f"step {training.steps:,} of {name}: loss {loss:.3f}", refresh=False)
-            bar.update((1 if training.is_over else training.share) - before)
+            # tqdm warns when rounding errors lift the sum above the total
+            bar.update(min((1 if training.is_over else training.share) - before, bar.total - bar.n))
             if training.is_over:
                 left.pop(name).finish()
     return all_of_them
