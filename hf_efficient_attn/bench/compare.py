@@ -276,6 +276,11 @@ def compare(of: Comparison, names: list[str], measure_memory: bool) -> tuple[lis
     for name in logging.tqdm(names, desc="one step of each", leave=False):
         # errors come before the first training, and what is computed once does not count as training time
         of.build(name).train()(**next(of.training_batches(0))).loss.backward()
+    # before the trainings: a process that fails does not lose their results
+    peaks: dict[str, int] = {}
+    for name in logging.tqdm(names if measure_memory else [], desc="memory", unit="mechanism", leave=False):
+        arguments = {"name": name, "shape": asdict(of.shape), "positions": of.positions}
+        peaks[name] = peak_memory(training_step, {**arguments, "vocab_size": len(of.text.tokenizer)}, device)
     tried = [[train_in_turns(of, names, rate, seed) for seed in of.seeds] for rate in of.learning_rates]
     reference: list[Training] = []
     failed: dict[str, str] = {}
@@ -289,13 +294,9 @@ def compare(of: Comparison, names: list[str], measure_memory: bool) -> tuple[lis
         reference = reference or runs
         row = row_of(of, name, runs, reference)
         row["tried"] = {f"{each[0].rate:g}": _validation(each) for each in by_rate if math.isfinite(_validation(each))}
-        rows.append(row)
+        rows.append(row | ({"peak_memory_bytes": peaks[name]} if measure_memory else {}))
     if not rows:
         raise InputError(". ".join(f"{name}: {reason}" for name, reason in failed.items()) + ".")
-    for row in logging.tqdm(rows if measure_memory else [], desc="memory", unit="mechanism", leave=False):
-        arguments = {"name": row["mechanism"], "shape": asdict(of.shape), "positions": of.positions}
-        arguments["vocab_size"] = len(of.text.tokenizer)
-        row["peak_memory_bytes"] = peak_memory(training_step, arguments, device)
     return rows, failed
 
 
