@@ -1,11 +1,11 @@
-"""Efficient Transformers as first-class citizens of the Hugging Face ecosystem.
+"""Efficient attention and efficient Transformers for Hugging Face Transformers.
 
-Importing the package registers its model families, so that `AutoConfig`, `AutoModel` and the Auto classes of every head
-know them. Registration is per process: a script started on several processes imports the package on each.
+Importing the package registers its model families with `AutoConfig`, `AutoModel` and the Auto classes of all heads.
+Registration is per process: a script that runs on several processes imports the package in each of them.
 
-`__all__` is what most users need. The model classes of every family (`hf_efficient_attn.SparseTransformerForCausalLM`),
-the score terms and the kinds of selected keys are found here, too; callbacks, collators and other helpers of training
-are in `hf_efficient_attn.training`.
+`__all__` is what most users need. The module also has the model classes of every family
+(`hf_efficient_attn.SparseTransformerForCausalLM`), the score terms and the kinds of selected keys. Callbacks, collators
+and other helpers for training are in `hf_efficient_attn.training`.
 """
 
 import importlib

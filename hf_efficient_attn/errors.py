@@ -20,7 +20,7 @@ LONGEST_END = 160
 
 
 class EfficientAttentionError(ValueError):
-    """Base of all errors below; a `ValueError`, so that callers need not know this package.
+    """Base of all errors of this package; a `ValueError`, so that callers need not import it.
 
     A message of more than 500 characters is cut in its middle.
     """
@@ -31,7 +31,7 @@ class EfficientAttentionError(ValueError):
 
 
 class ConfigurationError(EfficientAttentionError):
-    """A config field, or a combination of fields, that no model can be built from."""
+    """A config field, or a combination of fields, from which no model can be built."""
 
 
 class CheckpointError(EfficientAttentionError):
@@ -39,11 +39,11 @@ class CheckpointError(EfficientAttentionError):
 
 
 class InputError(EfficientAttentionError):
-    """Lengths, masks or positions a model cannot take."""
+    """Inputs that cannot be computed: lengths, masks, positions or arguments."""
 
 
 class WorkLimitError(InputError):
-    """A question about a pattern at these lengths that takes too many steps, as `patterns/intervals.py` counts them."""
+    """A question about a pattern whose answer takes too many steps at these lengths (see `patterns/intervals.py`)."""
 
 
 class MaskLimitError(WorkLimitError):

@@ -34,7 +34,7 @@ def routing(name: str, **fields: Any) -> Case:
     return case_of(f"routing-{name}", hea.RoutingTransformerConfig, fields)
 
 
-UNWRITTEN = {"ONNX": "cannot be written as ONNX, whose exporter has no stable sort"}
+UNWRITTEN = {"ONNX": "cannot be written as ONNX, because its exporter has no stable sort"}
 REFORMER = Family(
     "efficient_reformer",
     (

@@ -141,23 +141,23 @@ def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None
     """Raise an error for masks that do not go with `cross`, or only with `cross`."""
     if not isinstance(cross, bool):
         raise InputError(
-            f"cross={shown(cross)} must be True, if queries and keys are of different sequences, or False."
+            f"cross={shown(cross)} must be True if queries and keys belong to different sequences, or False."
         )
     has_none_of_queries = tokens.query_mask is None and tokens.query_segment_ids is None
     if not (cross or has_none_of_queries):
         raise InputError(
-            "query_mask and query_segment_ids are for queries of another sequence than the keys'. Give cross=True; of "
-            "one sequence, key_mask and segment_ids say it all."
+            "query_mask and query_segment_ids are for queries and keys of different sequences. Give cross=True; for "
+            "one sequence give only key_mask and segment_ids."
         )
     if not has_none_of_queries and unknown_start(query_offset) is not None:
         raise UnsupportedBackendError(
-            "While compiling, a query_offset that is a tensor has no known value, and with it the length of query_mask "
-            "and query_segment_ids. Give an integer, or no such masks."
+            "While compiling, the value of a query_offset tensor is unknown, and so is the length of query_mask and "
+            "query_segment_ids. Give an integer, or leave these masks out."
         )
     if cross and tokens.global_mask is not None:
         raise InputError(
-            "global_mask chooses tokens that read and are read, but with cross=True queries and keys are different "
-            "tokens. Use Full(), or GlobalTokens(positions, reads_all=False) for some of the keys."
+            "global_mask is for tokens that are both queries and keys, but with cross=True queries and keys are "
+            "different tokens. Use Full(), or GlobalTokens(positions, reads_all=False) for some of the keys."
         )
 
 
@@ -217,7 +217,7 @@ def check_heads(first_head: int, num_model_heads: int | None) -> None:
     if not is_integer(first_head) or not (num_model_heads is None or is_integer(num_model_heads)):
         raise InputError(
             f"first_head={shown(first_head)} and num_model_heads={shown(num_model_heads)} must be integers, or None "
-            "for num_model_heads, if there are no other heads."
+            "for num_model_heads if there are no other heads."
         )
 
 
@@ -243,7 +243,9 @@ def check_selected_keys(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cros
     states = States(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.device, is_cross)
     chosen.check(states)
     if sinks is not None and chosen.join == MEAN:
-        raise InputError("A mean over groups (join='mean') has one softmax per group, and no row for sinks to join.")
+        raise InputError(
+            "A mean over groups (join='mean') has one softmax per group, which sinks cannot join. Leave sinks out."
+        )
 
 
 def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads: int | None) -> Tensor | None:
@@ -319,9 +321,9 @@ def with_selected_keys(
     if not getattr(pattern, "chooses_by_content", False):
         return layer_spec, chosen
     if chosen is not None:
-        raise InputError(f"{shown(pattern)} chooses the keys itself: leave chosen out, or give Causal() with it.")
+        raise InputError(f"{shown(pattern)} selects the keys itself. Leave chosen out, or give it with Causal().")
     if layer_spec.is_cross:
-        raise UnsupportedBackendError(f"{shown(pattern)} is for self-attention: leave cross=True out.")
+        raise UnsupportedBackendError(f"{shown(pattern)} is for self-attention. Leave cross=True out.")
     # lengths may be symbols to a compiler
     is_short = not torch.compiler.is_compiling() and key.shape[2] <= pattern.reads_all_up_to()
     if is_short and not needs_selected_keys(backend):

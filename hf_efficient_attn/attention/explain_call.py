@@ -227,8 +227,8 @@ def selected_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
         return min(allowed_pairs(layout), chosen.most_pairs(layout, num_key_heads))
     if layout.num_pairs > MOST_COUNTED:
         raise InputError(
-            f"Counting the chosen pairs looks at all {layout.num_pairs:,} pairs; at most {MOST_COUNTED:,} are counted. "
-            "Give fewer queries or heads, or tensors on the device 'meta', of which only the shapes matter."
+            f"Counting the selected pairs looks at all {layout.num_pairs:,} pairs; at most {MOST_COUNTED:,} are "
+            "counted. Give fewer queries or heads, or tensors on the device 'meta', which have only shapes."
         )
     device = next(each.device for each in chosen.tensors if each is not None)
     allowed = dense_pairs(layout, NO_MASK, 1, device)

@@ -48,24 +48,25 @@ def attention(
     lse_gradient: bool = False,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return softmax attention of every query over the keys that `pattern` lets it read, [B, H, Nq, Dv] in q's dtype.
+    """Return softmax attention of every query over the keys that `pattern` allows, [B, H, Nq, Dv] in q's dtype.
 
-    The masks divide each example into documents: neighbouring tokens of one segment, from the first to the last that
-    is not masked. Positions are counted within a document, and nothing is read across documents, so padding on either
-    side, other examples of the batch and packing change nothing. A masked token, and a query that may read no key, has
-    output 0, log-sum-exp -inf and no gradient.
+    The masks divide each example into documents: a document is a run of neighbouring tokens with one segment id, from
+    the first to the last token that is not masked. Positions count within a document, and no query attends to a key of
+    another document. So padding on either side, other examples of the batch and packing change nothing. A masked token,
+    and a query without any allowed key, has output 0, log-sum-exp -inf and no gradient.
 
-    Results computed from masks are cached. Changing a mask in place is safe, even through a numpy array that shares its
-    memory; but do not write to masks on other devices than the CPU through `mask.data`.
+    Results computed from masks are cached. You may change a mask in place, even through a numpy array that shares its
+    memory. But do not write through `mask.data` to a mask that is not on the CPU.
 
-    The contents of masked tokens, and of keys that no query may read, change nothing as long as they and their scores
-    are finite. As in torch's SDPA, NaN and infinity there may spread (0 · NaN is NaN): with "sdpa" and "reference"
-    other tokens become NaN, with "blocked" mostly not. Fill such tokens with zeros.
+    The contents of masked tokens, and of keys that no query may attend to, change nothing as long as they and their
+    scores are finite. NaN and infinity in them may spread to other tokens, as in torch's SDPA (0 · NaN is NaN): with
+    "sdpa" and "reference" they do, with "blocked" mostly not. Fill such tokens with zeros.
 
-    With `cross` queries and keys are tokens of different sequences: cross-attention, long and global tokens (ETC,
-    arXiv:2004.08483), or compressed keys that stand for several tokens each (`CompressedKeys`). Each sequence then has
-    its own positions, mask and documents. The pattern relates the position of a query within its document to that of a
-    key, and a query reads the keys of documents with the same id.
+    With `cross=True` queries and keys belong to different sequences. Examples are cross-attention, long and global
+    tokens (ETC, arXiv:2004.08483), and compressed keys, where each key stands for several tokens (`CompressedKeys`).
+    Each sequence then has its own positions, mask and documents. The pattern compares the position of a query within
+    its document with the position of a key within its document, and a query attends to keys of documents with its own
+    id.
 
     >>> import torch
     >>> from hf_efficient_attn.patterns import Band, GlobalTokens
@@ -73,52 +74,54 @@ def attention(
     >>> attention(q, k, v, Band(left=32, right=32) | GlobalTokens([0])).shape
     torch.Size([1, 8, 500, 64])
 
-    Without examples or queries the output is empty, as in torch's SDPA; every model here refuses such batches.
+    Without examples or queries the output is empty, as in torch's SDPA; but every model of this package refuses such
+    batches.
 
     Under autocast q, k and v are cast to its dtype, as in torch's SDPA, and the output has that dtype.
 
     Args:
-        q: queries, [B, H, Nq, D]: examples, heads, tokens, and the size of a head.
-        k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv]; Hkv divides H, and query head h reads key head
-            h // (H / Hkv).
-        pattern: who may read whom, or its expression ("band(64, 64) | global(0)"); see `hf_efficient_attn.patterns`.
+        q: queries [B, H, Nq, D]: examples, heads, tokens, and the width of a head.
+        k, v: keys [B, Hkv, Nk, D] and values [B, Hkv, Nk, Dv]; Hkv divides H, and query head h attends to key head h //
+            (H / Hkv).
+        pattern: which query may attend to which key: a pattern or its expression ("band(64, 64) | global(0)"); see
+            `hf_efficient_attn.patterns`.
         scale: factor of the scores; None means 1 / sqrt(D).
         key_mask: bool [B, Nk], True = a token, False = padding.
         segment_ids: int [B, Nk]; neighbours with equal ids form a document.
-        global_mask: bool [B, Nk], True = reads and is read by its whole document, whatever the pattern says. If
-            the pattern is known to be causal (`pattern.is_causal`), no token reads later ones; use `pattern & Causal()`
-            if it is causal, but not known to be.
+        global_mask: bool [B, Nk], True = attends to its whole document and is attended by all of it, whatever the
+            pattern says. If the pattern is known to be causal (`pattern.is_causal`), no token attends to later ones;
+            write `pattern & Causal()` if your pattern is causal, but `is_causal` is False.
         terms: learned parts of the scores; see `Term`.
-        sinks: a logit for each query head, [H] (or [num_model_heads], from which these heads take theirs), which every
-            row's softmax counts as one more key without a value (GPT-OSS); differentiable. The log-sum-exp then counts
+        sinks: one logit for each query head, [H], or [num_model_heads] for all heads of the model; differentiable. The
+            softmax of every query counts the logit as one more key without a value (GPT-OSS). The log-sum-exp counts
             it, too, and a token without any key has output 0 and log-sum-exp `sinks[h]`.
         softcap: bound c of the scaled scores, c · tanh(score / c), before terms are added (Gemma 2); None: no bound.
         dropout: probability with which an attention weight is dropped; as in torch's SDPA, give 0 in evaluation.
-        backend: "auto", or the name of a backend, which then computes the call or refuses it; see `explain`.
+        backend: "auto", or the name of a backend. A named backend computes the call or raises an error; see `explain`.
         return_lse: return the pair (output, log-sum-exp [B, H, Nq] of each row in float32).
-        query_offset: position of the first query on the axis of the keys, an integer or, as in static caches, an
-            integer tensor; None: the queries are the last positions, as in cached decoding. With `cross` it is a
-            position on the queries' own axis, and None means 0.
-        layer: index of the layer, which random patterns depend on.
-        first_head: index in the model of the first of these heads, if a process has only some of them; random patterns
-            and `PerHead` are meant for all heads of the model.
-        num_model_heads: the number of query heads of the model; None: these are all.
-        cross: whether queries and keys are tokens of different sequences. There may then be more queries than keys, but
-            no `global_mask`, and the pattern must be the same at every length.
-        query_mask: with `cross`, bool [B, query_offset + Nq], True = a token, for the axis of the queries, up to the
-            last query. A masked query has output 0 and log-sum-exp -inf.
-        query_segment_ids: with `cross`, int [B, query_offset + Nq]; neighbours with equal ids form a document. Give
-            `segment_ids`, too.
-        chosen: which keys each query reads, by what the tokens say: `ChosenTokens`, `ChosenBlocks`, `KeyGroups` or
-            `ChunkedOrder`. Of these it reads those that the pattern, the documents and the masks allow.
-        lse_gradient: whether the log-sum-exp has a gradient, too, so that the outputs of several calls can be joined in
-            one softmax; see `join_attention`. Only with `return_lse`.
+        query_offset: position of the first query among the keys: an integer, or an integer tensor as static caches have
+            it. None: the queries are the last positions, as in cached decoding. With `cross` it is a position in the
+            sequence of the queries, and None means 0.
+        layer: index of the layer; random patterns depend on it.
+        first_head: index in the model of the first head of q, if this process has only some of the heads. Random
+            patterns and `PerHead` number all heads of the model.
+        num_model_heads: the number of query heads of the model; None: q has all of them.
+        cross: whether queries and keys belong to different sequences. Then there may be more queries than keys,
+            `global_mask` is not allowed, and the pattern must be the same at every length.
+        query_mask: with `cross`, bool [B, query_offset + Nq], True = a token, False = padding, for the sequence of the
+            queries up to the last query. A masked query has output 0 and log-sum-exp -inf.
+        query_segment_ids: with `cross`, int [B, query_offset + Nq]; neighbours with equal ids form a document. Also
+            give `segment_ids`.
+        chosen: the keys selected for each query by content: `ChosenTokens`, `ChosenBlocks`, `KeyGroups` or
+            `ChunkedOrder`. A query attends to those selected keys that the pattern, the documents and the masks allow.
+        lse_gradient: whether the log-sum-exp also has a gradient, which joining the outputs of several calls in one
+            softmax needs; see `join_attention`. Only with `return_lse`.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit together, a number that is out of range, or an argument
             of other attention functions.
         ConfigurationError: a pattern that does not fit these heads or this length.
-        UnsupportedBackendError: the chosen backend cannot compute this.
+        UnsupportedBackendError: the backend cannot compute this call.
     """
     if unknown:
         refuse_unknown(unknown, attention)

@@ -19,15 +19,15 @@ def with_lse_gradient(call: AttentionCall, return_lse: bool = True) -> Attention
         InputError: the log-sum-exp is not asked for.
     """
     if not return_lse:
-        raise InputError("lse_gradient=True is about the log-sum-exp, which is not returned. Set return_lse=True.")
+        raise InputError("lse_gradient=True needs the log-sum-exp, which is not returned. Set return_lse=True.")
     return replace(call, lse_needs_grad=True) if call.inputs.needs_grad else call
 
 
 def join_attention(parts: Sequence[tuple[Tensor, Tensor]], **unknown: NoReturn) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of queries that read the keys of all parts in one softmax.
+    """Join attention over several sets of keys in one softmax; return the output and the log-sum-exp.
 
-    Each part is what `attention(..., return_lse=True, lse_gradient=True)` returns for the same queries and other keys:
-    an output [B, H, Nq, Dv] and a log-sum-exp [B, H, Nq]. The sets of keys must be disjoint. A query without keys in
+    Each part is what `attention(..., return_lse=True, lse_gradient=True)` returns for the same queries and another set
+    of keys: an output [B, H, Nq, Dv] and a log-sum-exp [B, H, Nq]. No key may be in two sets. A query without a key in
     any part has output 0, log-sum-exp -inf and no gradient.
 
     out = Σ exp(lseₚ − lse) · outₚ, where lse = log Σ exp(lseₚ).
@@ -42,7 +42,7 @@ def join_attention(parts: Sequence[tuple[Tensor, Tensor]], **unknown: NoReturn) 
     True
 
     Raises:
-        InputError: no parts, parts of different shapes, or an argument that there is not.
+        InputError: no parts, parts of different shapes, or an unknown argument.
     """
     refuse_unknown(unknown, join_attention)
     if not parts or any(out.shape != parts[0][0].shape or lse.shape != out.shape[:3] for out, lse in parts):

@@ -133,7 +133,7 @@ def check_matrix(name: str, matrix: Tensor, shape: tuple[int, int, int, int]) ->
         )
     if matrix.dtype != torch.bool and not matrix.is_floating_point():
         raise InputError(
-            f"{name} has dtype {matrix.dtype}; a matrix must be bool, True = may be read, or floating-point, added to "
+            f"{name} has dtype {matrix.dtype}; a matrix must be bool, True = allowed, or floating-point, added to "
             f"the scores. Use {name}.bool() on a matrix of 0 and 1."
         )
 
@@ -323,7 +323,7 @@ def check_keys_of_layer(chosen: ChosenKeys, query: Tensor, key: Tensor, layer_sp
     if chosen.needs_groups:
         raise InputError(
             "Groups with outputs or labels of their own (join='mean', labels_count='places') are computed without "
-            "weights over all pairs: leave output_attentions, mask matrices and position biases out."
+            "weights over all pairs. Leave output_attentions, mask matrices and position biases out."
         )
 
 
@@ -383,9 +383,9 @@ def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
     # every layer asks: the whole matrix is read where it is refused, and where it opens nothing
     if not bool(_may_read(matrix[..., -1]).any()) and bool(_may_read(matrix).any()):
         raise InputError(
-            f"attention_mask is a matrix of {num_keys} keys for {num_queries} new tokens, of which none reads the last "
-            "key. A pattern takes the new tokens for the last keys, and a static cache has room behind them. Pass a "
-            "mask of two dimensions, [batch, tokens], or a DynamicCache."
+            f"attention_mask is a matrix of {num_keys} keys for {num_queries} new tokens, but none of them attends to "
+            "the last key. A pattern needs the new tokens to be the last keys; a static cache has room behind them. "
+            "Pass a mask of two dimensions, [batch, tokens], or a DynamicCache."
         )
 
 

@@ -162,7 +162,7 @@ def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequ
     if configs.theirs is not None and set(configs.theirs.deviations) - set(SILENT_IN_EVAL):
         return f"Compared with the source in eval mode: {apart}; the notes on what is not kept say why."
     raise CheckpointError(
-        f"parity=True, but the {type(model).__name__} computes something else than the {type(source.model).__name__}: "
+        f"parity=True, but the {type(model).__name__} computes other outputs than the {type(source.model).__name__}: "
         f"{apart}. Nothing was written. A field of the config or a constant of the source's code is not translated: "
         "please report it with the config. Without parity (--parity) the conversion is not compared."
     )

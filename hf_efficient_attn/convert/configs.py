@@ -48,8 +48,8 @@ def windows_of_pattern(config: Any, model_type: str) -> list[int]:
         size = {} if pattern is None else pattern.to_dict()
         if size.get("kind") != "band" or not size["left"] or size["left"] != size["right"]:
             raise ConfigurationError(
-                f"{model_type} has windows, as far to the left as to the right, and layer {layer} has {shown(pattern)}"
-                ". Only models whose attention_pattern is band(n, n) in each layer can become one."
+                f"{model_type} has windows that are equally long on both sides, but layer {layer} has "
+                f"{shown(pattern)}. Only models with the attention_pattern band(n, n) in each layer can become one."
             )
         windows.append(2 * size["left"])
     return windows
@@ -83,15 +83,17 @@ def check_lengths(old: Any, new: Any) -> None:
     longest, wanted = getattr(old, SOURCE, 0), getattr(new, SOURCE, 0)
     if getattr(old, "has_one_length", False) and wanted != longest:
         raise ConfigurationError(
-            f"{SOURCE}={wanted}: the projections of this Linformer are made for texts of up to {longest} tokens, and "
-            "other lengths would change what it computes. Leave it out, or train a model of that length."
+            f"{SOURCE}={wanted}: the projections of this Linformer are for texts of up to {longest} tokens, and "
+            "another length would change its outputs. Leave it out, or train a model of that length."
         )
     if new.position_embedding_type == "none":
         return
     for name in (SOURCE, TARGET):
         size, wanted = getattr(old, name, 0), getattr(new, name, 0)
         if wanted < size:
-            raise ConfigurationError(f"{name}={wanted} would cut the {size} positions of the source: at least {size}.")
+            raise ConfigurationError(
+                f"{name}={wanted} would drop some of the {size} positions of the source; give at least {size}."
+            )
 
 
 def check_memory(config: Any) -> None:
@@ -103,8 +105,8 @@ def check_memory(config: Any) -> None:
         needed = getattr(config, name, 0) * (WEIGHT_BYTES * config.hidden_size + INDEX_BYTES)
         if needed > memory:
             raise ConfigurationError(
-                f"{name}={getattr(config, name)} takes a table of learned positions of {needed / GIBIBYTE:,.0f} GiB, "
-                f"and this machine has {memory / GIBIBYTE:,.0f} GiB of memory. Give the length of the longest input."
+                f"{name}={getattr(config, name)} needs a table of learned positions of {needed / GIBIBYTE:,.0f} GiB, "
+                f"but this machine has {memory / GIBIBYTE:,.0f} GiB of memory. Give the length of the longest input."
             )
 
 
@@ -224,8 +226,8 @@ def _translating(source_type: str, target_type: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"The {source_type} config has a value from which no {target_type} config can be made: {one_line(error)}. "
-            "Correct it in config.json."
+            f"The {source_type} config has a value that cannot become part of a {target_type} config: "
+            f"{one_line(error)}. Correct it in config.json."
         ) from error
 
 
@@ -279,13 +281,13 @@ def _check_mechanism(request: ConversionRequest, allowed: tuple[str, ...]) -> No
         return
     if not allowed:
         raise ConfigurationError(
-            f"mechanism={shown(given)} is of what bert, roberta and xlm-roberta become with "
+            f"mechanism={shown(given)} is for bert, roberta and xlm-roberta with "
             "to='compressed_transformer' (--to compressed_transformer). Leave mechanism out."
         )
     for each in given if isinstance(given, list) else [given]:
         if each not in allowed:
             raise ConfigurationError(
-                f"mechanism={shown(given)}: {shown(each)} is none of those that a model can be converted to: "
+                f"mechanism={shown(given)}: {shown(each)} is not one of the mechanisms that convert can give a model: "
                 f"{', '.join(allowed)}. Give one for all layers, or a list with one for each.{meant(each, allowed)}"
             )
 
@@ -308,14 +310,16 @@ def _length_fields(config: Any, request: ConversionRequest, is_dense: bool) -> d
     for name, value in (("max_position_embeddings", positions), ("max_target_position_embeddings", targets)):
         if value is not None and (not is_integer(value) or value < 1):
             raise ConfigurationError(
-                f"{name}={shown(value)} must be an integer of at least 1: tokens of the longest input."
+                f"{name}={shown(value)} must be an integer of at least 1, the length of the longest input in tokens."
             )
     if positions is None:
         positions = max(DEFAULT_POSITIONS if is_dense else 0, config.max_position_embeddings)
     if targets is None:
         return {"max_position_embeddings": positions}
     if not config.is_encoder_decoder:
-        raise ConfigurationError("max_target_position_embeddings is of encoder-decoders; this model is none.")
+        raise ConfigurationError(
+            "max_target_position_embeddings is for encoder-decoders, and this model is not one. Leave it out."
+        )
     return {"max_position_embeddings": positions, "max_target_position_embeddings": targets}
 
 
@@ -381,10 +385,10 @@ def keeps_pattern(counterpart: Counterpart, theirs: Any, request: ConversionRequ
         return False
     if counterpart.requested_fields is not None or not counterpart.is_dense:
         raise ConfigurationError(
-            f"This {type(theirs).__name__} has attention_pattern={shown(pattern)}, which is not kept where a "
-            f"{counterpart.model_type} becomes a model of {counterpart.family}, whose layers read otherwise. Say what "
-            "they shall read by pattern (--pattern) or attention_window (--attention-window), or convert what "
-            "sparsify(model, None) returns."
+            f"This {type(theirs).__name__} has attention_pattern={shown(pattern)}, which is not kept when a "
+            f"{counterpart.model_type} becomes a model of {counterpart.family} with other attention. Give the new "
+            "layers a pattern (--pattern) or an attention_window (--attention-window), or convert what sparsify(model, "
+            "None) returns."
         )
     return True
 

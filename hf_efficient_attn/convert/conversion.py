@@ -135,13 +135,13 @@ def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source,
     differing = [name for name in unknown if name in copies and not _is_copy(weights, name, copies[name])]
     if differing:
         raise CheckpointError(
-            f"{counterpart.family} shares what this checkpoint has in several forms: {summarize(differing)}."
+            f"{counterpart.family} shares weights that differ in this checkpoint: {summarize(differing)}."
         )
     quiet = (*counterpart.with_prefix(counterpart.recomputed, source.head), *copies, *counterpart.unused)
     rest = [name for name in unknown if name not in left and not covers(quiet, name)]
     if rest:
         raise CheckpointError(
-            f"The table of names of {shown(counterpart.model_type)} does not know these weights: {summarize(rest)}."
+            f"The table of names of {shown(counterpart.model_type)} lacks these weights: {summarize(rest)}."
         )
 
 
@@ -164,7 +164,7 @@ def build_theirs(
     weights = shift(dict(ours.state_dict()), getattr(ours.config, "position_offset", 0), theirs.position_offset)
     renamed, unknown = to_theirs(weights, counterpart.all_names(head))
     if unknown:
-        raise CheckpointError(f"{counterpart.model_type} has no place for these weights: {summarize(unknown)}.")
+        raise CheckpointError(f"{counterpart.model_type} has no parameters for these weights: {summarize(unknown)}.")
     prefix = counterpart.prefix_of(head)
     copies = {prefix + copy: prefix + original for copy, original in counterpart.copies.items()}
     doubled = {**copies, **counterpart.unused}
@@ -191,75 +191,82 @@ def convert(
     parity: bool = False,
     overwrite: bool = False,
 ) -> PreTrainedModel:
-    """Return a checkpoint as a model of our families, one of ours as a model of transformers, or one of ours longer.
+    """Convert a checkpoint of transformers to a model of this package, or back, or to a longer one; return the model.
 
-    Efficient models (longformer, led, big_bird, bigbird_pegasus, reformer, nystromformer) compute what they did, or
-    what their paper says: see `parity`. Dense ones (bert, roberta, xlm-roberta, modernbert, bart, pegasus, marian)
-    become sparse and long, and compute what they did on inputs of at most attention_window / 2 + 1 tokens (257 by
-    default), all of which read each other; bert, roberta and xlm-roberta can also become an ETC, with their weights as
-    start values in both of its inputs (Ainslie et al., arXiv:2004.08483, section 4), or a compressed Transformer, whose
-    layers have a `mechanism` in place of their attention: both have to be trained further. A dense one that `sparsify`
-    has given a pattern keeps it, and its length, unless another is asked for.
-    Weights keep their dtype; those of a source that mixes several get one. That, and what has no counterpart on the
-    other side, is warned of by name.
+    Efficient models (longformer, led, big_bird, bigbird_pegasus, reformer, nystromformer) give the same outputs as
+    before, or those of their paper: see `parity`. Dense models (bert, roberta, xlm-roberta, modernbert, bart, pegasus,
+    marian) become sparse and long. Their outputs stay the same on inputs of at most attention_window / 2 + 1 tokens
+    (257 by default), where all tokens attend to each other. bert, roberta and xlm-roberta can also become an ETC, where
+    both inputs start from their weights (Ainslie et al., arXiv:2004.08483, section 4), or a compressed Transformer,
+    whose layers have a `mechanism` instead of attention; both need further training. A dense model with a pattern from
+    `sparsify` keeps its pattern and its length, unless you ask for others. Weights keep their dtype; if a source mixes
+    dtypes, all weights get one. A warning names this, and everything that has no counterpart in the new model.
 
     Args:
         src: a folder, a name on the Hub, or a model in memory.
-        dst: folder to write, with the tokenizer and the generation config; whole or not at all, but for files that
-            could not be moved, of which the error says where they are. None: none.
+        dst: folder for the model, the tokenizer and the generation config. It is written completely or not at all,
+            except if files cannot be moved; the error then says where they are. None: nothing is written.
         to: "sparse_transformer", "sparse_seq2seq", "efficient_reformer" or "compressed_transformer" (default: the one
             that fits), "etc_transformer", or a model type of transformers: "longformer", "big_bird", "led",
             "bigbird_pegasus", "reformer", "nystromformer".
-        head: the Auto class to load the source with; by default that of its config's `architectures`, or, without any,
-            of the names of its weights. Weights of a head that the source does not have start anew.
-        max_position_embeddings: longest input in tokens (of an encoder-decoder: longest source). Learned positions are
-            copied cyclically. By default that of the source; dense sources get at least 4,096, but for compressed ones.
-        max_target_position_embeddings: longest target in tokens, of an encoder-decoder; by default that of the source.
-        attention_window: tokens that a token reads around itself, both sides together, even; in every layer, but for
-            those of a dense source that are sparse by themselves. Dense sources: 512, and a global first token; as an
-            ETC 168.
-        pattern: what layers read instead, a pattern or an expression such as "band(256, 256) | global(0)"; global
-            tokens are then only those of the pattern and of a call's `global_attention_mask`.
-        global_projections: global tokens read by projections of their own, copied from the local ones. By default where
-            the source or the target has them. An ETC with False has one set of maps for both inputs.
-        mechanism: of the layers of a compressed Transformer that a dense model becomes, one for all or a list with one
-            for each: "nystrom" (default), "linformer", "linear" (by random features), "memory_compressed", "prior",
-            "residual_scores"; or, which compute what the source does, "pattern", "talking_heads",
-            "collaborative_heads". `pattern` or `attention_window` say what those from "prior" on read; by default all.
-        parity: compute what transformers computes where it differs from the paper: in BigBird, other random blocks in
-            eval mode, full attention on short inputs and no answers inside the question; in LED, no global tokens
-            unless a call marks them; in Nyströmformers, full attention where there is a landmark for each token of
-            segment_means_seq_len, and an inverse whose start depends on batch mates. Even so, outputs differ for
+        head: the Auto class that loads the source. By default the config's `architectures` say which, or the names of
+            the weights if there are none. A head that the source does not have gets new weights.
+        max_position_embeddings: longest input in tokens (for an encoder-decoder, longest source). Learned positions are
+            copied cyclically. By default that of the source; dense sources get at least 4,096, except as a compressed
+            Transformer.
+        max_target_position_embeddings: longest target of an encoder-decoder in tokens; by default that of the source.
+        attention_window: number of tokens around itself that a token attends to, both sides together; an even number.
+            It holds for every layer, except for layers of a dense source that already are sparse. By default dense
+            sources have 512 and a global first token, or 168 as an ETC.
+        pattern: attention pattern instead of the window, or its expression such as "band(256, 256) | global(0)". Then
+            only the pattern and a call's `global_attention_mask` give global tokens.
+        global_projections: whether global tokens have their own projections of queries, keys and values, copied from
+            the local ones. By default they do if the source or the target has them. False for an ETC: both inputs share
+            one set of projections.
+        mechanism: mechanism of the layers if a dense model becomes a compressed Transformer: one for all, or a list
+            with one for each: "nystrom" (default), "linformer", "linear" (with random features), "memory_compressed",
+            "prior", "residual_scores"; or, with the outputs of the source, "pattern", "talking_heads",
+            "collaborative_heads". The mechanisms from "prior" on follow `pattern` or `attention_window`; by default
+            they attend to all tokens.
+        parity: give the outputs of transformers where they differ from the paper. In BigBird: other random blocks in
+            eval mode, full attention on short inputs, and no answers inside the question. In LED: no global tokens
+            unless a call marks them. In Nyströmformers: full attention if there is a landmark for each token of
+            segment_means_seq_len, and an inverse whose start depends on the other examples of the batch. Even so,
+            outputs differ for
 
-            - padding before or between tokens, as positions count tokens here, places there: bert, big_bird, led,
-              bigbird_pegasus, bart, pegasus, marian, reformer; in modernbert, of rotary positions, padding
+            - padding before or between tokens, because positions count tokens here, and slots there: bert, big_bird,
+              led, bigbird_pegasus, bart, pegasus, marian, reformer; in modernbert, with rotary positions, only padding
               between tokens;
-            - pad ids that no `attention_mask` hides, as each has a position here, and all have one there: longformer,
-              roberta, xlm-roberta;
-            - sequences that begin with padding, as the first token is classified there, the first real one here:
-              longformer, roberta, xlm-roberta, modernbert, reformer;
-            - texts longer than a chunk, whose rotations are drawn anew at every call there, and are fixed here, and in
-              encoders those behind which a whole chunk of padding is added there, which the first then reads: reformer;
-            - padding anywhere, which landmarks, convolutions and positions read there, and texts of another length than
-              segment_means_seq_len, of which rows are mixed there if it is not num_landmarks: nystromformer;
-            - inputs shorter than the longest of a batch, as their own last block is global here, one of padding there:
-              big_bird, bigbird_pegasus;
-            - inputs after one short enough for full attention, as all that follow are then read by it there: big_bird,
-              bigbird_pegasus;
-            - question answering without `token_type_ids`, as they are made from the first separator there: big_bird.
+            - pad ids that no `attention_mask` masks, because each has its own position here, and all share one there:
+              longformer, roberta, xlm-roberta;
+            - sequences that begin with padding, because transformers classifies the first slot, and we classify the
+              first token: longformer, roberta, xlm-roberta, modernbert, reformer;
+            - texts longer than a chunk, because transformers draws new rotations at every call, and ours are fixed; in
+              encoders also texts after which transformers adds a whole chunk of padding, because the first chunk then
+              attends to it: reformer;
+            - padding anywhere, because landmarks, convolutions and positions use it there; and texts of another length
+              than segment_means_seq_len, because transformers mixes their rows if it is not num_landmarks:
+              nystromformer;
+            - inputs shorter than the longest of a batch, because their own last block is global here, and a block of
+              padding there: big_bird, bigbird_pegasus;
+            - inputs after one that is short enough for full attention, because transformers then uses it for all that
+              follow: big_bird, bigbird_pegasus;
+            - question answering without `token_type_ids`, because transformers makes them from the first separator:
+              big_bird.
 
-            What remains is computed: source and result read the same random tokens in eval mode and float32 (at most
-            1,021; of dense sources as many as they read alike), and where outputs differ, nothing is written. Dropout
-            in training is not compared, nor what another `pattern`, window or `global_projections=False` asks for.
-        overwrite: `dst` may be the folder of a checkpoint that exists. Its weights (also shards and pickles), config,
-            generation config and tokenizer are replaced; all else stays, such as .git, README.md or checkpoint-500. The
-            source is never changed.
+            The other outputs are compared: source and result compute the same random tokens in eval mode and float32
+            (at most 1,021; for dense sources as many as both compute alike), and if outputs differ, nothing is written.
+            Dropout in training is not compared, and neither are the changes that another `pattern`, window or
+            `global_projections=False` makes.
+        overwrite: whether `dst` may be the folder of an existing checkpoint. Its weights (also shards and pickles),
+            config, generation config and tokenizer are replaced; all other files stay, such as .git, README.md or
+            checkpoint-500. The source is never changed.
 
     Raises:
-        ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists, or
-            cannot be a folder beside the source.
-        CheckpointError: weights missing, left over, damaged, or of other shapes, whose names are listed; with
-            `parity`, outputs that differ; `dst` could not be written.
+        ConfigurationError: model types, heads, lengths or patterns that do not fit each other; `dst` exists, or cannot
+            be a folder next to the source.
+        CheckpointError: weights are missing, left over, damaged or of other shapes, and their names are listed; with
+            `parity`, outputs differ; `dst` could not be written.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> short = BertForMaskedLM(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))

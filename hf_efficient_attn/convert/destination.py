@@ -83,7 +83,7 @@ def check_path(dst: str | os.PathLike[str]) -> Path:
         raise
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigurationError(
-            f"{shown(os.fspath(dst))} can be no folder: {one_line(error)}. Give another path."
+            f"{shown(os.fspath(dst))} cannot be a folder: {one_line(error)}. Give another path."
         ) from error
     return Path(dst)
 
@@ -132,7 +132,7 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     try:
         _write_beside(path.resolve(), write)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} could not be written, and is as it was: {error}.") from error
+        raise CheckpointError(f"{path} could not be written, and was not changed: {error}.") from error
 
 
 def _write_beside(path: Path, write: Callable[[Path], object]) -> None:
@@ -206,8 +206,8 @@ def _check_replaceable(path: Path, overwrite: bool) -> None:
         )
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"{path} exists and is not an empty folder, and without a config.json it is not a checkpoint that could be "
-            "replaced. Give another path."
+            f"{path} exists and is not an empty folder, and is not a checkpoint to replace, because it has no "
+            "config.json. Give another path."
         )
     if not overwrite:
         raise ConfigurationError(
@@ -222,6 +222,6 @@ def _check_source_apart(path: Path, src: Any) -> None:
     source, target = Path(src).resolve(), path.resolve()
     if source.is_relative_to(target) or target.is_relative_to(source):
         raise ConfigurationError(
-            f"The source {src} and the destination {path} are one folder, or one lies inside the other. Give a path "
-            "beside the source, which is never changed."
+            f"The source {src} and the destination {path} are one folder, or one lies inside the other. The source is "
+            "never changed: give a path beside it."
         )

@@ -66,8 +66,8 @@ def check_source(model_type: str) -> None:
     """Raise ConfigurationError for a model type that cannot be converted."""
     if model_type in lifted_families() and model_type not in FAMILIES:
         raise ConfigurationError(
-            f"{model_type} models are made by convert, and nothing is made of them. What convert could change are "
-            "fields of their config: AutoModel.from_pretrained(folder, local_radius=...)."
+            f"{model_type} models are results of convert, and cannot be converted again. Change the fields "
+            "of their config instead: AutoModel.from_pretrained(folder, local_radius=...)."
         )
     if model_type not in FAMILIES and model_type not in COUNTERPARTS:
         raise ConfigurationError(

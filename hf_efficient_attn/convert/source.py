@@ -52,7 +52,7 @@ def check_saved_config(path: str, saved: dict[str, Any]) -> None:
     if saved.get("quantization_config") is not None:
         raise ConfigurationError(
             f"The weights in {path} are quantized (quantization_config={shown(saved['quantization_config'])}). Convert "
-            "the checkpoint that they were made of, and quantize what it becomes."
+            "the checkpoint that they were made from, and quantize the result."
         )
     _check_attention(path, saved)
 
@@ -71,8 +71,8 @@ def _check_attention(path: str, saved: dict[str, Any]) -> None:
             if name in ("eager", SAVED_NAME, *ALL_ATTENTION_FUNCTIONS.valid_keys()):
                 continue
             raise ConfigurationError(
-                f"The config in {path} says {key}={shown(name)}, which is no attention of transformers or of this "
-                "package. Take the field out: attn_implementation is an argument of from_pretrained."
+                f"The config in {path} says {key}={shown(name)}, which is not an attention of transformers or of this "
+                "package. Remove the field: attn_implementation is an argument of from_pretrained."
             )
 
 
@@ -282,7 +282,7 @@ def _known_head(head: str | None, model_type: str, architectures: list[str]) -> 
     counterpart = COUNTERPARTS.get(model_type)
     heads = list(AUTO_CLASSES) if counterpart is None else list(counterpart.heads)
     if head not in heads:
-        what = f"has architectures={architectures}" if head is None else f"shall be loaded as {AUTO_CLASSES[head]}"
+        what = f"has architectures={architectures}" if head is None else f"is to be loaded as {AUTO_CLASSES[head]}"
         raise ConfigurationError(
             f"The {shown(model_type)} checkpoint {what}, which cannot be converted. Choose a head it can be loaded "
             f"with: {', '.join(AUTO_CLASSES[name] for name in heads)}."

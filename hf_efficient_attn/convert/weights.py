@@ -218,7 +218,7 @@ def check_floating(path: str) -> None:
     if names:
         raise CheckpointError(
             f"Weights in {path} are integers, or fractions of 8 bits: {summarize(names)}. Convert a checkpoint of "
-            "floating-point weights, of which they were made."
+            "floating-point weights from which they were made."
         )
 
 
@@ -281,7 +281,7 @@ def _check_tied(weights: dict[str, Tensor], tied: dict[str, str], name: str) -> 
     if differing:
         raise CheckpointError(
             f"The config ties weights of {name} that differ: {', '.join(differing)}. Set tie_word_embeddings=False in "
-            "the source's config, if the checkpoint is right."
+            "the source's config, if the checkpoint is correct."
         )
 
 
@@ -292,4 +292,4 @@ def check_missing(missing: list[str], new: tuple[str, ...], model: PreTrainedMod
         raise CheckpointError(f"The source has no weights for {summarize(rest)} of {type(model).__name__}.")
     if not missing:
         return []
-    return [f"New in {type(model).__name__}, with start values, as the source has none: {summarize(missing)}."]
+    return [f"New in {type(model).__name__}, with start values, because the source has none: {summarize(missing)}."]

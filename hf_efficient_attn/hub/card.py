@@ -173,10 +173,10 @@ PIPELINES = {
 def model_card(
     model_or_config: Any, repo_id: str | None = None, results: Sequence[EvalResult] = (), **metadata: Any
 ) -> ModelCard:
-    """Return the model card of a model or config: what its attention reads and costs, its results, how it is loaded.
+    """Return the model card of a model or config: its attention and what it costs, its results, how to load it.
 
-    `model_card(model, name).push_to_hub(name)` writes it to the Hub. `push_to_hub` of a family's model does so, too,
-    where the repository has no card.
+    `model_card(model, name).push_to_hub(name)` writes it to the Hub. `push_to_hub` of a family's model also does so if
+    the repository has no card.
 
     >>> from hf_efficient_attn.models.sparse_transformer import SparseTransformerConfig, SparseTransformerForMaskedLM
     >>> sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}
@@ -188,13 +188,14 @@ def model_card(
     ['`band(64, 64)`', '128.0']
 
     Args:
-        model_or_config: of a family of this package, or of transformers with a pattern.
+        model_or_config: a model or config of this package, or of transformers with a pattern.
         repo_id: the name on the Hub, for the title and the command that loads it.
-        results: what was measured, for the card and its `model-index`.
-        metadata: of the card, as `huggingface_hub.ModelCardData` takes it: license, language, datasets, base_model, ….
+        results: measured results, for the card and its `model-index`.
+        metadata: metadata of the card, as for `huggingface_hub.ModelCardData`: license, language, datasets, base_model,
+            ….
 
     Raises:
-        ConfigurationError: another model; a `repo_id` that is no name on the Hub, and no folder.
+        ConfigurationError: any other model; a `repo_id` that is neither a name on the Hub nor a folder.
     """
     config: Any = getattr(model_or_config, "config", model_or_config)
     if not isinstance(config, PreTrainedConfig) or not stub_classes(config):
@@ -218,8 +219,8 @@ def check_name(repo_id: str | None) -> None:
     except HFValidationError as error:
         if not isinstance(repo_id, str) or not Path(repo_id).is_dir():
             raise ConfigurationError(
-                f"repo_id is {shown(repo_id)}; it must be a name on the Hub, such as 'you/model', or a folder that is "
-                "there. Leave it out where there is none."
+                f"repo_id is {shown(repo_id)}; it must be a name on the Hub, such as 'you/model', or an existing "
+                "folder. Leave it out if there is none."
             ) from error
 
 
@@ -339,7 +340,7 @@ def fill_cards() -> None:
 
 
 def fill_card(model: Any, folder: Path, repo_id: str) -> None:
-    """Write a card in place of transformers' template, or what stands between our marks of another card, or nothing."""
+    """Replace transformers' template by a card, or the text between our marks in another card; or do nothing."""
     file = folder / REPOCARD_NAME
     # an adapter that is pushed does not have the attention of its base
     if getattr(model, "_hf_peft_config_loaded", False) or not file.is_file():

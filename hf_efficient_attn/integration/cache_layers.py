@@ -111,8 +111,8 @@ class Padding:
             return
         if bool((known[:, :-1] & ~known[:, 1:]).any()):
             raise InputError(
-                "attention_mask masks tokens after others that it does not mask, but PatternCache takes padding only "
-                "at the start. Pad on the left (tokenizer.padding_side = 'left'), or use the default cache."
+                "attention_mask masks tokens that follow unmasked ones, but PatternCache allows padding only at the "
+                "start. Pad on the left (tokenizer.padding_side = 'left'), or use the default cache."
             )
         self.num_tokens = (~is_token).sum(1)
         self.most_tokens = int((~known).sum(1).max())
@@ -282,8 +282,8 @@ class PatternLayer(DynamicLayer):
             UnsupportedBackendError: always.
         """
         raise UnsupportedBackendError(
-            "PatternCache cannot take tokens back, as assisted decoding and prompt lookup do: it has dropped the "
-            "tokens that they would read. Generate with the default cache."
+            "PatternCache cannot take tokens back, as assisted decoding and prompt lookup do: it has dropped tokens "
+            "that the remaining ones attend to. Generate with the default cache."
         )
 
     def activate_past_recording(self) -> NoReturn:

@@ -99,7 +99,7 @@ def numbered_requests(
     if not requests:
         raise UnsupportedBackendError(
             f"Nothing is known about the attention of {name}: no trial of it can be run, or it does not call the "
-            "attention interface of transformers. Explain its pattern, with num_heads and head_dim."
+            "attention interface of transformers. Explain its pattern instead, with num_heads and head_dim."
         )
     if text_config.is_encoder_decoder:
         requests = [each for each in requests if each.part == part]
@@ -119,7 +119,7 @@ def _checked_part(part: str | None, config: Any) -> str:
     if part is not None and not (part in PARTS and config.is_encoder_decoder):
         raise ConfigurationError(
             f"part={shown(part)} is for an encoder-decoder, {' or '.join(map(repr, sorted(PARTS)))}; "
-            f"{type(config).__name__} is {'one' if config.is_encoder_decoder else 'none: leave it out'}."
+            f"{type(config).__name__} is {'one' if config.is_encoder_decoder else 'not one. Leave part out'}."
         )
     return part or ENCODER
 
@@ -344,29 +344,29 @@ def explain(
     chosen: ChosenKeys | None = None,
     **unknown: NoReturn,
 ) -> Explanation:
-    """Return which backend would compute a call of attention, what it would cost, and why it is chosen.
+    """Return which backend would compute attention with a pattern or model, at what cost, and why.
 
     `print` shows the result as a table. Nothing is computed, and the device need not exist on this machine. A cost is
-    an estimated time over that of dense attention, or of dense causal attention where the layer or the pattern is
-    causal. Estimates rank backends and are low: `hf-efficient-attn bench attention` measured 1.0 to 2.8 times as much
-    on a CPU.
+    the estimated time divided by that of dense attention, or of dense causal attention if the layer or the pattern is
+    causal. Estimates rank backends, and are low: on a CPU `hf-efficient-attn bench attention` measured 1.0 to 2.8 times
+    as much.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> explanation = explain(Band(256, 256))
     >>> explanation.backend, f"{explanation.density:.1%}", explanation.baseline
     ('blocked', '6.2%', 'dense attention')
 
-    For a model or config, heads, pattern and direction are those of its layers, as attn_implementation="efficient"
-    computes them, and `all_layers` is the cost of all layers together. Without an `attention_pattern` the model's own
-    attention is explained:
+    For a model or config, the call has the heads, pattern and direction of its layers, as
+    attn_implementation="efficient" computes them, and `all_layers` is the cost of all layers together. If there is no
+    `attention_pattern`, the model's own attention is explained:
 
     >>> import transformers
     >>> explanation = explain(transformers.LlamaConfig(num_hidden_layers=2), 1024)
     >>> explanation.pattern, explanation.call.layout.num_heads, explanation.baseline
     (Causal(), 32, 'dense causal attention')
 
-    For processes that share a sequence (`shard_sequence`), `exchange` is how many bytes each of them sends to others in
-    the layer, in the order of their ranks:
+    For processes that share a sequence (`shard_sequence`), `exchange` says how many bytes each process sends to others
+    in the layer, in the order of ranks:
 
     >>> print(explain(Band(1023, 0), 131072, num_heads=16, num_key_heads=4, sequence_ranks=4).exchange)
     halo among 4 processes, which send forward 2.00 MiB, 2.00 MiB, 2.00 MiB, 0 bytes; backward 0 bytes, 2.00 MiB, \
@@ -377,19 +377,18 @@ def explain(
             `sparsify`); or a model or config of transformers.
         query_tokens, key_tokens: length of the queries and of the keys; the queries are the last positions. None: as
             many keys as queries.
-        device, dtype: of the inputs; None: those of the model, or "cpu" and float32, on a GPU bfloat16. "h100", "h200"
-            and "a100" are GPUs whose costs are known, or estimated from published figures.
-        num_heads, num_key_heads, head_dim: for patterns, 8 heads of width 64 by default, and as many key heads as
-            heads; a model knows them.
+        device, dtype: device and dtype of the inputs; None: those of the model, or "cpu" and float32, on a GPU
+            bfloat16. The costs of "h100", "h200" and "a100" are known, or estimated from published figures.
+        num_heads, num_key_heads, head_dim: only for patterns: number of query heads (default 8) and key heads (default
+            as many), and width of a head (default 64). Models have their own.
         training: whether gradients are needed.
-        dropout, backend, cross: as for `attention`; a model's own dropout is not used.
-        layer: index of the layer, where layers differ. None: the first layer of a model that is not dense, or else the
-            first layer.
+        dropout, backend, cross: as for `attention`; the model's own dropout is not used.
+        layer: index of the layer. None: the first layer that is not dense, or the first layer if all are dense.
         part: "encoder" (the default) or "decoder", for encoder-decoders.
-        sequence_ranks: how many processes share the sequence; None: as many as `shard_sequence` was given, or one.
-        chosen: for a pattern, keys that are selected by content; see `attention`. In tensors with contents the pairs of
-            the first example are counted, which takes memory for all pairs. For tensors on the device "meta", which
-            have only shapes, the number of pairs is an upper bound.
+        sequence_ranks: how many processes share the sequence; None: the number that `shard_sequence` was given, or one.
+        chosen: only for patterns: keys that are selected by content; see `attention`. If the tensors have contents, the
+            pairs of the first example are counted, which takes memory for all pairs. If they are on the device "meta"
+            and have only shapes, the number of pairs is an upper bound.
 
     Raises:
         InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have; an unknown
@@ -494,7 +493,7 @@ def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
     name = next((name for name, value in given.items() if value is not None), None)
     if name is not None:
         raise InputError(
-            f"{name}={shown(given[name])} is given with a {type(what).__name__}, which says itself what it computes. "
+            f"{name}={shown(given[name])} is given with a {type(what).__name__}, which has its own. "
             f"Leave {name} out, or explain a pattern."
         )
 

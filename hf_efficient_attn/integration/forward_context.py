@@ -187,7 +187,7 @@ def cache_in(options: Mapping[str, Any]) -> Any:
     in_new, in_old = (int(each.get_seq_length()) for each in (new, old))
     if in_old == 0 or 0 < in_new <= in_old:
         raise InputError(
-            f"cache and past_key_values are two names of one argument, and two caches are given, of {in_new} and "
+            f"cache and past_key_values are two names of one argument, but two caches are given, with {in_new} and "
             f"{in_old} tokens. Pass one of them."
         )
     return new if in_new else old

@@ -107,7 +107,7 @@ def check_pattern_requested(module: Any, part: str) -> None:
         which = f"layer {min(missing)} does not call" if requested else "none of its layers calls"
         raise UnsupportedBackendError(
             f"{type(module).__name__} has computed without its attention_pattern: {which} the attention interface of "
-            "transformers with it. Leave out the library that has replaced its attention, or take the pattern away "
+            "transformers with it. Do without the library that has replaced its attention, or remove the pattern "
             "with sparsify(model, None)."
         )
     module.__dict__[FOLLOWED] = spec
@@ -400,7 +400,7 @@ def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:
         raise UnsupportedBackendError(
             f"This {type(model).__name__} has an attention_pattern, but its attn_implementation is "
             f"{shown(implementation)}, "
-            f'which knows no patterns and would compute something else. Call model.set_attn_implementation("{NAME}"), '
+            f'which ignores patterns and would compute other outputs. Call model.set_attn_implementation("{NAME}"), '
             "or sparsify(model, None) for the model's own attention."
         )
 

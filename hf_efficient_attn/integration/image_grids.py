@@ -44,7 +44,7 @@ def check_images(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]
     reason = other_tokens(model.config, names, given, pixels)
     if reason is not None:
         raise InputError(
-            f"{type(model).__name__} {reason}, so that a grid in attention_pattern would take others for neighbours. "
+            f"{type(model).__name__} {reason}, so a grid in attention_pattern would connect wrong patches. "
             "Give it a pattern without a grid."
         )
     shape = () if pixels is None else num_patches(model.config, pixels)
@@ -52,8 +52,8 @@ def check_images(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]
         if shape and fills(grid, shape) and not agree(grid, shape):
             has, wanted = written_shape(shape), written_shape(grid)
             raise InputError(
-                f"The input has {has} patches, but attention_pattern has a grid of {wanted}, which would take patches "
-                f"of other rows for neighbours. Give images of {wanted} patches, or sparsify the model with a grid of "
+                f"The input has {has} patches, but attention_pattern has a grid of {wanted}, which would connect "
+                f"wrong patches. Give images of {wanted} patches, or sparsify the model with a grid of "
                 f"{has}."
             )
 

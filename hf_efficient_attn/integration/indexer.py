@@ -343,7 +343,7 @@ def indexed_selected_keys(
     if states.keys.shape[1] != key.shape[2]:
         raise InputError(
             f"There are {key.shape[2]} keys, but the indexer knows {states.keys.shape[1]} of them: the others were "
-            "cached before index_stage turned it on. Give an empty cache."
+            "cached before index_stage turned the indexer on. Give an empty cache."
         )
     needs_tokens = states.stage == SPARSE or options.get(RECALLS) is not None
     listed = selected_tokens(states, tokens, query_offset) if needs_tokens else None
@@ -357,7 +357,8 @@ def check_layer(
     """Raise UnsupportedBackendError if a layer's scores or masks are not what its indexer learns from."""
     if options.get(STATES) is None:
         raise UnsupportedBackendError(
-            f"{type(module).__name__} has an indexer (hea.index), but its attention did not get what the indexer says."
+            f"{type(module).__name__} has an indexer (hea.index), but its attention did not get the keys that the "
+            "indexer selects."
         )
     found = [name for name in OTHER_SCORES if options.get(name) is not None]
     if matrix is not None:

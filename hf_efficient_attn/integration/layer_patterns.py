@@ -52,10 +52,9 @@ def directed(pattern: Pattern, is_causal: bool) -> Pattern:
         return causal_form(pattern)
     if pattern.chooses_by_content:
         raise ConfigurationError(
-            f"attention_pattern is {shown(pattern)}, which chooses among past keys, but this model reads both "
-            "directions: no token would read what follows it. Give it to a decoder, or an encoder a pattern by "
-            "position (Band, GlobalTokens, bigbird); efficient_reformer and routing_transformer choose in both "
-            "directions."
+            f"attention_pattern is {shown(pattern)}, which selects among past keys, but this model is bidirectional: "
+            "no token would attend to later ones. Use the pattern in a decoder; give an encoder a pattern by position "
+            "(Band, GlobalTokens, bigbird). efficient_reformer and routing_transformer select keys in both directions."
         )
     return pattern
 
@@ -75,7 +74,7 @@ def causal_form(pattern: Pattern) -> Pattern:
             blamed = inner
         raise ConfigurationError(
             f"attention_pattern has {shown(blamed)}, which depends on the length of the text even in its causal form: "
-            "what a token reads would change as the text grows. In causal layers count positions from the start "
+            "the keys of a token would change as the text grows. In causal layers count positions from the start "
             "(GlobalTokens([0])), and use Band, Dilated, Strided or BlockLocal, or bigbird(..., causal=True)."
         )
     return causal
@@ -220,7 +219,7 @@ def refuse_ambiguous_matrix(module: nn.Module, attention_mask: Tensor | None) ->
     decoder = spec.get(DECODER) if isinstance(spec, Mapping) else None
     if is_matrix and decoder is not None and not is_named_cross(module):
         raise UnsupportedBackendError(
-            f"{type(module).__name__} gets a mask matrix, and nothing says whether it is the decoder's own or that of "
+            f"{type(module).__name__} gets a mask matrix, and nothing says whether it belongs to self-attention or to "
             "cross-attention, so its attention_pattern cannot be applied. Pass masks of two dimensions."
         )
 
@@ -243,7 +242,7 @@ def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any],
     if window is None and is_sliding:
         raise UnsupportedBackendError(
             f"{type(module).__name__}, layer {layer}, has sliding attention but does not tell the attention function "
-            'how far it reads. attn_implementation="efficient" cannot compute this model; use "sdpa".'
+            'its window. attn_implementation="efficient" cannot compute this model; use "sdpa".'
         )
     declared = getattr(module.config, "sliding_window", None)
     if window is not None and declared is not None and not is_causal:
@@ -337,8 +336,9 @@ def config_patterns(
     for layer in local:
         if patterns[layer] is not None:
             raise ConfigurationError(
-                f"attention_pattern has a {patterns[layer].kind} pattern for layer {layer}, whose own attention is "  # type: ignore[union-attr]
-                f"{shown(local_kind(config, layer))}. Give None for this layer; None keeps its own attention."
+                f"attention_pattern has a {patterns[layer].kind} pattern "  # type: ignore[union-attr]
+                f"for layer {layer}, but the layer's own attention is {shown(local_kind(config, layer))}. Give None "
+                "for this layer; None keeps its own attention."
             )
     return patterns
 
@@ -348,8 +348,8 @@ def refuse_two_axes(patterns: tuple[Pattern | None, ...]) -> None:
     for pattern in patterns:
         if pattern is not None and pattern.needs_two_axes:
             raise ConfigurationError(
-                "attention_pattern is for self-attention, whose keys are its tokens, but holds CompressedKeys, whose "
-                f"keys stand for several tokens each: {shown(pattern)}. Leave CompressedKeys out here; "
+                "attention_pattern is for self-attention, where keys are tokens, but it holds CompressedKeys, where "
+                f"each key stands for several tokens: {shown(pattern)}. Leave CompressedKeys out here; "
                 "attention(..., cross=True) takes it."
             )
 
@@ -404,8 +404,8 @@ def checked_spec(spec: Any, config: Any) -> Any:
     if is_by_part(spec):
         if not is_encoder_decoder:
             raise ConfigurationError(
-                f"attention_pattern has patterns for {' and '.join(sorted(spec))}, but {type(config).__name__} is no "
-                "encoder-decoder. Give the pattern itself."
+                f"attention_pattern has patterns for {' and '.join(sorted(spec))}, but {type(config).__name__} is not "
+                "an encoder-decoder. Give the pattern itself."
             )
         written = {part: None if entry is None else layers_to_dict(entry) for part, entry in spec.items()}
     else:

@@ -49,8 +49,8 @@ def check_home(config: PreTrainedConfig) -> None:
     text_config = config.get_text_config()
     if text_config is not config:
         raise ConfigurationError(
-            f"attention_pattern is in {type(config).__name__}, but layers read it in the config of their part, "
-            f"{type(text_config).__name__}, and would ignore it. Delete it there, and call sparsify(model, pattern)."
+            f"attention_pattern is in {type(config).__name__}, but layers look for it in the config of their part, "
+            f"{type(text_config).__name__}, and would ignore it. Delete it, and call sparsify(model, pattern)."
         )
 
 
@@ -63,8 +63,8 @@ def checked_pattern(pattern: Any, config: PreTrainedConfig) -> Any:
     text_config = config.get_text_config()
     if getattr(text_config, "span", None) is not None:
         raise ConfigurationError(
-            f"This {type(text_config).__name__} has span={shown(text_config.span)}: its heads read as far as their "
-            "spans, and would follow no pattern. Sparsify a model without spans."
+            f"This {type(text_config).__name__} has span={shown(text_config.span)}: its heads attend as far as their "
+            "spans, and would ignore a pattern. Sparsify a model without spans."
         )
     if text_config is not config and config.is_encoder_decoder:
         raise ConfigurationError(
@@ -123,7 +123,7 @@ def refuse_lost_padding(table: Tensor, implementation: str) -> None:
     if bool((on_host(table)[:, 0, 0] == 0).any()):
         raise UnsupportedBackendError(
             f"Another library has replaced the attention function {shown(implementation)} (DeepSpeed Ulysses does), "
-            "and its calls have no masks, so this batch's padding would be read. Pass texts without padding and "
+            "and its calls have no masks, so tokens would attend to padding. Pass texts without padding and "
             "without attention_mask, packed with position_ids that restart with every document."
         )
 
@@ -134,8 +134,8 @@ def refuse_overridden(implementation: str | None, model: str) -> None:
         return
     raise UnsupportedBackendError(
         f"Another library has replaced the attention function {shown(implementation)}, as the sequence parallelism of "
-        f"DeepSpeed (Ulysses) does, but {model} computes more from its tokens than that function knows of: every "
-        "process would read its own part of the text only. Use hea.shard_sequence, if it takes this model, "
+        f"DeepSpeed (Ulysses) does, but {model} computes more from its tokens than that function exchanges: every "
+        "process would use only its own part of the text. Use hea.shard_sequence, if it takes this model, "
         "data parallelism (DDP, FSDP), or a sparsified model of transformers."
     )
 
@@ -170,8 +170,8 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
         if declared == num_shards * num_within * num_heads:
             return (rank * num_within + rank_within) * num_heads, declared
     raise UnsupportedBackendError(
-        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and which "
-        f"these are its parameters do not tell, but the pattern ({pattern.kind}) differs from head to head. Use the "
+        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and its "
+        f"parameters do not tell which, but the pattern ({pattern.kind}) differs from head to head. Use the "
         "tensor parallelism of transformers or DeepSpeed's Ulysses, with a number of processes that divides the heads, "
         "or a pattern that is the same for all heads."
     )
@@ -226,7 +226,7 @@ def head_group(module: nn.Module, num_heads: int) -> Any:
         if declared == mesh.size(dimension) * num_heads:
             return mesh.get_group(dimension)
     raise UnsupportedBackendError(
-        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and which "
-        "processes compute the others its parameters do not tell, but its indexer (hea.index) learns from all heads. "
+        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and its "
+        "parameters do not tell which processes compute the others, but its indexer (hea.index) learns from all heads. "
         "Use the tensor parallelism of transformers, with a number of processes that divides the heads."
     )

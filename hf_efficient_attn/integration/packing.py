@@ -89,7 +89,7 @@ def parsed_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> T
 def _check_ends(ends: list[Tensor], batch_size: int, tokens: int) -> None:
     if batch_size != 1:
         raise InputError(
-            f"cu_seq_lens_q tells the documents of one flattened row, but the batch has {batch_size} rows. Pass "
+            f"cu_seq_lens_q describes the documents of one flattened row, but the batch has {batch_size} rows. Pass "
             "position_ids that restart with every document."
         )
     if is_tracing(ends[0]):
@@ -132,7 +132,7 @@ def parsed_positions(
         return index - torch.where(starts, index, 0).cummax(1).values
     if not is_tracing(starts) and bool((starts & ~position_starts(position_ids)).any()):
         raise InputError(
-            "cu_seq_lens_q or seq_idx begin documents where position_ids do not restart. Let position_ids restart with "
+            "cu_seq_lens_q or seq_idx begin documents where position_ids do not restart. Restart position_ids with "
             "every document, or leave them out."
         )
     return position_ids
@@ -240,7 +240,7 @@ def with_marked_tokens(
             "processes share the texts" if layer_spec.shards is not None else f"they follow {shown(layer_spec.pattern)}"
         )
         raise InputError(
-            f"{MARKED} is not taken by layers of a sparsified model where {what}. Leave it out, and give the positions "
+            f"Layers of a sparsified model cannot use {MARKED} where {what}. Leave it out, and give the positions "
             "in a pattern by position, band(...) | global(...)."
         )
     num_keys = key.shape[2]

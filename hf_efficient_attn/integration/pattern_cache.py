@@ -24,25 +24,26 @@ OTHER_PATTERN = (
 
 
 class PatternCache(Cache):
-    """A key-value cache for `generate` whose layers do not grow where they follow a band and first tokens.
+    """A key-value cache for `generate` that stops growing in layers that follow a band and first tokens.
 
     `model.generate(..., cache=PatternCache(model))` generates the same tokens as the default cache. A layer keeps the
     keys and values of the pattern's first tokens, counted from each example's first token that is not padding, and of
-    the last `left` tokens. A forward attends to these and to all of its own tokens; only then is dropped what is no
-    longer kept. Layers that keep their own attention have the cache that transformers would give them, which grows with
-    the text where they read all of it: `[pattern, None] * 2` bounds two layers of four, which a warning and `repr` say.
-    A layer that follows `BlockTopK` keeps all keys, and the sums of its blocks, by which a new token chooses some.
+    the last `left` tokens. A forward pass attends to these and to all of its own tokens; after that the cache drops
+    what it need not keep. Layers that keep their own attention have the cache that transformers would give them, and
+    with full attention it grows with the text: `[pattern, None] * 2` bounds two layers of four, and a warning and
+    `repr` say so. A layer that follows `BlockTopK` keeps all keys, and the sum of the keys of each block, by which a
+    new token selects blocks.
 
-    The cache refuses a model that attends to more than it keeps, such as a dense model on "sdpa". (Transformers takes
-    it as `past_key_values`, or as `cache` in versions that call it so.)
+    The cache refuses a model that attends to more than it keeps, such as a dense model on "sdpa". Some versions of
+    transformers call the argument `past_key_values`, others `cache`.
 
     `PatternCache(model, positions="cache")` generates texts longer than those the model was trained on (StreamingLLM,
-    Xiao et al. 2023). A token's position is then its slot in the cache: each kept key is read as if it had been rotated
-    by its slot, and the query by the slot behind them, so that no distance exceeds the size of the cache. A model
-    rotates keys before they are cached, so the keys of the first tokens are rotated further, by the number of tokens
-    dropped, and always from what was kept: rounding does not add up. Once tokens have been dropped, no forward without
-    this cache computes the same; how a text is cut into calls still changes nothing. Layers that keep their own
-    attention keep the positions of the text.
+    Xiao et al. 2023). A token's position is then its slot in the cache: each kept key counts as rotated by its slot,
+    and the query as rotated by the next slot after them, so that no distance exceeds the size of the cache. A model
+    rotates keys before they are cached. Therefore the keys of the first tokens are rotated further, by the number of
+    dropped tokens, always starting from the keys as they were kept, so rounding errors do not add up. Once tokens have
+    been dropped, no forward pass without this cache computes the same; but how you cut a text into calls changes
+    nothing. Layers that keep their own attention keep the positions of the text.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import hf_efficient_attn as hea
@@ -57,25 +58,24 @@ class PatternCache(Cache):
     PatternCache(2 of 2 layers bounded, layers=[StreamingLayer, StreamingLayer])
 
     Args:
-        config: a sparsified model that is only a decoder, or its config. Layers follow `Band(left, ...)`,
-            `Dilated(left, ...)`, or these joined with `GlobalTokens` at the positions 0, 1, 2, ..., also per head; or
-            `BlockTopK`; and differently from layer to layer. With `positions="cache"` the model itself, on its device
-            and in evaluation mode: it computes one token, which shows whether its `rotary_emb` is all that rotates its
-            keys.
-        positions: "text" or "cache", where positions are counted.
+        config: a sparsified decoder, or its config. Each layer follows `Band(left, ...)` or `Dilated(left, ...)`, with
+            or without `GlobalTokens` at the positions 0, 1, 2, ..., also per head; or `BlockTopK`. With
+            `positions="cache"` give the model itself, on its device and in evaluation mode: it computes one token,
+            which shows whether its keys are rotated only by its `rotary_emb`.
+        positions: whether positions count tokens of the "text" or slots of the "cache".
 
     Attributes:
         layers: one for each layer of the model. `PatternLayer`: keys and values of the first `num_first` tokens and of
             the last `left`, and how many tokens it has seen. `StreamingLayer` (`positions="cache"`): the same, and how
             keys are rotated. `BlockLayer` (`BlockTopK`): all keys and values, and the sum of the keys of each block.
             A layer of transformers where the model's layer keeps its own attention.
-        padding: how many tokens of padding each example begins with, for all layers.
+        padding: the number of padding tokens at the start of each example, for all layers.
         checked_spec: the `attention_pattern` for which this cache was made.
-        rope: of `positions="cache"`, the model's rotary parameters.
+        rope: the model's rotary parameters, with `positions="cache"`.
 
     Raises:
-        ConfigurationError: no pattern, or one that can read other tokens; with `positions="cache"` also a model without
-            RoPE, or with one whose frequencies depend on the length.
+        ConfigurationError: the model has no pattern, or one that can attend to other tokens; with `positions="cache"`
+            also a model without RoPE, or with RoPE frequencies that depend on the length.
     """
 
     def __init__(self, config: PreTrainedConfig | torch.nn.Module, positions: str = TEXT) -> None:
@@ -123,14 +123,14 @@ class PatternCache(Cache):
         return f"{type(self).__name__}({num_bounded} of {len(self.layers)} layers bounded, layers={self.layers})"
 
     def follow(self, config: Any, is_token: Tensor | None) -> None:
-        """Take the padding of the model that is about to compute on "efficient", after checking its config.
+        """Check the config of the model that is about to compute on "efficient", and record its padding.
 
         Args:
             config: as for `check`.
             is_token: the mask of its keys, bool [batch, tokens]; None: there is no padding.
 
         Raises:
-            ConfigurationError: its layers read more than is kept.
+            ConfigurationError: its layers attend to more than this cache keeps.
             InputError: masked tokens follow others.
         """
         self.check(config)
@@ -138,7 +138,7 @@ class PatternCache(Cache):
         self.is_followed = True
 
     def check(self, config: Any) -> None:
-        """Raise ConfigurationError if layers of a model read more than this cache, made for another model, keeps.
+        """Raise ConfigurationError if layers of a model attend to more than this cache keeps.
 
         Args:
             config: the config of the model that computes; None: it is unknown, and nothing is checked.
@@ -171,7 +171,8 @@ class PatternCache(Cache):
                     reads = "all tokens" if left is None else f"{num_first} first tokens and {left} before a token"
                     raise ConfigurationError(
                         f"This PatternCache keeps {kept.num_first} first tokens and {kept.left} before a token for "
-                        f"layer {layer}, but the model's layer reads {reads}. Make a new PatternCache(model.config)."
+                        f"layer {layer}, but the model's layer attends to {reads}. Make a new "
+                        "PatternCache(model.config)."
                     )
         self.checked_spec = spec
 
@@ -181,15 +182,15 @@ class PatternCache(Cache):
         """Return the kept keys and values of a layer with the new ones appended, [batch, heads, kept + new, head_dim].
 
         Raises:
-            UnsupportedBackendError: tokens have been dropped, and no attention asks that knows of it.
+            UnsupportedBackendError: tokens have been dropped, and an attention is asking that does not know about it.
         """
         layer = self.layers[layer_idx]
         if not self.is_followed and isinstance(layer, PatternLayer) and layer.has_dropped:
             raise UnsupportedBackendError(
-                f"This PatternCache has seen {layer.get_seq_length()} tokens in layer {layer_idx} and kept those that "
-                f"a pattern reads, but what fills it now is no model on attn_implementation={shown(NAME)}, or one with "
-                "an attention_mask that is a matrix, and would take them for the whole text. Give a model without a "
-                "pattern a cache of its own; fill this one by calling its model with a padding mask, or with none."
+                f"This PatternCache has seen {layer.get_seq_length()} tokens in layer {layer_idx} and kept those of a "
+                f"pattern. The model that calls it now does not have attn_implementation={shown(NAME)}, or has an "
+                "attention_mask that is a matrix, and would take the kept tokens for the whole text. Give a model "
+                "without a pattern another cache; call the model of this cache with a padding mask or without a mask."
             )
         if layer_idx == len(self.layers) - 1:
             # a model that is given its mask as a matrix does not ask how long one must be
@@ -203,11 +204,11 @@ class PatternCache(Cache):
 
     @property
     def max_cache_len(self) -> int:
-        """The largest number of tokens of a text, -1 for any; PEFT asks caches that are not a `DynamicCache`."""
+        """The largest length of a text in tokens, -1: any. PEFT asks for it if a cache is not a `DynamicCache`."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of tokens of a mask, and where they begin: a mask is for all; layers use the last ones."""
+        """Return the number of tokens of a mask, and the first of them: a mask covers all; layers use the last ones."""
         if self.is_sliding[layer_idx]:
             return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
         self.is_followed = False
@@ -236,8 +237,8 @@ def config_of(model: Any) -> Any:
     """
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
-            f'PatternCache got a {type(model).__name__}: pass the model, by whose rotary_emb positions="cache" rotates '
-            "keys, or, without that, its config."
+            f'PatternCache got a {type(model).__name__}. Pass the model: positions="cache" rotates keys with its '
+            'rotary_emb. With positions="text" the config is enough.'
         )
     return model.config
 
@@ -249,7 +250,9 @@ def checked_text_config(config: Any) -> Any:
         ConfigurationError: it is not a config, has no pattern, or is not that of a decoder alone.
     """
     if not isinstance(config, PreTrainedConfig):
-        raise ConfigurationError(f"PatternCache got {shown(config)}, which is no config: pass the model or its config.")
+        raise ConfigurationError(
+            f"PatternCache got {shown(config)}, which is not a config. Pass the model or its config."
+        )
     text_config: Any = config.get_text_config(decoder=True)
     spec = getattr(text_config, FIELD, None)
     if spec is None and getattr(text_config, "span", None) is not None:
@@ -261,7 +264,7 @@ def checked_text_config(config: Any) -> Any:
     if spec is None and has_indexer(text_config):
         raise ConfigurationError(
             f"PatternCache is for models with an attention_pattern; the indexers of this {type(text_config).__name__} "
-            "choose among all keys. Call generate without a cache: the one that it makes itself keeps their keys, too."
+            "select among all keys. Call generate without a cache: the one that it makes itself keeps their keys, too."
         )
     if spec is None or text_config._attn_implementation != NAME:
         raise ConfigurationError(
@@ -272,8 +275,7 @@ def checked_text_config(config: Any) -> Any:
         )
     if getattr(text_config, "is_encoder_decoder", False):
         raise ConfigurationError(
-            "PatternCache is for models that are only a decoder. An encoder-decoder computes its encoder once; use "
-            "the default cache."
+            "PatternCache is for decoders without an encoder. This model is an encoder-decoder; use the default cache."
         )
     return text_config
 
@@ -298,8 +300,8 @@ def readable_tokens(pattern: Pattern) -> DecodingReach:
     if reach is None:
         other = next((atom for atom in pattern.atoms() if atom.decoding_reach() is None), pattern)
         raise ConfigurationError(
-            f"PatternCache holds a band and first tokens, but attention_pattern has {shown(other)}. Generate with "
-            "the default cache, which holds everything."
+            f"PatternCache keeps a band and first tokens, but attention_pattern has {shown(other)}. Generate with the "
+            "default cache, which keeps all tokens."
         )
     return reach
 

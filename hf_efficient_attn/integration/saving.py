@@ -71,7 +71,7 @@ class Sparsified:
         """Raise UnsupportedBackendError: an engine asks this that would replace the attention, and drop the pattern."""
         raise UnsupportedBackendError(
             "This model follows an attention_pattern. An engine with attention of its own (vLLM, SGLang) would compute "
-            "full attention instead. Serve it by `transformers serve --trust-remote-code`, or take the pattern away "
+            "full attention instead. Serve it with `transformers serve --trust-remote-code`, or remove the pattern "
             "with sparsify(model, None)."
         )
 

@@ -58,8 +58,8 @@ def given_selected_keys(
     block_tokens = getattr(module.config, "index_block_size", None)
     if not isinstance(block_tokens, int):
         raise UnsupportedBackendError(
-            f"{type(module).__name__} chooses blocks of keys (block_indices), but its config has no index_block_size, "
-            'their length in tokens. Load it with attn_implementation="eager".'
+            f"{type(module).__name__} selects blocks of keys (block_indices), but its config has no index_block_size, "
+            'the length of a block in tokens. Load it with attn_implementation="eager".'
         )
     refuse_other_starts(module, tokens)
     return layer_spec, ChosenBlocks(blocks, block_tokens, counted_from=AXIS), matrix
@@ -75,13 +75,13 @@ def refuse_other_starts(module: nn.Module, tokens: TokenMask) -> None:
         begins = ids[:, 1:] != ids[:, :-1]
         if bool((begins if known is None else begins & known[:, 1:] & known[:, :-1]).any()):
             raise UnsupportedBackendError(
-                f"{type(module).__name__} counts blocks of keys from the first slot, also those of later documents of "
-                "a packed row, for which its own code then chooses other blocks. Give each document a row of its own."
+                f"{type(module).__name__} counts blocks of keys from the first slot of a row, also in later documents "
+                "of a packed row, so packing would change the selected blocks. Give each document a row of its own."
             )
     if known is not None and bool((~known[:, :-1] & known[:, 1:]).any()):
         raise UnsupportedBackendError(
-            f"{type(module).__name__} counts blocks of keys from the first slot and lets padding take part in the "
-            "choice, so that padding on the left changes what other tokens read, in its own code, too. Pad on the "
+            f"{type(module).__name__} counts blocks of keys from the first slot and may select blocks of padding, so "
+            "padding on the left changes the keys of other tokens, also in its own code. Pad on the "
             "right (tokenizer.padding_side = 'right'), or give texts of one length."
         )
 

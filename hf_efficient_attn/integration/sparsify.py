@@ -19,16 +19,16 @@ _replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def sparsify(model_or_config: T, pattern: Any) -> T:
-    """Return the model or config, changed in place: its attention follows `pattern` from now on.
+    """Give a model or config of transformers a sparse attention pattern, in place, and return it.
 
     The pattern is recorded in `config.attention_pattern` and saved with the model, and `attn_implementation` becomes
-    "efficient". No weight changes. Positions count from the first token that is not padding. Other models that were
-    built of the same config object go on as they are: this one gets a copy of it. Of a config that models hold already,
-    all of them follow the pattern.
+    "efficient". No weight changes. Positions count from the first token that is not padding. A model gets a copy of its
+    config, so other models that were built from the same config object do not change. If you give a config that models
+    already hold, all these models follow the pattern.
 
-    The pattern is all that a layer reads: no attention sinks are added. A pretrained decoder gives much of its
-    attention to the first tokens of a text, and computes badly with a band that does not reach them (StreamingLLM,
-    arXiv:2309.17453); let it read them, too:
+    A layer attends to nothing but the pattern: no attention sinks are added. A pretrained decoder gives much of its
+    attention to the first tokens of a text, and its outputs are bad with a band that does not reach them (StreamingLLM,
+    arXiv:2309.17453). Let it attend to them, too:
 
     >>> import transformers
     >>> from hf_efficient_attn.patterns import Band, GlobalTokens
@@ -37,30 +37,30 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
     >>> config.attention_pattern["kind"]
     'union'
 
-    Tokens that differ between examples are global by an argument of the call, as of transformers' Longformer:
-    `model(**inputs, global_attention_mask=mask)`, [batch, tokens] with cached tokens first, 1 = reads and is read by
-    all; in causal layers, as far as they lie in the past.
+    To choose global tokens for each example, pass a mask to the model, as for transformers' Longformer:
+    `model(**inputs, global_attention_mask=mask)`, [batch, tokens] with cached tokens first, 1 = attends to all tokens
+    and is attended by all. In causal layers no token attends to later ones.
 
     Args:
-        model_or_config: a model or config of transformers; in a composite one (vision and language), the text part
+        model_or_config: a model or config of transformers; of a composite model (vision and language), the text part
             changes.
         pattern: one of these, or None, which restores the model's own attention:
-            - a pattern or its expression, "band(256, 256) | global(0)", for all layers, of which causal models use the
-              causal form; layers that are sliding or chunked by themselves keep their own attention;
+            - a pattern or its expression, "band(256, 256) | global(0)", for all layers. Causal models use its causal
+              form. Layers with sliding or chunked attention of their own keep it;
             - a list with one pattern per layer, or None for the layer's own attention;
-            - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers;
-            - {"encoder": ..., "decoder": ...} for an encoder-decoder, each one of the above or None. The other forms
-              are for its encoder, and its decoder keeps its own attention. Cross-attention is always full. Classes that
-              load one part alone (T5EncoderModel, BartForCausalLM) follow what that part has.
+            - {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, where the letters are repeated over the layers;
+            - {"encoder": ..., "decoder": ...} for an encoder-decoder, each of them one of the above or None. The forms
+              above give the pattern to the encoder, and the decoder keeps its own attention. Cross-attention is always
+              full. Classes that load only one part (T5EncoderModel, BartForCausalLM) follow the pattern of that part.
 
     Raises:
         ConfigurationError: a pattern of unknown form, or one that does not fit the model's layers or heads.
         UnsupportedBackendError: the model does not use the attention interface of transformers in every layer that has
             a pattern, or needs something that the engine cannot compute. A trial on the meta device finds this out
-            before anything is changed. A model whose forward pass depends on values, or has inputs that `trial_inputs`
-            cannot make, raises at or after its first forward pass instead (in transformers 5.23 Gemma 4, HiggsAudioV2,
-            JetMoe, LayoutLM, MarkupLM, Moshi, Splinter, X-MOD, BLIP-2 as a whole); so does a model that is loaded or
-            built with a pattern in its config.
+            before anything is changed. The error comes at or after the first forward pass instead if the forward pass
+            depends on values, or has inputs that `trial_inputs` cannot make (in transformers 5.23 Gemma 4,
+            HiggsAudioV2, JetMoe, LayoutLM, MarkupLM, Moshi, Splinter, X-MOD, BLIP-2 as a whole), or if the model is
+            loaded or built with a pattern in its config.
     """
     if isinstance(model_or_config, PreTrainedModel):
         _sparsify_model(model_or_config, pattern)
@@ -70,8 +70,8 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
         model_or_config._attn_implementation = _implementation(model_or_config, pattern)
     else:
         raise ConfigurationError(
-            f"sparsify takes a model or a config of transformers, not {type(model_or_config).__name__}. Give the model "
-            "itself where another library wraps it (model.module, model.get_base_model())."
+            f"sparsify takes a model or a config of transformers, not {type(model_or_config).__name__}. If another "
+            "library wraps your model, give the model itself (model.module, model.get_base_model())."
         )
     return model_or_config
 

@@ -122,8 +122,9 @@ class StreamingLayer(PatternLayer):
             return keys, values
         if torch.compiler.is_compiling():
             raise UnsupportedBackendError(
-                f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens, some of which no longer '
-                "read all tokens before them. Compile the steps of one token, and call the model as it is for others."
+                f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens, because some of them '
+                "no longer attend to all tokens before them. Compile the steps of one token, and call the uncompiled "
+                "model for other steps."
             )
         start = self._first_slots(keys.shape[-2], keys.device)[:, :1]
         slots = torch.arange(keys.shape[-2], device=keys.device)

@@ -301,22 +301,23 @@ def stand_once(numbers: Tensor, count: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class KeyGroups(GroupedKeys):
-    """Groups of queries and keys: every query of a group reads every key of it that the pattern and the masks allow.
+    """Groups of queries and keys: a query of a group attends to its keys that the pattern and the masks allow.
 
-    A query may be in no group (its output is 0), in one, or in several. With `join="mean"` it is the Routing
-    Transformer's (arXiv:2003.05997) mean over its groups: the sum of the groups' own softmax outputs, divided by the
-    number of groups that hold the query plus `mean_epsilon`.
+    A query may be in no group (its output is 0), in one, or in several. With `join="mean"` its output is the mean over
+    its groups, as in the Routing Transformer (arXiv:2003.05997): the sum of the softmax outputs of its groups, divided
+    by the number of these groups plus `mean_epsilon`.
 
     Attributes:
-        queries, keys: int [B or 1, heads, G, wq] and [B or 1, heads, G, wk], positions on the axis of the queries (in
-            cached decoding those of the call are the last) and indices of keys; heads: 1, the number of key heads, or
-            that of query heads. -1, and positions that the call has no query or key for, are empty places.
-        join: "softmax": one softmax over all pairs of the query, in which a key that it reads in several groups counts
-            as often; or "mean".
-        mean_epsilon: see above; only for "mean".
-        labels_count: what terms look up their labels by: "positions", or "places" of query and key in the lists of
-            their group.
-        first_place: the query at a place reads the keys from that place plus this number on; None: from the first on.
+        queries, keys: int [B or 1, heads, G, wq] and [B or 1, heads, G, wk]: positions of queries (in cached decoding
+            the call has the last positions) and indices of keys; heads: 1, the number of key heads, or that of query
+            heads. -1, and positions for which the call has no query or key, are empty slots.
+        join: "softmax": one softmax over all pairs of the query, where a key counts once for each group that it shares
+            with the query; or "mean".
+        mean_epsilon: added to the number of groups, see above; only for "mean".
+        labels_count: by what terms look up their labels: the "positions" of query and key, or their "places" in the
+            lists of their group.
+        first_place: the query at index i of its group attends to the keys of the group from index i + first_place on;
+            None: to all keys of the group.
     """
 
     queries: Tensor
@@ -378,25 +379,26 @@ class KeyGroups(GroupedKeys):
 
 @dataclass(frozen=True, eq=False)
 class ChunkedOrder(GroupedKeys):
-    """Positions in an order per head, cut into chunks: a query reads its own chunk and the neighbouring ones.
+    """An order of positions per head, cut into chunks: a query attends to its own and the neighbouring chunks.
 
-    It is the attention of Reformer (arXiv:2001.04451), where positions are sorted by bucket, once for each round. One
-    softmax joins the pairs of all rounds. The chunks of all rounds form one circle, as in the authors' code: those
-    before the first chunk of a round are the last ones of the round before, and no chunk is read twice. Each round is
-    filled up to whole chunks with empty places.
+    This is the attention of Reformer (arXiv:2001.04451), where positions are sorted by bucket, once for each round. One
+    softmax joins the pairs of all rounds. The chunks of all rounds form one circle, as in the authors' code: before the
+    first chunk of a round come the last chunks of the previous round. A query attends to no chunk twice. Each round is
+    filled up to whole chunks with empty slots.
 
     Attributes:
-        order: int [B or 1, heads, R, L], for each of R rounds positions, on one axis of queries and keys; -1, and
-            positions without a key, are empty places. heads: 1, the number of key heads, or that of query heads.
-        chunk_tokens: how many places a chunk has.
-        chunks_before, chunks_after: how many chunks before and after its own a query reads.
-        buckets: int, of the shape of `order`; only pairs of equal buckets are read. None: all pairs are.
-        reads_self_last: a query reads itself only if it may read no other key in any round (-inf of a term forbids).
-        counts_duplicates: a key that a query meets in several rounds counts as often; False: once (the paper's
-            equation 16, which the authors' code leaves out).
-        reads: instead of the circle, the numbers of the chunks that each chunk reads, itself included: int [B or 1,
-            heads, chunks of all rounds, n]; -1: none. So each document can have a circle of its own.
-        unit_keys: keys are read at length 1. Where they are the queries, one tensor, both are gathered at once.
+        order: int [B or 1, heads, R, L]: for each of R rounds the positions, which are those of queries and of keys;
+            -1, and positions without a key, are empty slots. heads: 1, the number of key heads, or that of query heads.
+        chunk_tokens: the length of a chunk.
+        chunks_before, chunks_after: how many chunks before and after its own a query attends to.
+        buckets: int, in the shape of `order`; only pairs of equal buckets are allowed. None: all pairs are.
+        reads_self_last: a query attends to itself only if no other key is allowed in any round (a term of -inf forbids
+            a key).
+        counts_duplicates: a key that a query meets in several rounds counts several times, as in the authors' code;
+            False: once, as in the paper's equation 16.
+        reads: instead of the circle, the numbers of the chunks that each chunk attends to, itself included: int [B or
+            1, heads, chunks of all rounds, n]; -1: none. With it each document can have a circle of its own.
+        unit_keys: keys are scaled to length 1. If keys and queries are one tensor, both are gathered at once.
     """
 
     order: Tensor
@@ -476,7 +478,7 @@ class ChunkedOrder(GroupedKeys):
         return is_known and stand_once(in_range(self.order[:, :, 0], layout.num_keys), layout.num_keys)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold; in decoding the chunks that one query reads in each round."""
+        """Return how much the tiles hold; in decoding, the chunks of one query in each round."""
         num_read = sum(self.neighbours(self.num_chunks)) + 1 if self.reads is None else self.reads.shape[3]
         width = num_read * self.chunk_tokens
         if layout.num_queries < FEW_QUERIES * layout.num_keys:
@@ -486,7 +488,7 @@ class ChunkedOrder(GroupedKeys):
         return TileWork(rows * width, rows, rows if self.reads is None else rows * num_read)
 
     def of_query(self, query: int, position: int) -> ChosenKeys:
-        """Return an order of the chunks that hold one query, and after them those that each of these reads."""
+        """Return an order of the chunks that hold one query, followed by the chunks that each of these attends to."""
         found = self.groups()
         holding = holding_groups(found.queries, position)
         count, width = holding.shape[2], found.keys.shape[3] // self.chunk_tokens
@@ -511,12 +513,12 @@ class ChunkedOrder(GroupedKeys):
         return torch.cat(filled.unbind(2), 2).unflatten(2, (num_chunks, self.chunk_tokens))
 
     def neighbours(self, num_chunks: int) -> tuple[int, int]:
-        """Return how many chunks before and after its own a query reads, none of them twice."""
+        """Return how many chunks before and after its own a query attends to, none of them twice."""
         before = min(self.chunks_before, max(0, num_chunks - 1))
         return before, min(self.chunks_after, max(0, num_chunks - 1 - before))
 
     def read_chunks(self, chunks: Tensor) -> Tensor:
-        """Return what the queries of each chunk read, [B, heads, chunks, places]."""
+        """Return the keys of the queries of each chunk, [B, heads, chunks, places]."""
         if self.reads is not None:
             return read_listed(chunks, self.reads)
         before, after = self.neighbours(chunks.shape[2])

@@ -51,21 +51,21 @@ class Layout:
         last_first = (self.num_model_heads or self.num_heads) - self.num_heads
         if not 0 <= self.first_head <= last_first:
             raise InputError(
-                f"{self.num_heads} heads from number {self.first_head} on are not among the "
+                f"The {self.num_heads} heads from index {self.first_head} on are not among the "
                 f"{self.num_model_heads or self.num_heads} of the model. Give num_model_heads, all heads of the model, "
                 f"and first_head between 0 and {max(0, last_first)}."
             )
         if self.pattern.needs_two_axes and not self.is_cross:
             raise ConfigurationError(
-                "In a CompressedKeys pattern keys are no tokens but stand for several of them each, and queries and "
-                "keys are counted on two axes. Give cross=True; or use another pattern for self-attention."
+                "In a CompressedKeys pattern each key stands for several tokens, so positions of queries and keys "
+                "count on two axes. Give cross=True; or use another pattern for self-attention."
             )
         self._check_place()
         if self.is_cross and self.pattern.depends_on_length:
             raise ConfigurationError(
-                f"A {self.pattern.kind} pattern is laid out for the length of one sequence, but queries and keys are "
-                "of two (cross=True). Use a pattern that is the same at every length: without random blocks, span "
-                "trees, and global tokens that are counted from the end."
+                f"A {self.pattern.kind} pattern depends on the length of one sequence, but queries and keys belong to "
+                "two (cross=True). Use a pattern that is the same at every length: without random blocks, span "
+                "trees, and global tokens counted from the end."
             )
 
     def _check_place(self) -> None:

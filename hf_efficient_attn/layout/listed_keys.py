@@ -330,7 +330,7 @@ def block_tiles(
     sizes: Sizes,
     masks: Sequence[Tensor | None] = (),
 ) -> Iterator[Tiles]:
-    """Yield tiles of queries that read the same block.
+    """Yield tiles of queries that attend to the same block.
 
     Args:
         blocks: [batch or 1, heads, choices, k].
@@ -488,7 +488,7 @@ def bounds_of(head: Tensor, group: int, bounds: tuple[int, int]) -> tuple[int, i
 
 @dataclass(frozen=True, eq=False)
 class ChosenTokens(ChosenKeys):
-    """The keys that each query reads, as far as the pattern and the masks allow them (DSA, arXiv:2512.02556).
+    """The keys selected for each query, as far as the pattern and the masks allow them (DSA, arXiv:2512.02556).
 
     >>> import torch, hf_efficient_attn as hea
     >>> q, k, v = torch.randn(3, 1, 2, 4, 8)
@@ -498,8 +498,8 @@ class ChosenTokens(ChosenKeys):
     True
 
     Attributes:
-        tokens: int [B or 1, heads, Nq, k], indices of keys; heads: 1 (all heads share the choice), the number of key
-            heads, or that of query heads. -1 and numbers out of range are no key; a key named twice counts once.
+        tokens: int [B or 1, heads, Nq, k], indices of keys; heads: 1 (all heads share the selection), the number of key
+            heads, or that of query heads. -1 and indices out of range select no key; a key listed twice counts once.
     """
 
     tokens: Tensor
@@ -518,15 +518,15 @@ class ChosenTokens(ChosenKeys):
     def counts(
         self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
     ) -> Tensor:
-        """Return 1 for every pair that is chosen, 0 for others."""
+        """Return 1 for every selected pair, 0 for others."""
         return named_once(self.tokens, layout.num_keys)
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
-        """Yield tiles of queries and the tokens that they read."""
+        """Yield tiles of queries and the tokens that they attend to."""
         return token_tiles(self.tokens, layout, sizes)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold: neighbouring queries with all tokens that they read, about."""
+        """Return about how much the tiles hold: neighbouring queries with all tokens that they attend to."""
         return token_work(self.tokens, layout, sizes)
 
     def has_single_rows(self, layout: Layout) -> bool:
@@ -534,22 +534,22 @@ class ChosenTokens(ChosenKeys):
         return True
 
     def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
-        """Return how many pairs can be chosen in all heads of one example."""
+        """Return how many pairs can be selected in all heads of one example."""
         return layout.num_rows * self.tokens.shape[3]
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenBlocks(ChosenKeys):
-    """The blocks of keys that each query, or each block of queries, reads (MoBA, arXiv:2502.13189; MiniMax-M3).
+    """The blocks of keys selected for each query or block of queries (MoBA, arXiv:2502.13189; MiniMax-M3).
 
     Block b holds the keys b · block_tokens … (b + 1) · block_tokens - 1.
 
     Attributes:
-        blocks: int [B or 1, heads, ceil(Nq / queries_per_choice), k], numbers of blocks; heads: 1 (all heads share the
-            choice), the number of key heads, or that of query heads. -1 and numbers out of range are no block; a block
-            named twice counts once.
+        blocks: int [B or 1, heads, ceil(Nq / queries_per_choice), k], indices of blocks; heads: 1 (all heads share the
+            selection), the number of key heads, or that of query heads. -1 and indices out of range select no block; a
+            block listed twice counts once.
         block_tokens: how many keys a block has.
-        queries_per_choice: how many neighbouring queries of the call share each choice.
+        queries_per_choice: how many neighbouring queries of the call share a selection.
         counted_from: "document": blocks are counted from the first token of the query's document, so that padding and
             packing change nothing; "axis": from the first key of the call.
     """
@@ -580,7 +580,7 @@ class ChosenBlocks(ChosenKeys):
     def counts(
         self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
     ) -> Tensor:
-        """Return 1 for every pair that is chosen, 0 for others."""
+        """Return 1 for every selected pair, 0 for others."""
         num_blocks = -(-layout.num_keys // self.block_tokens)
         chosen = named_once(self.blocks, num_blocks)
         if self.queries_per_choice > 1:
@@ -591,13 +591,13 @@ class ChosenBlocks(ChosenKeys):
         return chosen.expand(batch_size, -1, -1, -1).gather(3, own)
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
-        """Yield tiles of queries that read the same block."""
+        """Yield tiles of queries that attend to the same block."""
         starts = self.starts(layout, tokens)
         masks = () if self.counted_from == AXIS else tokens.tensors
         return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes, masks)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold, if blocks are read by equally many queries."""
+        """Return how much the tiles hold if each block is attended by equally many queries."""
         num_key_heads = sizes.num_key_heads
         reads = layout.num_rows * self.blocks.shape[3]
         if layout.num_queries <= FEW_QUERIES:

@@ -35,8 +35,8 @@ def refuse_selected_keys() -> None:
     """
     if is_written():
         raise UnsupportedBackendError(
-            "Keys that are chosen by what tokens say (LSH and routing layers, BlockTopK, indexers) cannot be written "
-            "as ONNX, whose exporter has no stable sort. Use torch.export.export, which writes them."
+            "Keys that are selected by content (LSH and routing layers, BlockTopK, indexers) cannot be written as "
+            "ONNX, because its exporter has no stable sort. Use torch.export.export, which writes them."
         )
 
 
@@ -52,6 +52,6 @@ def written_groups(layout: Layout, tokens: TokenMask) -> HeadGroups:
     if isinstance(layout.num_keys, int) and isinstance(layout.num_queries, int) and tokens.is_empty:
         return layout.head_groups()
     raise UnsupportedBackendError(
-        f"A {pattern.kind} pattern is laid out anew for every length, which ONNX has no operator for. Export with a "
+        f"A {pattern.kind} pattern depends on the length, and ONNX has no operator for that. Export with a "
         "fixed length and without attention_mask, or with a pattern that is the same at every length, such as Band."
     )

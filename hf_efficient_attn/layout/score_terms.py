@@ -22,10 +22,10 @@ NO_WEIGHT = 1e-30
 
 @dataclass(frozen=True)
 class Label:
-    """A number for every pair of positions; hashable, and written as JSON by `to_dict` and `from_dict`.
+    """A number for every pair of positions: hashable, saved as JSON by `to_dict` and loaded by `from_dict`.
 
-    If a query has several values, a pair adds the one at its label to its score. If it has a single value, each of its
-    pairs adds a number computed from this value and its label (`score`, `gradient`).
+    If a query has several values, the label of a pair says which of them is added to the pair's score. If a query has a
+    single value, a number computed from this value and the label is added (`score`, `gradient`).
     """
 
     kind: ClassVar[str] = ""
@@ -42,7 +42,7 @@ class Label:
         raise NotImplementedError
 
     def score(self, value: Tensor, label: Tensor) -> Tensor:
-        """Return what pairs with these values and labels, which broadcast, add to their scores; differentiable."""
+        """Return what is added to the scores of pairs with these values and labels (broadcast); differentiable."""
         return value
 
     def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Label:
 
     @property
     def idle(self) -> Pattern | None:
-        """The pairs that add 0 without a gradient, for which a backend may leave the term out; None: unknown."""
+        """The pairs whose scores do not change, without gradient: a backend may leave the term out; None: unknown."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,13 +101,14 @@ class Distance(Label):
 
 @dataclass(frozen=True)
 class SoftSpan(Label):
-    """How many keys lie nearer to the query, x = |query − key| − shift, for the soft mask of a span of z tokens.
+    """The distance x = |query − key| − shift of a key, for the soft mask of a span of z tokens.
 
-    The single value of a query is z, and a pair adds log m_z(x), where m_z(x) = clamp((R + z − x) / R, 0, 1): 0 within
-    the span, -inf beyond the ramp of R tokens. Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2.
+    The single value of a query is z. The score of a pair gets log m_z(x) added, where m_z(x) = clamp((R + z − x) / R,
+    0, 1): 0 within the span, -inf beyond the ramp of R tokens. Source: Sukhbaatar et al. (arXiv:1905.07799), section
+    2.2.
 
-    If a span is a whole number of tokens, the mask has corners at keys: the gradient there leaves out the keys at both
-    ends of the ramp, whose left and right derivatives differ.
+    If a span is a whole number of tokens, the mask has corners at keys. The gradient then leaves out the keys at both
+    ends of the ramp, because their left and right derivatives differ.
 
     >>> import torch
     >>> label = SoftSpan(ramp=2)
@@ -117,7 +118,7 @@ class SoftSpan(Label):
     Attributes:
         ramp: R, in tokens.
         shift: the distance of the key at x = 0.
-        num_inner: how many of the nearest keys are within every span of the term.
+        num_inner: how many of the nearest keys lie within every span of the term.
     """
 
     ramp: int
@@ -188,7 +189,7 @@ class SoftSpan(Label):
 
 @dataclass(frozen=True)
 class Slope(Label):
-    """|query - key|, for scores that fall with it: a query has a single value m, and a pair adds -m · |query - key|.
+    """|query - key|, for scores that fall with distance: -m · |query - key| is added for a query's single value m.
 
     Source: Press et al. (arXiv:2108.12409), who give every head a slope (ALiBi).
     """
@@ -216,7 +217,7 @@ class Slope(Label):
 
 @dataclass(frozen=True)
 class SpanRelation(Label):
-    """BP-Transformer's relation between a node and one that it reads (`SizedSpanTree.relation_label`), otherwise 0.
+    """BP-Transformer's relation of a node to one that it attends to (`SizedSpanTree.relation_label`), otherwise 0.
 
     The labels of a layer index its table of relative positions (Ye et al., arXiv:1911.04070; the authors' code).
 
@@ -244,7 +245,7 @@ class SpanRelation(Label):
 
 @dataclass(frozen=True)
 class InterleavedRelation(Label):
-    """BP-Transformer's relation where the nodes are those of an `InterleavedSpanTree`, at every length the same.
+    """BP-Transformer's relation of the nodes of an `InterleavedSpanTree`, the same at every length.
 
     Attributes:
         num_nodes, left_only: the fields of the tree; see `InterleavedSpanTree`.
@@ -262,7 +263,7 @@ class InterleavedRelation(Label):
         return (2 * self.num_nodes + 1) * (self.clip_distance + 1)
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the relation of each pair of nodes; of pairs that the tree does not allow, any."""
+        """Return the relation of each pair of nodes; for pairs that the tree does not allow, any number."""
         tree = InterleavedSpanTree(self.num_nodes, self.left_only)
         relation: Tensor = tree.relation_label(query, key, self.clip_distance)
         return relation

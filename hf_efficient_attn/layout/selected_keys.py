@@ -224,11 +224,11 @@ class States:
 
 
 class ChosenKeys:
-    """Which keys each query reads, as tensors made from what tokens say; frozen, and compared by identity.
+    """The keys selected for each query by content, as tensors; frozen, and compared by identity.
 
-    The pattern, the documents and the masks of the call leave out what they do not allow. Choices are made for the
-    heads of the call: a tensor's second dimension is 1 if all of them share a choice, the number of key heads if those
-    do that read the same key head, or the number of query heads.
+    The pattern, the documents and the masks of the call leave out what they do not allow. A selection is for the heads
+    of the call: the second dimension of a tensor is 1 if all heads share a selection, the number of key heads if the
+    query heads of one key head share it, or the number of query heads.
     """
 
     kind: ClassVar[str] = ""
@@ -280,7 +280,7 @@ class ChosenKeys:
         return self.join != SOFTMAX or self.labels_count != POSITIONS
 
     def has_single_rows(self, layout: Layout) -> bool:
-        """Return whether the tiles are known to hold each query at most once, with all keys that it reads."""
+        """Return whether the tiles are known to hold each query at most once, with all of its keys."""
         return False
 
     def of_query(self, query: int, position: int) -> "ChosenKeys":
@@ -293,16 +293,16 @@ class ChosenKeys:
     def counts(
         self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
     ) -> Tensor:
-        """Return how often each pair is chosen, whatever masks say: int [batch or 1, heads or 1, queries, keys].
+        """Return how often each pair is selected, whatever masks say: int [batch or 1, heads or 1, queries, keys].
 
         query_start: as for `allowed_pairs`.
         """
         raise NotImplementedError
 
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
-        """Yield tiles that together hold every chosen pair as often as it counts; masks are laid over them.
+        """Yield tiles that together hold every selected pair as often as it counts; masks are applied afterwards.
 
-        only: of which queries, bool [batch, heads, queries]; None: of all. Asked where a query reads itself last.
+        only: the queries whose tiles are wanted, bool [batch, heads, queries]; None: all. Used by `reads_self_last`.
         """
         raise NotImplementedError
 
@@ -311,7 +311,7 @@ class ChosenKeys:
         raise NotImplementedError
 
     def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
-        """Return how many pairs can be chosen in all heads of one example, whatever the tensors say."""
+        """Return how many pairs can be selected in all heads of one example, whatever the tensors say."""
         return self.work(layout, Sizes(1, layout.num_heads, num_key_heads, 0)).num_pairs
 
     def check(self, states: States) -> None:
@@ -398,7 +398,7 @@ class Groups(NamedTuple):
 
 
 class GroupedKeys(ChosenKeys):
-    """Keys that are read in groups."""
+    """Keys that are selected in groups."""
 
     def groups(self) -> Groups:
         """Return the groups."""

@@ -135,8 +135,8 @@ class TokenMask:
                 )
         if num_positions is not None and (self.segment_ids is None) != (self.query_segment_ids is None):
             raise InputError(
-                "With cross=True a query reads the keys of the segment that has its id. Give both query_segment_ids "
-                "and, of the keys, segment_ids; or neither."
+                "With cross=True a query attends to the keys of the segment with its id. Give both query_segment_ids "
+                "and segment_ids (of the keys), or neither."
             )
 
     def documents(

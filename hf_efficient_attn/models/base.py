@@ -46,7 +46,8 @@ def backend_of(config: Any) -> str:
     if implementation not in BACKEND_OF_IMPLEMENTATION:
         raise UnsupportedBackendError(
             f"attn_implementation={shown(implementation)} would drop the attention pattern of this "
-            f"{type(config).__name__}. Use one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}; all compute the same."
+            f"{type(config).__name__}. Use one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}; all of these compute the "
+            "same outputs."
         )
     return BACKEND_OF_IMPLEMENTATION[implementation]
 
@@ -86,7 +87,7 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class FamilyPreTrainedModel(PreTrainedModel):
-    """Base of all families: configs are checked, and modules with start values of their own set them."""
+    """Base of all families: it checks the config, and lets modules initialise their own parameters."""
 
     supports_gradient_checkpointing = True
     _skip_keys_device_placement = list(CACHE_NAMES)
@@ -158,8 +159,8 @@ class FamilyPreTrainedModel(PreTrainedModel):
         backend_of(config)
         if cache is not None and self.uncached is not None:
             raise UnsupportedBackendError(
-                f"{self.uncached} reads its own tokens alone, and has no cache. Prefix tuning cannot give it keys; use "
-                "prompt tuning or LoRA instead."
+                f"{self.uncached} attends only to its own tokens, and has no cache. Prefix tuning cannot give it keys; "
+                "use prompt tuning or LoRA instead."
             )
 
     def prepare(
@@ -177,17 +178,17 @@ class FamilyPreTrainedModel(PreTrainedModel):
         """Return the inputs of a forward pass, checked, embedded and completed: what every backbone does first.
 
         Args:
-            attention_mask: 1 = real token, [B, K] over cached and new tokens, padded on either side; or [B, 1, T, K]
-                with True or 0.0 = allowed. Where `closed_pairs` is set, it may leave out nothing but padding and, in a
-                causal model, later tokens.
-            position_ids: [B, T]; by default counted over the real tokens. Where they restart (with nothing cached yet),
-                a packed document begins; documents do not read each other.
+            attention_mask: 1 = token, 0 = padding, [B, K] over cached and new tokens, padded on either side; or [B, 1,
+                T, K] with True or 0.0 = allowed. In models with `closed_pairs` such a matrix may mask only padding and,
+                in a causal model, later tokens.
+            position_ids: [B, T]; by default counted over the tokens without padding. If nothing is cached yet, a packed
+                document begins wherever they restart; documents do not attend to each other.
             options: the call's other arguments.
             token_type_ids: which tokens are the first and the second sentence, for `separate_sentences`.
-            read_on_host: what the family will read there, to be copied together with masks.
+            read_on_host: other tensors that the family needs on the CPU; they are copied together with the masks.
 
         Raises:
-            InputError: inputs that contradict each other, or that are not those of the model.
+            InputError: inputs that contradict each other, or that the model does not take.
             UnsupportedBackendError: an attention implementation or a cache that the model cannot have.
         """
         check_axes(input_ids, inputs_embeds)
@@ -220,10 +221,10 @@ class FamilyPreTrainedModel(PreTrainedModel):
 
 
 class EfficientPreTrainedModel(FamilyPreTrainedModel):
-    """Base of the families whose attention layers do not read every key.
+    """Base of the families whose attention layers do not attend to every key.
 
-    Which keys are read is part of the model; `attn_implementation` says how that is computed: "efficient" (default) by
-    the fastest backend, "eager" by the formula, "sdpa" densely with a mask, "flex_attention" by flex.
+    The model says which keys a query attends to; `attn_implementation` says how this is computed: "efficient" (default)
+    by the fastest backend, "eager" by the formula, "sdpa" densely with a mask, "flex_attention" by flex.
     """
 
     _supports_flash_attn = False
@@ -242,8 +243,8 @@ class EfficientPreTrainedModel(FamilyPreTrainedModel):
         if saved.get("model_type", family) != family:
             path = pretrained_model_name_or_path
             raise CheckpointError(
-                f"{path} holds a {shown(saved['model_type'])} model; {cls.__name__} reads {shown(family)}. "
-                f"`hf-efficient-attn convert {path} NEW_FOLDER` converts it, if it can be converted."
+                f"{path} holds a {shown(saved['model_type'])} model; {cls.__name__} loads {shown(family)}. "
+                f"Try `hf-efficient-attn convert {path} NEW_FOLDER`, which converts some other models."
             )
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
@@ -275,8 +276,8 @@ class SparsePreTrainedModel(EfficientPreTrainedModel):
     def copy_local_to_global(self) -> None:
         """Copy the local projections to those of global tokens again, in every layer.
 
-        Masked language modelling without global tokens never trains the copies. The authors of Longformer therefore
-        copy again between it and fine-tuning.
+        Masked language modelling without global tokens never trains the copies. Therefore the authors of Longformer
+        copy again before fine-tuning.
         """
         for module in self.modules():
             if isinstance(module, GlobalAttention):

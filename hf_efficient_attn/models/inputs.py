@@ -251,7 +251,7 @@ def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> Non
     """
     if isinstance(attention_mask, NO_MASKS) or type(attention_mask).__module__ == "numpy":
         raise InputError(
-            f"{name} is of type {type(attention_mask).__name__}; pass a tensor, as torch.as_tensor({name})."
+            f"{name} is of type {type(attention_mask).__name__}; pass a tensor, such as torch.as_tensor({name})."
         )
 
 
@@ -285,8 +285,8 @@ def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool 
     """
     if torch.compiler.is_compiling() or is_tracing(matrix):
         raise InputError(
-            f"attention_mask has shape {list(matrix.shape)}, and a compiled model cannot look which pairs it closes, "
-            "of which this one can leave out padding alone. Pass a padding mask [batch, tokens], or do not compile."
+            f"attention_mask has shape {list(matrix.shape)}, but a compiled model cannot see which pairs it masks, "
+            "and this model can only mask padding. Pass a padding mask [batch, tokens], or do not compile."
         )
     allowed = matrix if matrix.dtype == torch.bool else matrix == 0
     num_queries, num_keys = matrix.shape[2:]
@@ -389,11 +389,13 @@ def check_sentences(
         )
     if position_ids is not None or parsed_starts(options, batch_size, tokens) is not None:
         raise InputError(
-            "separate_sentences=True makes the two sentences the documents of a row, and counts positions in each. "
+            "With separate_sentences=True the two sentences are the documents of a row, and positions count in each. "
             "Leave position_ids, seq_idx and cu_seq_lens_q out."
         )
     if not is_tracing(token_type_ids) and bool((on_host(token_type_ids) >> 1).any()):
-        raise InputError("token_type_ids has other types than 0 and 1, and separate_sentences=True has two sentences.")
+        raise InputError(
+            "token_type_ids has other types than 0 and 1, but separate_sentences=True allows only two sentences."
+        )
 
 
 def sentence_positions(token_type_ids: Tensor, attention_mask: Any) -> Tensor:

@@ -129,7 +129,7 @@ def refuse_unread(config: Any, options: Mapping[str, Any]) -> None:
     if isinstance(types, Tensor) and not torch.compiler.is_compiling() and bool(on_host(types).any()):
         raise InputError(
             f"token_type_ids has types other than 0, but {family} models have no token types. Leave them out: "
-            "separators alone tell the parts of a pair apart."
+            "only separators tell the parts of a pair apart."
         )
     if options.get(MARKED) is not None:
         raise InputError(
@@ -138,8 +138,8 @@ def refuse_unread(config: Any, options: Mapping[str, Any]) -> None:
         )
     if options.get("head_mask") is not None:
         raise InputError(
-            "There is no head_mask, which transformers 5 has removed from its own models, too. Leave it out; a head "
-            "whose columns of the output projection are zero adds nothing."
+            "There is no head_mask; transformers 5 has also removed it from its own models. Leave it out; to switch a "
+            "head off, set its columns of the output projection to zero."
         )
     refuse_misspelt(options)
 

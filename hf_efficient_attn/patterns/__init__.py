@@ -1,4 +1,4 @@
-"""Who may attend to whom: patterns, their algebra, and their JSON."""
+"""Patterns: which query may attend to which key, their algebra, and their JSON."""
 
 from hf_efficient_attn.patterns.algebra import Complement, Intersection, PerHead, Union
 from hf_efficient_attn.patterns.bands import Band, BlockTopK, Causal, CompressedKeys, Dilated, Full, Strided

@@ -27,7 +27,7 @@ from hf_efficient_attn.patterns.serialization import MAX_DEPTH, MAX_PARTS, check
 
 
 def check_patterns(kind: str, patterns: Any) -> tuple[Pattern, ...]:
-    """Return `patterns`, one or more patterns, as a tuple.
+    """Return `patterns` as a tuple of one or more patterns.
 
     Raises:
         ConfigurationError: there is none, or one is not a pattern.
@@ -76,11 +76,11 @@ def check_is_pattern(kind: str, pattern: Any) -> None:
         ConfigurationError: names the kind of the pattern that should hold it.
     """
     if not isinstance(pattern, Pattern):
-        raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {shown(pattern)} is none.")
+        raise ConfigurationError(f"{kind} is made of patterns, such as Causal(); {shown(pattern)} is not a pattern.")
     if pattern.chooses_by_content:
         raise ConfigurationError(
-            f"{kind} cannot hold {shown(pattern)}, which chooses keys by their content and stands for a whole layer. "
-            "Give it layers of its own, by a list of one pattern per layer."
+            f"{kind} cannot hold {shown(pattern)}, which selects keys by their content and must be the only pattern of "
+            "its layer. Give a list with one pattern per layer."
         )
     check_kind(pattern)
 
@@ -129,7 +129,7 @@ class Algebra(Pattern):
 
 @dataclass(frozen=True)
 class Union(Algebra, kind="union"):
-    """`a | b`: a query reads the keys that any of the patterns lets it read, each key once."""
+    """`a | b`: a query attends to the keys that at least one of the patterns allows, to each key once."""
 
     patterns: tuple[Pattern, ...]
 
@@ -168,7 +168,7 @@ class Union(Algebra, kind="union"):
 
 @dataclass(frozen=True)
 class Intersection(Algebra, kind="intersection"):
-    """`a & b`: a query reads the keys that all of the patterns let it read."""
+    """`a & b`: a query attends to the keys that all of the patterns allow."""
 
     patterns: tuple[Pattern, ...]
 
@@ -228,7 +228,7 @@ def _narrow(order: TokenOrder, others: tuple[Pattern, ...]) -> TokenOrder:
 
 @dataclass(frozen=True)
 class Complement(Pattern, kind="complement"):
-    """`~a`: a query reads exactly the keys that the pattern does not let it read."""
+    """`~a`: a query attends to exactly the keys that the pattern does not allow."""
 
     pattern: Pattern
 

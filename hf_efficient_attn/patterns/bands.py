@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Distances(Pattern):
-    """Query q reads the keys q + step·i that lie at most `left` tokens before and `right` tokens after it.
+    """Query q attends to the keys q + step·i that lie at most `left` tokens before it and `right` tokens after it.
 
     None: no limit on that side; -1: not even the query itself.
     """
@@ -42,8 +42,8 @@ class Distances(Pattern):
         for field, limit in (("left", self.left), ("right", self.right)):
             if limit is not None and (not is_integer(limit) or not -1 <= limit <= MAX_INTEGER):
                 raise ConfigurationError(
-                    f"{self.kind}: {field} is {shown(limit)}; it counts tokens that a query reads on that side, an "
-                    f"integer from 0 to {MAX_INTEGER}, -1 to leave the query itself out, or None for no limit."
+                    f"{self.kind}: {field} is {shown(limit)}; it counts the tokens on that side that a query attends "
+                    f"to, an integer from 0 to {MAX_INTEGER}, -1 to leave the query itself out, or None for no limit."
                 )
         check_integer(self.kind, "step", self.step, at_least=1)
 
@@ -140,7 +140,7 @@ class Distances(Pattern):
         return distances_pattern(left, right, self.step // gcd(self.step, step))
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return one order per residue class that has both queries and keys; within it the pattern is a band."""
+        """Return one order for each residue class with both queries and keys; in it the pattern is a band."""
         if self.step == 1:
             return super().token_orders(num_queries, num_keys, query_offset)
         firsts = range(query_offset, query_offset + min(self.step, num_queries))
@@ -168,7 +168,7 @@ class Distances(Pattern):
 
 @dataclass(frozen=True)
 class Full(Distances, kind="full"):
-    """Every query reads every key."""
+    """Every query attends to every key."""
 
     left = None
     right = None
@@ -177,7 +177,7 @@ class Full(Distances, kind="full"):
 
 @dataclass(frozen=True)
 class Causal(Distances, kind="causal"):
-    """Every query reads itself and all keys before it."""
+    """Every query attends to itself and to all keys before it."""
 
     left = None
     right = 0
@@ -196,8 +196,8 @@ def says_sides(cls: type[T]) -> type[T]:
             what = str(error).removeprefix(f"{cls.__name__}.__init__() ")
             raise ConfigurationError(
                 f"{cls.__name__} takes {', '.join(cls.__annotations__)}: {what}. left and right are how many "
-                "tokens a query reads before and after itself, None for no limit: left=64, right=64 reads both sides, "
-                "left=64, right=0 backwards alone."
+                "tokens before and after itself a query attends to, None for no limit: left=64, right=64 for both "
+                "sides, left=64, right=0 for earlier tokens only."
             ) from error
 
     cls.__init__ = checked  # type: ignore[assignment, misc]
@@ -207,10 +207,10 @@ def says_sides(cls: type[T]) -> type[T]:
 @says_sides
 @dataclass(frozen=True)
 class Band(Distances, kind="band"):
-    """Every query reads the keys around it.
+    """Every query attends to the keys around it: sliding-window attention.
 
-    left, right: how many tokens before and after the query, which itself is not counted; None: no limit; -1: the query
-        itself is left out, too.
+    left, right: how many tokens before and after the query it attends to; the query itself is not counted. None: no
+        limit; -1: the query itself is left out, too.
 
     >>> print(Band(left=1, right=0).draw(4))
     ■⬚⬚⬚
@@ -230,10 +230,10 @@ class Band(Distances, kind="band"):
 @says_sides
 @dataclass(frozen=True)
 class Dilated(Distances, kind="dilated"):
-    """Every query reads every `step`-th key around it (Longformer, section 3.1).
+    """Every query attends to every `step`-th key around it (Longformer, section 3.1).
 
     left, right: in tokens, as for `Band`.
-    step: from key to key; 1 is a band. The paper counts the gaps between keys, step - 1.
+    step: distance from key to key in tokens; 1 is a band. The paper counts the gaps between keys, step - 1.
 
     >>> print(Dilated(left=4, right=0, step=2).draw(5))
     ■⬚⬚⬚⬚
@@ -253,7 +253,7 @@ class Dilated(Distances, kind="dilated"):
 
 @dataclass(frozen=True)
 class Strided(Distances, kind="strided"):
-    """Every query reads every `step`-th key, counted from itself, at any distance.
+    """Every query attends to every `step`-th key, counted from itself, at any distance.
 
     Raises:
         ConfigurationError: a step below 1.
@@ -308,14 +308,14 @@ def band_of_window(attention_window: Any) -> Band:
 
 @dataclass(frozen=True)
 class CompressedKeys(Pattern, kind="compressed_keys"):
-    """Every query reads the compressed keys of tokens up to itself (Yuan et al., Native Sparse Attention, 2025).
+    """Every query attends to the compressed keys of tokens up to itself (Yuan et al., Native Sparse Attention, 2025).
 
-    Key c stands for the tokens step · c … step · c + block_tokens - 1, and is read from the last of them on. Queries
-    count tokens and keys count compressed keys: two axes, `cross=True` for `attention`. A query before the end of the
-    first block reads nothing.
+    Key c stands for the tokens step · c … step · c + block_tokens - 1. The last of these tokens, and all later ones,
+    attend to it. Positions of queries count tokens, and positions of keys count compressed keys: these are two axes, so
+    `attention` needs `cross=True`. A query before the end of the first block attends to nothing.
 
     block_tokens: how many tokens a key stands for.
-    step: tokens from one key to the next.
+    step: distance from one key to the next in tokens.
 
     >>> print(CompressedKeys(block_tokens=3, step=2).draw(6, num_keys=3))
     ⬚⬚⬚
@@ -371,19 +371,20 @@ class CompressedKeys(Pattern, kind="compressed_keys"):
 
 @dataclass(frozen=True)
 class BlockTopK(Pattern, kind="block_top_k"):
-    """Every query reads, causally, its own block and the `num_chosen` - 1 past blocks whose mean keys fit it best.
+    """Every query attends to its own block, causally, and to the `num_chosen` - 1 past blocks with the highest scores.
 
-    Mixture of block attention (MoBA, Lu et al., arXiv:2502.13189, equations 3 to 6): a block scores the product of the
-    query, after rotary positions, with the mean of its keys; the lowest block wins a tie. Every head chooses for
-    itself, also where heads share keys. Blocks are counted from the first token of a document. No gradient passes
-    through the choice. Texts of up to `num_chosen` · `block_tokens` tokens are read like `Causal()`.
+    Mixture of block attention (MoBA, Lu et al., arXiv:2502.13189, equations 3 to 6): the score of a block is the
+    product of the query, after rotary positions, with the mean of the block's keys; the first block wins a tie. Every
+    head selects its own blocks, even where heads share keys. Blocks are counted from the first token of a document. No
+    gradient passes through the selection. For sequences of up to `num_chosen` · `block_tokens` tokens the pattern is
+    the same as `Causal()`.
 
-    Which keys a query reads is known only once there are queries and keys, so that this pattern cannot be drawn, or be
-    a part of another one: it stands for whole layers. Pretrained models need further training with it (MoBA: 90% of the
-    tokens with blocks, 10% with full attention; the last layers full for fine-tuning).
+    The selected keys depend on the contents of queries and keys. Therefore this pattern cannot be drawn, and cannot be
+    a part of another pattern: a layer follows it alone. Pretrained models need further training with it. MoBA trains
+    90% of the tokens with blocks and 10% with full attention, and fine-tunes with full attention in the last layers.
 
     block_tokens: the length of a block in tokens; the paper's models have 512 to 4,096.
-    num_chosen: how many blocks a query reads, its own included; the paper's models have 3 to 12.
+    num_chosen: how many blocks a query attends to, its own block included; the paper's models have 3 to 12.
 
     >>> BlockTopK(block_tokens=512, num_chosen=3).num_keys_of(query=8191, num_keys=8192)
     1536
@@ -422,7 +423,7 @@ class BlockTopK(Pattern, kind="block_top_k"):
         return 0
 
     def reads_all_up_to(self) -> int:
-        """Return the length in tokens up to which every query reads all tokens before it."""
+        """Return the length in tokens up to which every query attends to all tokens before it."""
         return self.num_chosen * self.block_tokens
 
     def _pairs_before(self, stop: int) -> int:
@@ -436,7 +437,7 @@ class BlockTopK(Pattern, kind="block_top_k"):
 
     def _needs_content(self) -> NoReturn:
         raise ConfigurationError(
-            f"{self.kind} chooses keys by their content, so that nothing but attention(q, k, v, ...) itself says what "
-            "a query reads. Use Causal() for what it may read at most, or BlockLocal(block_tokens) & Causal() for what "
-            "it always reads."
+            f"{self.kind} selects keys by their content, so only attention(q, k, v, ...) itself knows the keys of a "
+            "query. Use Causal() for all keys that can be selected, or BlockLocal(block_tokens) & Causal() for the "
+            "keys that are always selected."
         )

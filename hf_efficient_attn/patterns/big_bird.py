@@ -26,21 +26,24 @@ STEPS_PER_RANDOM_ROW, STEPS_PER_BLOCK = 32, 2
 
 @dataclass(frozen=True)
 class RandomBlocks(Pattern, kind="random_blocks"):
-    """Every block of queries reads `num_blocks` distinct blocks of keys, drawn at random for each layer and head.
+    """Every block of queries attends to `num_blocks` distinct random blocks of keys, drawn for each layer and head.
 
-    A draw is a pure function of seed, layer, head, row of blocks and number of blocks: it is the same in training and
-    evaluation, on every device and at every batch size, and touches no global generator.
+    A draw is a pure function of the seed, the layer, the head, the block of queries and the number of blocks. It is the
+    same in training and evaluation, on every device and at every batch size, and it does not use a global random
+    generator.
 
-    num_blocks: random blocks per row, fewer if there are fewer candidates.
+    num_blocks: random blocks per block of queries; fewer if there are fewer candidates.
     block_tokens: tokens per block; the last may be shorter.
-    exclude: a pattern of tokens; the blocks that it touches in a row are not candidates there.
-    is_causal: candidates lie strictly before the row, and a draw does not depend on the length, so that decoding with
-        a cache reads the same blocks as a forward pass over the whole sequence.
+    exclude: a pattern of tokens. If it lets a query attend to any key of a block, this block is no candidate for the
+        query's block.
+    is_causal: candidates lie strictly before the block of queries, and a draw does not depend on the length. So
+        decoding with a cache attends to the same blocks as a forward pass over the whole sequence.
 
     Raises:
         ConfigurationError: numbers below 1, a seed that is not an integer, or a causal pattern that excludes one that
             depends on the length.
-        WorkLimitError: a length at which it has too many blocks, or `exclude` reads single keys nearly everywhere.
+        WorkLimitError: a length at which there are too many blocks, or at which `exclude` attends to single keys nearly
+            everywhere.
     """
 
     num_blocks: int
@@ -199,11 +202,11 @@ Rows = tuple[tuple[int, ...], ...]
 def bigbird(
     block_tokens: int = 64, num_random_blocks: int = 3, seed: int = 0, plan: str = "seeded", causal: bool = False
 ) -> Pattern:
-    """Return BigBird-ITC: three blocks around the query, the first and the last block global, and random blocks.
+    """Return BigBird-ITC: the three blocks around a query, the first and the last block as global, and random blocks.
 
     Args:
         block_tokens: tokens per block.
-        num_random_blocks: random blocks per row of blocks that is not global.
+        num_random_blocks: random blocks for each block of queries that is not global.
         seed: seed of the random blocks.
         plan: "seeded" draws them by `RandomBlocks` from all blocks that the rest does not touch; "authors" and
             "transformers" draw exactly as their code does in training, see `BigBirdBlocks`.
@@ -232,9 +235,9 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
     """The random blocks of the published BigBird code, number for number: numpy's legacy generator, seed + layer.
 
     They lie in the first 1,024 tokens, or in the first (2·num_blocks + 5) blocks, whatever the length. If the code
-    draws a block that the row reads anyway, that block is read once.
+    draws a block that the queries attend to anyway, it counts once.
 
-    num_blocks: random blocks per row. block_tokens: tokens per block.
+    num_blocks: random blocks per block of queries. block_tokens: tokens per block.
     plan: "authors" (google-research/bigbird) or "transformers", which differ at 2,048 tokens.
 
     Raises:

@@ -13,7 +13,7 @@ from hf_efficient_attn.patterns.serialization import check_integer
 
 
 class OfBlocks(Pattern):
-    """The base of patterns of blocks: a query reads all keys of the blocks that its own block reads by `pattern`."""
+    """The base of patterns of blocks: a query attends to all keys of the blocks that `pattern` allows for its block."""
 
     pattern: Pattern
     block_tokens: int
@@ -131,7 +131,7 @@ class OfBlocks(Pattern):
 
 @dataclass(frozen=True)
 class Blocks(OfBlocks, kind="blocks"):
-    """A pattern of blocks: a query reads all keys of the blocks that its own block reads by `pattern`.
+    """A pattern of blocks: a query attends to all keys of the blocks that `pattern` allows for the query's block.
 
     pattern: a pattern whose positions count blocks.
     block_tokens: tokens per block; the last block may be shorter.
@@ -146,7 +146,7 @@ class Blocks(OfBlocks, kind="blocks"):
 
 @dataclass(frozen=True)
 class BlockLocal(OfBlocks, kind="block_local"):
-    """Every query reads the keys of its own block (Lin et al., A Survey of Transformers, section 4.1.1).
+    """Every query attends to the keys of its own block (Lin et al., A Survey of Transformers, section 4.1.1).
 
     block_tokens: tokens per block; the last block may be shorter.
 

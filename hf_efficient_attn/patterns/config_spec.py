@@ -27,20 +27,22 @@ MAX_EXPRESSION_DEPTH = 100
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern that an expression describes; it is never executed as Python.
+    """Return the pattern that an expression describes. The expression is never executed as Python.
 
-    It may contain patterns by class (`Band`) or kind (`band`) with their arguments, `global(0, -1)`, `bigbird(...)`,
-    the operators | & ~, parentheses, lists, integers, True, False, None, and strings.
+    An expression may contain patterns by class (`Band`) or kind (`band`) with their arguments, `global(0, -1)`,
+    `bigbird(...)`, the operators | & ~, parentheses, lists, integers, True, False, None, and strings.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> parse_pattern("band(4, right=0) | global(0)") == Band(4, 0) | GlobalTokens([0])
     True
 
     Raises:
-        ConfigurationError: anything else, or values that a pattern refuses.
+        ConfigurationError: the expression contains anything else, or values that a pattern refuses.
     """
     if not isinstance(text, str):
-        raise ConfigurationError(f"{shown(text)} is no expression of patterns; write e.g. 'band(4, 4) | global(0)'.")
+        raise ConfigurationError(
+            f"{shown(text)} is not an expression of patterns; write e.g. 'band(4, 4) | global(0)'."
+        )
     # `global` is a keyword of Python; `global_` is a name
     source = re.sub(r"\bglobal\b", "global_", text.strip())
     try:
@@ -48,11 +50,11 @@ def parse_pattern(text: str) -> Pattern:
         _check_depth(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigurationError(
-            f"{shown(text)} is no expression of patterns, or nests too deep; write e.g. band(4, 4) | global(0)."
+            f"{shown(text)} is not an expression of patterns, or nests too deep; write e.g. band(4, 4) | global(0)."
         ) from error
     pattern = _value(tree.body)
     if not isinstance(pattern, Pattern):
-        raise ConfigurationError(f"{shown(text)} is no pattern; write e.g. band(4, 4) | global(0).")
+        raise ConfigurationError(f"{shown(text)} is not a pattern; write e.g. band(4, 4) | global(0).")
     return pattern
 
 
@@ -134,9 +136,9 @@ def _value(node: ast.expr) -> Any:
     factory = _factory(written)
     if factory is not None:
         needed = _signature(written, [argument for argument in _arguments(factory) if "=" not in argument])
-        raise ConfigurationError(f"{shown(written)} has no place in a pattern; write {needed}.")
+        raise ConfigurationError(f"{shown(written)} cannot stand in a pattern; write {needed}.")
     raise ConfigurationError(
-        f"{shown(written)} has no place in a pattern; allowed are calls of patterns, | & ~, lists, integers, True, "
+        f"{shown(written)} cannot stand in a pattern; allowed are calls of patterns, | & ~, lists, integers, True, "
         "False, None and strings."
     )
 
@@ -144,7 +146,7 @@ def _value(node: ast.expr) -> Any:
 def _pattern(node: ast.expr) -> Pattern:
     value = _value(node)
     if not isinstance(value, Pattern):
-        raise ConfigurationError(f"{shown(_written(node))} is no pattern; | & ~ join patterns, such as band(4, 4).")
+        raise ConfigurationError(f"{shown(_written(node))} is not a pattern; | & ~ join patterns, such as band(4, 4).")
     return value
 
 
@@ -211,8 +213,8 @@ def patterns_per_layer(spec: Any, num_layers: int) -> tuple[Pattern | None, ...]
     """Return the pattern of each layer; None: the layer keeps its own attention.
 
     Args:
-        spec: a pattern, its expression or its dict, for all layers; a list of these or None, one per layer; or
-            {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, whose letters are repeated over the layers.
+        spec: one pattern, its expression or its dict for all layers; a list with one of these or None for each layer;
+            or {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, where the letters are repeated over the layers.
         num_layers: layers of the model.
 
     >>> tiled = {"tile": "LG", "patterns": {"L": {"kind": "band", "left": 8, "right": 8}, "G": {"kind": "full"}}}

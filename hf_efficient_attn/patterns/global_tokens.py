@@ -1,4 +1,4 @@
-"""Global tokens: they read everything, and everything reads them."""
+"""Global tokens: they attend to all tokens, and all tokens attend to them."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -17,13 +17,14 @@ LONG_INTERVAL = 1024
 
 @dataclass(frozen=True)
 class GlobalTokens(Pattern, kind="global_tokens"):
-    """The tokens at `positions` read all keys and are read by all queries (Longformer, section 3.1).
+    """The tokens at `positions` attend to all keys and are attended by all queries (Longformer, section 3.1).
 
-    Other tokens read only these, not even themselves: join the pattern with a band. Positions beyond the end of an
-    input are ignored, since a pattern is for inputs of any length.
+    All other tokens attend only to these tokens, not even to themselves: join the pattern with a band. Positions beyond
+    the end of an input are ignored, because a pattern serves inputs of any length.
 
     positions: integers; negative ones count from the end.
-    reads_all, read_by_all: either half can be left out.
+    reads_all, read_by_all: whether these tokens attend to all keys, and whether all queries attend to them; one of the
+        two may be False.
 
     >>> print(GlobalTokens([0]).draw(3))
     ■■■

@@ -1,4 +1,4 @@
-"""Grids: images, videos and tables, whose tokens read along every axis by a pattern of its own.
+"""Grids: images, videos and tables; every axis has a pattern for the coordinates along it.
 
 Ho et al., Axial Attention in Multidimensional Transformers (2019); Hassani et al., Neighborhood Attention Transformer
 (2023).
@@ -75,7 +75,7 @@ def written_shape(shape: Sequence[int | None]) -> str:
 
 @dataclass(frozen=True)
 class SizedGrid(AnyGrid, kind="sized_grid"):
-    """A `Grid` whose sizes are all known; tokens beyond it read, and are read by, its prefix tokens only."""
+    """A `Grid` whose sizes are all known; tokens beyond it attend to, and are attended by, its prefix tokens only."""
 
     may_follow: ClassVar[bool] = False
 
@@ -159,7 +159,7 @@ class SizedGrid(AnyGrid, kind="sized_grid"):
         return sum(ahead * prod(self.shape[axis + 1 :]) for axis, ahead in enumerate(coordinates))
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return orders of whole tiles of the grid, whose tokens read nearly the same keys."""
+        """Return orders of whole tiles of the grid; the tokens of a tile attend to nearly the same keys."""
         orders: tuple[TokenOrder, ...] | None = None
         if (query_offset, num_queries, num_keys) == (0, self.num_tokens, self.num_tokens):
             orders = tile_orders(tuple(self.shape), self._products, self.prefix_tokens, self.is_causal)
@@ -218,20 +218,20 @@ class SizedGrid(AnyGrid, kind="sized_grid"):
 
 @dataclass(frozen=True)
 class Grid(AnyGrid, kind="grid"):
-    """A token of a grid reads another if every axis' pattern lets its coordinate read the other's.
+    """A token of a grid attends to another one if the pattern of every axis allows it for their coordinates.
 
-    The tokens of the grid follow `prefix_tokens` others, and the last coordinate runs fastest: images row by row,
-    videos frame by frame. Inputs are checked by how many tokens they have. Their shape is known to models of
-    transformers alone, which refuse 14 × 56 patches for a grid of 28 × 28, and patches of which a masked autoencoder
-    leaves some out; `attention` knows nothing of either. Neighbourhoods are a band on every axis. Axial attention is
-    `Full()` on one axis and `Band(0, 0)`, which leaves nothing but the token's own coordinate, on the others.
+    The tokens of the grid follow `prefix_tokens` other tokens, and the last coordinate runs fastest: images row by row,
+    videos frame by frame. For neighbourhoods, give every axis a band. For axial attention, give one axis `Full()` and
+    the others `Band(0, 0)`, which allows only the token's own coordinate. `attention` checks only the number of tokens
+    of an input. Models of transformers also check its shape: for a grid of 28 × 28 they refuse 14 × 56 patches, and
+    inputs where a masked autoencoder has removed some patches.
 
     shape: how many tokens lie along each axis; the first may be None, for as many rows or frames as there are.
     axes: a pattern for each axis, whose positions are coordinates on it.
-    prefix_tokens: tokens before the grid (a class token, registers), which read everything and which everything reads.
-    borders: "cut" leaves out what lies outside; "shifted" moves what is read inwards instead, so that all tokens read
-        equally many keys (NATTEN).
-    is_causal: no key after its query, row by row; the input may then end before the grid does.
+    prefix_tokens: tokens before the grid (a class token, registers). They attend to all tokens and are attended by all.
+    borders: "cut": keys outside the grid are left out; "shifted": the neighbourhood moves inwards instead, so that all
+        tokens attend to equally many keys (NATTEN).
+    is_causal: no token attends to a later one, in the order of rows; the input may then end before the grid does.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> print(Grid([2, 3], [Band(1, 1), Band(0, 1)]).draw(6))
@@ -243,7 +243,7 @@ class Grid(AnyGrid, kind="grid"):
     ⬚⬚■⬚⬚■
 
     Raises:
-        ConfigurationError: axes without a size or a pattern, a pattern whose keys are no coordinates, or one that
+        ConfigurationError: an axis without a size or a pattern, a pattern whose keys are not coordinates, or one that
             cannot be shifted.
     """
 
@@ -278,7 +278,7 @@ class Grid(AnyGrid, kind="grid"):
         return tuple(size for size in self.shape[1:] if size is not None)
 
     def fitting_length(self, num_tokens: int) -> int:
-        """Return how many tokens the grid has, of about as many rows as would fit."""
+        """Return the number of tokens of a grid with about as many rows as this length has room for."""
         row_tokens = prod(self._inner_shape)
         num_rows = self.shape[0] or max(1, (num_tokens - self.prefix_tokens) // row_tokens)
         num_all = self.prefix_tokens + num_rows * row_tokens
@@ -302,6 +302,6 @@ class Grid(AnyGrid, kind="grid"):
         raise InputError(
             f"{self.kind}: the input has {num_tokens} tokens, but {self.prefix_tokens} prefix tokens and a grid of "
             f"{written_shape(self.shape)} are {'at most ' if self.is_causal else ''}{needed}. Give inputs of this size "
-            "(of images, the grid counts patches; masked tokens at either end do not count), or give the grid another "
+            "(for images the grid counts patches; masked tokens at either end do not count), or give the grid another "
             "shape or another number of prefix_tokens."
         )

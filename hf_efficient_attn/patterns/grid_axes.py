@@ -42,21 +42,21 @@ def check_grid(grid: Any, may_follow: bool) -> tuple[tuple[int | None, ...], tup
     if not 0 < len(listed) <= MAX_AXES or not all(
         _is_size(size, may_follow and not i) for i, size in enumerate(listed)
     ):
-        first = ", of which the first may be None for as many as there are" if may_follow else ""
+        first = "; the first may be None, for as many as there are" if may_follow else ""
         raise ConfigurationError(
             f"{kind}: shape is {shown(grid.shape)}; give how many tokens lie along each axis, 1 to {MAX_AXES} integers "
             f"of at least 1{first}, such as [56, 56]."
         )
     check_integer(kind, "prefix_tokens", grid.prefix_tokens, at_least=0)
     if grid.prefix_tokens + prod(size or 1 for size in listed) > MAX_INTEGER:
-        raise ConfigurationError(f"{kind}: shape is {shown(grid.shape)}, which are more than {MAX_INTEGER} tokens.")
+        raise ConfigurationError(f"{kind}: shape is {shown(grid.shape)}, which is more than {MAX_INTEGER} tokens.")
     check_choice(kind, "borders", grid.borders, (CUT, SHIFTED))
     check_bool(kind, "is_causal", grid.is_causal)
     axes = check_patterns(kind, grid.axes)
     if len(axes) != len(listed):
         raise ConfigurationError(
             f"{kind}: shape has {len(listed)} axes and axes has {len(axes)} patterns; give one pattern for each axis, "
-            "such as Full() for an axis along which everything is read, and Band(0, 0) for one along which nothing is."
+            "such as Full() to attend to all tokens along an axis, and Band(0, 0) to attend to no others along it."
         )
     for number, axis in enumerate(axes):
         if axis.needs_two_axes:

@@ -28,16 +28,16 @@ JOINED_PAIRS = 1 << 16
 
 @dataclass(frozen=True)
 class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
-    """A span reads its tokens; a token reads itself and, span size by span size, the nodes next to those read before.
+    """A span attends to its tokens; a token attends to itself and then, size by size, to the nodes that come next.
 
     Queries and keys are nodes, two for each token: token t is node 2t.
 
-    num_nodes: how many nodes a token reads per size and side (the paper's k); one more where the cover is otherwise not
-        exact.
-    left_only: tokens read only to their left. A span lies in the middle of its tokens, so the pattern is not causal in
-        the order of the nodes; a token reads no node that depends on a later token.
-    num_tokens: of the text, on whose end depends what is read to the right; None: it is not known yet, or with
-        `left_only` nothing depends on it.
+    num_nodes: how many nodes of each size a token attends to on each side (the paper's k); one more where k nodes would
+        not cover the text exactly.
+    left_only: tokens attend only to nodes on their left. A span lies in the middle of its tokens, so the pattern is not
+        causal in the order of the nodes; but a token attends to no node that depends on a later token.
+    num_tokens: the length of the text. The nodes on the right of a token depend on where the text ends. None: the
+        length is not known yet, or nothing depends on it because of `left_only`.
 
     Raises:
         ConfigurationError: less than one node or token.
@@ -89,7 +89,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         return replace(self, num_tokens=num_keys // 2)
 
     def fitting_length(self, num_tokens: int) -> int:
-        """Return the next even number below, at least 2, where the end of the text matters."""
+        """Return the next even number that is not larger, at least 2, if the end of the text matters."""
         return max(2, num_tokens - num_tokens % 2) if self.depends_on_length else num_tokens
 
     def allowed(self, query: Any, key: Any) -> Any:
@@ -104,10 +104,10 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         return reads if self.num_tokens is None else reads & (key < 2 * self.num_tokens)
 
     def relation_label(self, query: Any, key: Any, clip_distance: int) -> Any:
-        """Return the number of the relation of two nodes of which `query` reads `key`; otherwise any such number.
+        """Return the number of the relation of two nodes; any such number if `query` does not attend to `key`.
 
-        The numbers are those of `SizedSpanTree.relation_label`, and do not depend on the length: a span that is read in
-        the place of one without a node is labelled as that one.
+        The numbers are those of `SizedSpanTree.relation_label`, and do not depend on the length. A span that replaces
+        one without a node has the label of the replaced one.
         """
         token, labels_per_level = query >> 1, 2 * self.num_nodes + 1
         first, size = extent_of(query)
@@ -152,9 +152,10 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
             return sum(self._counted(query, num_keys) for query in range(query_offset, query_offset + num_queries))
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return an order for tokens, whose keys lie span size by span size, and one for the spans of each size.
+        """Return one order for tokens, with keys sorted by span size, and one order for the spans of each size.
 
-        The few spans of the largest sizes have one together, as if they read all tokens; in short texts these are all.
+        The few spans of the largest sizes share one order, in which they would attend to all tokens; in short texts
+        these are all spans.
         """
         is_whole = query_offset == 0 and num_queries == num_keys and num_keys % 2 == 0
         if not is_whole or self.num_tokens not in (None, num_keys // 2):

@@ -52,7 +52,7 @@ class WorkBudget:
         self.num_steps += num_steps
         if self.num_steps > self.max_steps:
             raise WorkLimitError(
-                f"{self.what} would take more than {self.max_steps:,} steps, of about a microsecond. {self.advice}"
+                f"{self.what} would take more than {self.max_steps:,} steps of about a microsecond each. {self.advice}"
             )
 
 

@@ -31,7 +31,7 @@ from hf_efficient_attn.patterns.serialization import check_head, check_length, r
 
 
 class Operators:
-    """What makes unions, intersections, complements and causal forms; their classes are subclasses of this one."""
+    """The operators that make unions, intersections, complements and causal forms of patterns."""
 
     def __or__(self: "Pattern", other: "Pattern") -> "Pattern":  # type: ignore[misc]
         if not isinstance(other, Operators):
@@ -53,7 +53,7 @@ class Operators:
         return Complement(self)
 
     def causal(self: "Pattern") -> "Pattern":  # type: ignore[misc]
-        """Return the causal form: no key after its query."""
+        """Return the causal form: no query attends to a later key."""
         from hf_efficient_attn.patterns.bands import Causal
 
         return self if self.is_causal else self & Causal()
@@ -75,8 +75,8 @@ class TokenOrder:
     """An order of some tokens in which a pattern is easy to compute, most often because it is a band there.
 
     queries, keys: absolute positions, in this order.
-    local: the pattern on places in this order; None: every query reads every key. It may allow more than the
-        pattern itself.
+    local: the pattern on indices in this order; None: every query attends to every key. It may allow more pairs than
+        the pattern itself.
     local_query_offset: the a-th query is at the local position a + local_query_offset, the b-th key at b.
     """
 
@@ -192,8 +192,8 @@ def drawn(
     for named in pattern.global_positions():
         if not named.is_within(num_keys):
             raise InputError(
-                f"The pattern has the global position {named.position}{named.unit}, which {num_keys} tokens do not "
-                f"reach, so that the drawing would lack it. Draw at least {_tokens_to(*named)} tokens."
+                f"The pattern has the global position {named.position}{named.unit}, but {num_keys} tokens do not "
+                f"reach it, so the drawing would not show it. Draw at least {_tokens_to(*named)} tokens."
             )
     num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
     resolved = pattern.resolve(num_keys, layer, head, num_heads)
@@ -222,11 +222,11 @@ def _tokens_to(position: int, block_tokens: int) -> int:
 
 
 class Pattern(Operators):
-    """Who may read whom: a value, hashable and equal by content, that can be written as JSON and drawn.
+    """Which query may attend to which key: a value, hashable and equal by content, that can be saved as JSON and drawn.
 
-    A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Once the class exists, all that takes a
-    pattern takes it, also in expressions and in saved configs; nothing has to be registered. Tokens that attend to
-    their own line, for lines of equal length (`clip` and `normalize` are those of `patterns.intervals`):
+    A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Once the class exists, it works wherever a
+    pattern works, also in expressions and in saved configs; nothing has to be registered. In this example tokens attend
+    to their own line, and all lines have the same length (`clip` and `normalize` come from `patterns.intervals`):
 
         @dataclass(frozen=True)
         class Line(Pattern, kind="line"):
@@ -241,10 +241,10 @@ class Pattern(Operators):
 
     Its methods come in groups, in this order:
 
-    - what it must define: `allowed` and `key_intervals`; or, if the relation depends on the length, the layer or the
-      head, `resolve` with `depends_on_length` or `is_random`, which replaces it once these are known;
-      `needs_two_axes`, if its keys are no tokens;
-    - what makes it faster, or usable in more places: every default is right, but means that nothing is known;
+    - what it must define: `allowed` and `key_intervals`. If the allowed pairs depend on the length, the layer or the
+      head, it defines `resolve` instead, which returns the pattern for them, and `depends_on_length` or `is_random`. If
+      its keys are not tokens, also `needs_two_axes`;
+    - what makes it faster, or usable in more places: every default is correct, and means that nothing is known;
     - what it defines if it holds other patterns: `parts` and `with_parts`;
     - what it defines if it uses lookup tables: `with_tables`, `table_sizes` and `is_traceable`.
     """
@@ -265,52 +265,53 @@ class Pattern(Operators):
     # What a pattern must define
 
     def allowed(self, query: Any, key: Any) -> Any:
-        """Return whether `query` may read `key`: a bool for integers, a bool tensor for integer tensors (broadcast).
+        """Return whether `query` may attend to `key`: a bool for integers, a bool tensor for tensors (broadcast).
 
-        Positions are absolute. It uses operators only, so that the same line runs inside a kernel's mask function.
+        Positions are absolute. The method uses operators only, so that the same line runs inside a kernel's mask
+        function.
 
         Raises:
-            ConfigurationError: the pattern depends on the length and has to be resolved first.
+            ConfigurationError: the pattern depends on the length; call `resolve` first.
         """
         self._needs_length()
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
-        """Return intervals that contain every key which some query of first_query..last_query (inclusive) may read.
+        """Return intervals of all keys that any query of first_query..last_query (inclusive) may attend to.
 
-        (start, stop) holds the keys start, …, stop − 1. They are exact for one query, for atoms and for unions, and an
-        upper bound otherwise; sorted, disjoint, not empty, and within 0 and num_keys: `clip(normalize(found),
-        num_keys)` of `patterns.intervals` makes any list of intervals so.
+        An interval (start, stop) holds the keys start, …, stop − 1. The intervals are exact for one query, for atoms
+        and for unions, and an upper bound otherwise. They are sorted, disjoint, not empty, and between 0 and num_keys:
+        `clip(normalize(found), num_keys)` of `patterns.intervals` brings any list of intervals into this form.
         """
         self._needs_length()
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> "Pattern":
-        """Return the pattern for this length, layer and head, random blocks drawn and all positions counted from 0.
+        """Return the pattern for this length, layer and head: random blocks are drawn, and all positions count from 0.
 
         Raises:
             InputError: a length that the pattern cannot have.
-            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
+            ConfigurationError: the patterns of a `PerHead` cannot be divided evenly among `num_heads` heads.
         """
         return self._with_changed(part.resolve(num_keys, layer, head, num_heads) for part in self.parts)
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether the relation that `resolve` returns depends on the number of keys."""
+        """Whether the pattern that `resolve` returns depends on the number of keys."""
         return any(part.depends_on_length for part in self.parts)
 
     @property
     def is_random(self) -> bool:
-        """Whether the relation that `resolve` returns depends on the layer or the head."""
+        """Whether the pattern that `resolve` returns depends on the layer or the head."""
         return any(part.is_random for part in self.parts)
 
     @property
     def needs_two_axes(self) -> bool:
-        """Whether its queries and its keys can only be of different sequences."""
+        """Whether queries and keys must belong to different sequences."""
         return any(part.needs_two_axes for part in self.parts)
 
     # What makes it faster, or usable in more places
 
     def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
-        """Return intervals of keys that every query of first_query..last_query (inclusive) may read.
+        """Return intervals of keys that every query of first_query..last_query (inclusive) may attend to.
 
         They are exact for one query, and a lower bound otherwise.
         """
@@ -320,7 +321,8 @@ class Pattern(Operators):
         """Return the keys of each query of first_query..last_query as intervals whose ends may move with the query.
 
         Raises:
-            CrossingError: there is no such form for all of these queries, or it is unknown; never for one query.
+            CrossingError: there is no such form for all of these queries, or it is unknown. Never raised for a single
+                query.
         """
         intervals = self.key_intervals(first_query, last_query, num_keys)
         if first_query != last_query and intervals != self.full_key_intervals(first_query, last_query, num_keys):
@@ -328,7 +330,7 @@ class Pattern(Operators):
         return intervals
 
     def num_keys_of(self, query: int, num_keys: int) -> int:
-        """Return how many keys `query` reads."""
+        """Return how many keys `query` attends to."""
         return size(self.key_intervals(query, query, num_keys))
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
@@ -341,7 +343,7 @@ class Pattern(Operators):
 
     @property
     def period(self) -> int | None:
-        """Shifting query and key by a multiple of it changes nothing; None: no such number is known."""
+        """A number whose multiples may be added to query and key without any change; None: no such number is known."""
         return None
 
     @property
@@ -357,34 +359,35 @@ class Pattern(Operators):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        """How far after its query a key can be: -1 only before it, 0 up to the query itself; None: no limit known."""
+        """How far after its query a key can be. -1: only before it; 0: up to the query itself; None: no known limit."""
         return None
 
     @property
     def unread_tokens_ahead(self) -> int | None:
-        """How far after its query a key can be that the query may not read, counted as in `max_tokens_ahead`."""
+        """How far after its query a key can be that the query may not attend to, counted as in `max_tokens_ahead`."""
         return None
 
     @property
     def band_limits(self) -> tuple[int | None, int | None] | None:
-        """(left, right) if every query reads exactly the keys of this `Band`; None: it does not, or this is unknown."""
+        """(left, right) of the `Band` that allows exactly the same pairs; None: there is none, or this is unknown."""
         return None
 
     @property
     def spaced_limits(self) -> tuple[int | None, int | None, int] | None:
-        """(left, right, step) if every query reads exactly the keys of this `Dilated`; None: as for `band_limits`."""
+        """(left, right, step) of the `Dilated` that allows exactly the same pairs; None: as for `band_limits`."""
         return None
 
     def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
-        """Return intervals (start, stop) that together hold what `query` reads; None: `allowed` takes less, or as much.
+        """Return intervals (start, stop) that together hold the keys of `query`; None: `allowed` is at least as fast.
 
-        They may be empty and overlap; more than about `most` are not worth it. Of integer tensors, whose last axis has
-        one entry, each end is such a tensor, or has several entries there, for as many intervals.
+        Intervals may be empty and may overlap; more than about `most` of them are not worth it. For an integer tensor
+        whose last axis has one entry, each end is such a tensor, or has several entries on that axis for as many
+        intervals.
         """
         return None
 
     def members(self) -> tuple["Pattern", ...]:
-        """Return a few patterns, none of them a union, of which this is the union; itself if they would be many.
+        """Return a few patterns, none of them a union, that together make this one; itself if they would be many.
 
         Each is computed separately, without the pairs of those before it.
         """
@@ -403,37 +406,37 @@ class Pattern(Operators):
         return None
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return token orders in which the pattern is easy to compute; every allowed pair lies in one of them.
+        """Return token orders in which the pattern is easy to compute. Every allowed pair lies in one of them.
 
         An order may hold pairs that are not allowed, and two orders may share pairs.
         """
         return (TokenOrder(range(query_offset, query_offset + num_queries), range(num_keys), self, query_offset),)
 
     def decoding_reach(self) -> DecodingReach | None:
-        """Return the first and last tokens that a causal pattern can read; None: it may read others, too."""
+        """Return which first and last tokens a causal pattern can attend to; None: it may attend to others, too."""
         return None
 
     def global_positions(self) -> tuple[GlobalPosition, ...]:
-        """Return the positions that the pattern names, all of which an input should have."""
+        """Return the positions that the pattern names. An input should have all of them."""
         return tuple(position for part in self.parts for position in part.global_positions())
 
     def fitting_length(self, num_tokens: int) -> int:
-        """Return a length near this one that an input may have; the same where any may."""
+        """Return an allowed length of an input near this one; the same length if all are allowed."""
         return reduce(lambda length, part: part.fitting_length(length), self.parts, num_tokens)
 
     def grid_shapes(self) -> tuple[tuple[int | None, ...], ...]:
-        """Return the shapes of the grids that it lays over the tokens; None: of any size."""
+        """Return the shapes of the pattern's grids of tokens; None in a shape: any size."""
         return tuple(shape for part in self.parts for shape in part.grid_shapes())
 
     def drawn_blocks(self) -> DrawnBlocks | None:
-        """Return how many blocks it draws at random for each row of blocks; None: it is another kind of pattern."""
+        """Return how many random blocks it draws for each block of queries; None: it is another kind of pattern."""
         return None
 
     # What it defines if it holds other patterns
 
     @property
     def parts(self) -> tuple["Pattern", ...]:
-        """The patterns this one is made of; empty for an atom."""
+        """The patterns that this one is made of; empty for an atom."""
         return ()
 
     def with_parts(self, parts: tuple["Pattern", ...]) -> "Pattern":
@@ -441,14 +444,14 @@ class Pattern(Operators):
         return self
 
     def composed(self, of: Callable[["Pattern", Any, Any], Any], query: Any, key: Any) -> Any:
-        """Return `allowed` made of `of(part, query, key)` of the parts; None: it is no such function of them."""
+        """Return `allowed` as a function of `of(part, query, key)` of all parts; None: it is no such function."""
         return None
 
     def heads(self, num_heads: int) -> tuple["Pattern", ...]:
         """Return one pattern per head; none of them holds a `PerHead`.
 
         Raises:
-            ConfigurationError: `num_heads` heads cannot share the patterns of a `PerHead`.
+            ConfigurationError: the patterns of a `PerHead` cannot be divided evenly among `num_heads` heads.
         """
         if not self.parts:
             return (self,) * num_heads
@@ -469,7 +472,7 @@ class Pattern(Operators):
 
     @property
     def table_sizes(self) -> tuple[int, ...]:
-        """The sizes of its own lookup tables, on which the compiled `allowed` depends; empty if it has none."""
+        """The sizes of its own lookup tables; the compiled `allowed` depends on them. Empty if there are no tables."""
         return ()
 
     @property
@@ -489,7 +492,7 @@ class Pattern(Operators):
         return tuple(atom for part in self.parts for atom in part.atoms()) or (self,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the pattern in JSON types, which `Pattern.from_dict` reads; ConfigurationError: it has no kind."""
+        """Return the pattern in JSON types, for `Pattern.from_dict`; ConfigurationError: it has no kind."""
         return write_pattern(self)
 
     @classmethod
@@ -497,28 +500,29 @@ class Pattern(Operators):
         """Return the pattern that `to_dict` wrote.
 
         Raises:
-            ConfigurationError: an unknown kind, unknown or missing fields, or values the pattern refuses.
+            ConfigurationError: an unknown kind, unknown or missing fields, or values that the pattern refuses.
         """
         return read_pattern(data, cls.kinds)  # type: ignore[no-any-return]
 
     def draw(
         self, num_queries: int, num_keys: int | None = None, layer: int = 0, head: int = 0, query_offset: int = 0
     ) -> str:
-        """Return one line of ■ (reads) and ⬚ (does not) per query, for one layer and head.
+        """Return one line per query, ■ for keys that it attends to and ⬚ for all others, for one layer and head.
 
         Args:
             num_keys: query_offset + num_queries by default.
-            head: index of a head; the model has the smallest number of heads that has it and that the pattern accepts.
+            head: index of a head. The number of heads is the smallest one that includes this head and that the pattern
+                accepts.
 
         Raises:
-            InputError: a length below 1 or one that the pattern cannot have, or a head that no model has.
+            InputError: a length below 1, a length that the pattern cannot have, or a head that no model has.
         """
         return drawn(self, num_queries, num_keys, layer, head, query_offset)
 
     def _needs_length(self) -> NoReturn:
         raise ConfigurationError(
             f"{self.kind or type(self).__name__} depends on the length. Call resolve(num_keys) and use its result. A "
-            "class of your own that does not depend on it defines both allowed and key_intervals."
+            "class of your own that does not depend on the length defines both allowed and key_intervals."
         )
 
     def _with_changed(self, parts: Iterable["Pattern"]) -> "Pattern":

@@ -70,7 +70,7 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
     given = plain(values)
     listed = None if isinstance(given, str) or not isinstance(given, Iterable) else first_listed(given)
     if listed is not None and len(listed) > MAX_LISTED:
-        raise ConfigurationError(f"{pattern}: {field} is {shown(values)}, which are more than {MAX_LISTED} positions.")
+        raise ConfigurationError(f"{pattern}: {field} is {shown(values)}, which is more than {MAX_LISTED} positions.")
     if listed is not None and not all(is_integer(value) for value in listed):
         listed = tuple(map(plain, listed))
     if listed is None or not all(is_integer(value) for value in listed):
@@ -112,7 +112,8 @@ def check_head(head: int, num_heads: int = MAX_HEADS) -> None:
     """
     if not is_integer(head) or not 0 <= head < num_heads:
         raise InputError(
-            f"head is {shown(head)}; it must be an integer from 0 to {num_heads - 1}, of {num_heads} heads."
+            f"head is {shown(head)}; it must be an integer from 0 to {num_heads - 1}, because there are {num_heads} "
+            "heads."
         )
 
 
@@ -153,12 +154,12 @@ def check_kind(pattern: Any) -> None:
     """
     if not pattern.kind:
         raise ConfigurationError(
-            f"{type(pattern).__name__} is a subclass of Pattern without a kind, by which configs and operators find "
-            f'its class. Give it one: class {type(pattern).__name__}(Pattern, kind="a_name_of_your_own").'
+            f"{type(pattern).__name__} is a subclass of Pattern without a kind; configs and operators find "
+            f'its class by the kind. Give it one: class {type(pattern).__name__}(Pattern, kind="a_name_of_your_own").'
         )
     if not dataclasses.is_dataclass(pattern):
         raise ConfigurationError(
-            f"{type(pattern).__name__} is not a dataclass, by whose fields patterns are compared and saved. Write "
+            f"{type(pattern).__name__} is not a dataclass; patterns are compared and saved by their fields. Write "
             "@dataclass(frozen=True) above the class."
         )
 

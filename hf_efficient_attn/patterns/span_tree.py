@@ -1,4 +1,4 @@
-"""The binary partition tree of BP-Transformer (Ye et al., 2019): tokens read spans, fine nearby and coarse far off.
+"""The binary partition tree of BP-Transformer (Ye et al., 2019): tokens attend to spans, short nearby, long far off.
 
 The tokens are level 0 of the tree; node i of level j covers the tokens i·2^j to (i+1)·2^j - 1, clipped at the end. All
 nodes, level by level, form one sequence, to whose positions the patterns here refer.
@@ -32,16 +32,16 @@ def span_tree_nodes(num_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class SpanTree(Pattern, kind="span_tree"):
-    """A span reads its tokens; a token reads itself and, level by level, the nodes next to those read before.
+    """A span attends to its tokens; a token attends to itself and then, level by level, to the nodes that come next.
 
     Queries and keys are the nodes of the tree, tokens first, so a sequence is `span_tree_nodes(num_tokens)` long.
 
-    num_nodes: how many nodes a token reads per level and side (the paper's k); one more where the cover is otherwise
-        not exact.
-    is_causal: tokens read only to their left. Spans come later in the sequence than the tokens that read them, so the
-        resolved pattern is not causal in the order of the nodes.
+    num_nodes: how many nodes of each level a token attends to on each side (the paper's k); one more where k nodes
+        would not cover the text exactly.
+    is_causal: tokens attend only to nodes on their left. Spans come later in the sequence than the tokens that attend
+        to them, so the resolved pattern is not causal in the order of the nodes.
     builder: "release" repeats a bug of the authors' code: if the number of tokens is not a power of two, some tokens
-        also read one node of the next level that does not lie to their right.
+        also attend to a node of the next level that does not lie to their right.
 
     Raises:
         ConfigurationError: less than one node, or an unknown builder.
@@ -79,7 +79,7 @@ class SpanTree(Pattern, kind="span_tree"):
         return SizedSpanTree(num_tokens, self.num_nodes, self.is_causal, self.builder)
 
     def fitting_length(self, num_tokens: int) -> int:
-        """Return how many nodes the largest tree has that is not larger; at least those of one token."""
+        """Return the number of nodes of the largest tree with at most this many nodes; at least that of one token."""
         fitting = bisect_left(range(num_tokens + 1), num_tokens + 1, lo=1, key=span_tree_nodes) - 1
         return span_tree_nodes(max(1, fitting))
 
@@ -148,11 +148,11 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return intervals
 
     def relation_label(self, query: Any, key: Any, clip_distance: int) -> Any:
-        """Return the number of the relation between two nodes, -1 where `query` does not read `key`.
+        """Return the number of the relation between two nodes, -1 where `query` does not attend to `key`.
 
         In level j, clipped to `clip_distance`, the number is (2k+1)·j for a span and its token, plus 2s+1 or 2s+2 for
-        the s-th neighbour to the left or to the right. A node that replaces the first neighbour of the next level is
-        labelled as that one. Positions are integers or integer tensors, as for `allowed`.
+        the s-th neighbour to the left or to the right. A node that replaces the first neighbour of the next level has
+        the label of that neighbour. Positions are integers or integer tensors, as for `allowed`.
         """
         labels_per_level = 2 * self.num_nodes + 1
         label = -1 + (query - query) + (key - key)

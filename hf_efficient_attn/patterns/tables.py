@@ -48,7 +48,7 @@ class _Lookup(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyTable(Pattern, kind="key_table"):
-    """Query q reads the keys `rows[q]`; queries without a row read nothing. Use it for a pattern of your own.
+    """Query q attends to the keys in `rows[q]`; queries without a row attend to none. For patterns of your own.
 
     rows: sequences, arrays or tensors of integers in any order.
 
@@ -67,7 +67,7 @@ class KeyTable(Pattern, kind="key_table"):
         rows = plain(self.rows)
         listed = first_listed(rows) if isinstance(rows, Iterable) else ()
         if len(listed) > MAX_LISTED:
-            raise ConfigurationError(f"{self.kind}: rows is {shown(self.rows)}, which are more than {MAX_LISTED} rows.")
+            raise ConfigurationError(f"{self.kind}: rows is {shown(self.rows)}, which is more than {MAX_LISTED} rows.")
         rows = tuple(integers(self.kind, f"rows[{number}]", row) for number, row in enumerate(listed))
         if not rows or any(row and row[0] < 0 for row in rows):
             raise ConfigurationError(
@@ -155,7 +155,7 @@ class KeyTable(Pattern, kind="key_table"):
 
     @cached_property
     def num_held_bytes(self) -> int:
-        """About how much memory the rows take with all that is derived from them; caches ask for it often."""
+        """About how many bytes the rows take, with all that is derived from them; caches ask for it often."""
         return BYTES_PER_ROW * len(self.rows) + BYTES_PER_KEY * sum(map(len, self.rows))
 
     @cached_property
@@ -200,11 +200,12 @@ MAX_TRACED_INTERVALS = 64
 
 @dataclass(frozen=True)
 class GatheredKeys(Pattern, kind="gathered_keys"):
-    """Keys are those of `intervals`, one after the other, and a query reads those that `pattern` lets it read.
+    """Keys are those of `intervals`, one after the other; a query attends to those that `pattern` allows.
 
-    Queries count the tokens of the sequence and keys count what was gathered: two axes, `cross=True` for `attention`.
+    Positions of queries count the tokens of the sequence, and positions of keys count the gathered keys: these are two
+    axes, so `attention` needs `cross=True`.
 
-    pattern: on the positions of the sequence, the same at every length, layer and head; see `resolve`.
+    pattern: a pattern on the positions of the sequence that is the same at every length, layer and head; see `resolve`.
     intervals: half-open intervals of positions, sorted and disjoint.
 
     >>> from hf_efficient_attn.patterns.bands import Band

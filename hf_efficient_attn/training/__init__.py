@@ -1,4 +1,4 @@
-"""What training needs beside `Trainer`: callbacks, collators, parameter groups, spans and indexers, shared texts."""
+"""Helpers for training with `Trainer`: callbacks, collators, parameter groups, spans, indexers, shared sequences."""
 
 from hf_efficient_attn.models.indexed.index_model import index_stage
 from hf_efficient_attn.models.indexed.index_training import index_recall

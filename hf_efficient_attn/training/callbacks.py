@@ -17,18 +17,18 @@ OWN_LOSS = "A compute_loss_func must add outputs.auxiliary_loss."
 
 
 class AuxiliaryLossCallback(TrainerCallback):
-    """Log `auxiliary_loss`, the loss that layers add to the task's in training, as a part of `loss`.
+    """Log `auxiliary_loss`: the loss that layers add to the task's loss in training. `loss` includes it.
 
-    This is the loss of indexers (`index`), the commitment of a Routing Transformer's centroids, the penalty of learned
-    spans. Each entry of the log has its mean over the forward passes since the last entry, on all processes. For the
-    order among callbacks see `SpanCallback`.
+    It is the loss of indexers (`index`), the commitment loss of a Routing Transformer's centroids, or the penalty of
+    learned spans. Each entry of the log has the mean over the forward passes of all processes since the last entry. For
+    the order of callbacks see `SpanCallback`.
 
     >>> import hf_efficient_attn as hea
     >>> callbacks = [hea.training.AuxiliaryLossCallback()]  # Trainer(model, args, ..., callbacks=callbacks)
 
     Raises:
-        InputError: label smoothing, with which Trainer computes a loss of its own, without this one; after the first
-            step, layers that have added nothing.
+        InputError: label smoothing, because Trainer then computes its own loss without this one; after the first step,
+            if no layer has added a loss.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class AuxiliaryLossCallback(TrainerCallback):
         if not self._has_any:
             raise InputError(
                 f"The layers of {type(kwargs['model']).__name__} have added no loss: they have no indexers, centroids "
-                "or learned spans, or these do not train. Leave AuxiliaryLossCallback out."
+                "or learned spans, or these are not trained. Leave AuxiliaryLossCallback out."
             )
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -98,17 +98,17 @@ def summed_up(numbers: Tensor) -> Tensor:
 
 
 class LayerLossCallback(TrainerCallback):
-    """Tell a model with `layer_losses` how much of the training is over, before every step.
+    """Tell a model with `layer_losses` before every step how much of the training is done.
 
-    After a share a of the training, layer i of n, counted from 1, predicts if i > n · a, and the last one always does.
-    Training that resumes goes on where it was.
+    After a fraction a of the training, layer i of n, counted from 1, predicts if i > n · a; the last layer always
+    predicts. Resumed training goes on where it stopped.
 
     >>> import hf_efficient_attn as hea
     >>> callbacks = [hea.training.LayerLossCallback()]  # Trainer(model, args, train_dataset=data, callbacks=callbacks)
 
     Raises:
-        InputError: at the start of training, a model without `layer_losses`, or label smoothing, with which Trainer
-            computes a loss of its own, without those of earlier layers.
+        InputError: at the start of training, a model without `layer_losses`, or label smoothing, because Trainer then
+            computes its own loss without those of earlier layers.
 
     Source: the authors' code of BP-Transformer (Ye et al., arXiv:1911.04070), which counts by epochs.
     """
@@ -133,22 +133,22 @@ class LayerLossCallback(TrainerCallback):
 
 
 class FullAttentionPhase(TrainerCallback):
-    """Let layers that follow a pattern read everything in the last steps of `Trainer`, causally where they are causal.
+    """Use full attention in place of the pattern in the last steps of `Trainer`; causal layers stay causal.
 
-    With 90% of the tokens read by chosen blocks and 10% by full attention, a model reaches the loss of full attention
-    (MoBA, Lu et al., arXiv:2502.13189, section 3.2), both with full attention and with blocks. The pattern is back at
-    the end of every step, so that evaluation, checkpoints and the model after training follow it. A training that
-    resumes goes on in the phase of its step.
+    A model that is trained on 90% of the tokens with selected blocks, and on 10% with full attention, reaches the loss
+    of full attention, both with full attention and with blocks (MoBA, Lu et al., arXiv:2502.13189, section 3.2). The
+    pattern is restored at the end of every step, so evaluation, checkpoints and the model after training follow the
+    pattern. Resumed training goes on in the phase of its step.
 
-    last_share: the share of the steps that full attention has, from 0 to 1.
+    last_share: the fraction of steps with full attention, from 0 to 1.
 
     Raises:
-        InputError: another share; at the start of training, a model without a pattern.
+        InputError: `last_share` is not from 0 to 1; at the start of training, a model without a pattern.
     """
 
     def __init__(self, last_share: float = 0.1) -> None:
         if not isinstance(last_share, float | int) or not 0 <= last_share <= 1:
-            raise InputError(f"last_share={shown(last_share)} must be a share of the steps, from 0 to 1.")
+            raise InputError(f"last_share={shown(last_share)} must be a fraction of the steps, from 0 to 1.")
         self.last_share = last_share
         # the configs that hold a pattern, with it and with the one that reads everything
         self._specs: list[tuple[Any, Any, Any]] = []
@@ -162,7 +162,7 @@ class FullAttentionPhase(TrainerCallback):
         self._specs = [(config, spec, reading_everything(spec)) for config, spec in found if spec is not None]
         if not self._specs:
             raise InputError(
-                f"{type(model).__name__} has no attention_pattern, so that it has full attention in all steps. Call "
+                f"{type(model).__name__} has no attention_pattern, so it has full attention in all steps. Call "
                 "sparsify(model, pattern) before training, or leave FullAttentionPhase out."
             )
 
@@ -201,15 +201,15 @@ def reading_everything(spec: Any) -> Any:
 
 
 class RedrawFeaturesCallback(TrainerCallback):
-    """Replace the features of Performers every `feature_redraw_steps` steps of `Trainer`, as their config says.
+    """Redraw the random features of Performers every `feature_redraw_steps` (a config field) steps of `Trainer`.
 
-    So that a model does not adapt to one draw, whose errors then are no longer 0 in the mean. What is drawn depends on
-    the config's `feature_seed` and on the step alone: all processes, and a training that resumes, have the same. The
-    last draw is saved with the model.
+    New draws keep a model from adapting to the errors of one draw, which would then no longer be 0 in the mean. A draw
+    depends only on the config's `feature_seed` and the step, so all processes and resumed training have the same
+    features. The last draw is saved with the model.
 
     Raises:
-        InputError: at the start of training, a model whose config has no `feature_redraw_steps`, or an adapter of PEFT,
-            which is saved without the features of the model below it.
+        InputError: at the start of training, a model without `feature_redraw_steps` in its config, or an adapter of
+            PEFT, because an adapter is saved without the features of its base model.
 
     Source: Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794).
     """
@@ -220,7 +220,7 @@ class RedrawFeaturesCallback(TrainerCallback):
         model: Any = unwrap_model(kwargs["model"])
         if getattr(model.config, "feature_redraw_steps", None) is None:
             raise InputError(
-                f"{type(model).__name__} has no feature_redraw_steps, so that nothing is redrawn. Set it in its "
+                f"{type(model).__name__} has no feature_redraw_steps, so nothing is redrawn. Set it in its "
                 "config, or leave RedrawFeaturesCallback out."
             )
 

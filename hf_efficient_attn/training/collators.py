@@ -1,4 +1,4 @@
-"""Batches for training: long texts by segments, aligned sentences, and texts of which words and sentences are masked.
+"""Batches for training: segments of long texts, aligned sentences, and texts with masked words and sentences.
 
 Sources: Sukhbaatar et al. (arXiv:1905.07799) and the authors' code, for segments: B contiguous rows, consecutive blocks
 of M tokens. Ainslie et al. (arXiv:2004.08483), section 4, for ETC: masked language modelling with whole words, and
@@ -32,26 +32,26 @@ LEAST_SENTENCES = 2
 class TextSegments(Dataset[dict[str, Any]]):
     """Cut a text into `num_rows` contiguous rows, and each row into segments of `segment_tokens` tokens.
 
-    Items come segment by segment: item i is segment i // num_rows of row i % num_rows. Read in this order in batches
-    that divide a round of rows evenly, row j of a batch goes on where row j of the batch before it stopped, which is
-    what `segment_index` tells a model that keeps past states. With Trainer:
+    Item i is segment i // num_rows of row i % num_rows. If items are taken in this order, in batches whose size divides
+    num_rows, row j of a batch continues row j of the previous batch. `segment_index` tells this to a model that keeps
+    past states. With Trainer:
 
         num_rows = args.per_device_train_batch_size * args.world_size
         args.train_sampling_strategy = "sequential"
         Trainer(model, args, train_dataset=TextSegments(ids, num_rows, 512), data_collator=SegmentCollator())
 
-    Accelerate deals out whole batches in turn, so each process keeps its own rows; accumulated batches are consecutive
-    segments. An item holds `input_ids` [M], `labels` [M], the token that follows each of them, and `segment_index`. No
-    target is lost between two segments of a row; a row's tail, of at most M tokens, is.
+    Accelerate gives whole batches to the processes in turn, so each process keeps its own rows, and accumulated batches
+    are consecutive segments. An item holds `input_ids` [M], `labels` [M] (the next token of each) and `segment_index`.
+    No target is lost between two segments of a row, but the last tokens of a row, at most M, are left out.
 
     >>> segments = TextSegments(list(range(14)), num_rows=2, segment_tokens=3)
     >>> [(item["segment_index"], item["input_ids"].tolist(), item["labels"].tolist()) for item in segments]
     [(0, [0, 1, 2], [1, 2, 3]), (0, [7, 8, 9], [8, 9, 10]), (1, [3, 4, 5], [4, 5, 6]), (1, [10, 11, 12], [11, 12, 13])]
 
     Args:
-        token_ids: the text, [N] integers: a sequence, an array or a tensor; kept in its own dtype.
-        num_rows: rows read at once by all processes together.
-        segment_tokens: M.
+        token_ids: the text, [N] integers: a sequence, an array or a tensor, whose dtype is kept.
+        num_rows: batch size of all processes together.
+        segment_tokens: M, the length of a segment in tokens.
 
     Raises:
         InputError: token_ids are not one row of integers, or too few for one segment in each row.
@@ -66,7 +66,7 @@ class TextSegments(Dataset[dict[str, Any]]):
                 raise InputError(f"{name}={count} must be at least 1.")
         if len(ids) < num_rows * (segment_tokens + 1):
             raise InputError(
-                f"{len(ids):,} tokens do not fill one segment of {segment_tokens:,} tokens, and the token after it, in "
+                f"{len(ids):,} tokens do not fill one segment of {segment_tokens:,} tokens and the token after it in "
                 f"each of {num_rows:,} rows: {num_rows * (segment_tokens + 1):,} are needed. Give more text, fewer "
                 "rows or shorter segments."
             )
@@ -88,16 +88,16 @@ class TextSegments(Dataset[dict[str, Any]]):
 
 
 class SegmentCollator:
-    """Stack items of `TextSegments` into a batch whose every label counts.
+    """Stack items of `TextSegments` into a batch in which every label counts.
 
-    The loss of transformers' causal models shifts `labels` by one and so drops the last target of each row. The labels
-    of an item are shifted already: they become `shift_labels`, which that loss, and Trainer's count of tokens, take as
-    they are. `labels` are the input_ids, by transformers' convention, for whatever else reads them.
+    The loss of transformers' causal models shifts `labels` by one, and so drops the last target of each row. The labels
+    of an item are already shifted: they become `shift_labels`, which the loss and Trainer's count of tokens use
+    unchanged. `labels` are the input_ids, by transformers' convention, for all other code that needs them.
 
     Shapes: input_ids, labels, shift_labels [B, M]; segment_index [B].
 
     Raises:
-        InputError: the rows are not all at one segment, so that no memory could follow them.
+        InputError: the rows of a batch belong to different segments, so a model could not keep past states.
     """
 
     def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -114,7 +114,7 @@ class SegmentCollator:
                 raise InputError(
                     f"The rows of a batch are at the segments {shown(sorted(set(segments)))}, but must all be at one: "
                     "num_rows of TextSegments must be the batch size of a process (per_device_train_batch_size, in "
-                    "evaluation per_device_eval_batch_size) x number of processes, and the items be read in order "
+                    "evaluation per_device_eval_batch_size) x number of processes, and items must be taken in order "
                     "(train_sampling_strategy='sequential')."
                 )
             batch["segment_index"] = torch.tensor(segments)
@@ -122,25 +122,26 @@ class SegmentCollator:
 
 
 class AlignedSentencesCollator(DataCollatorForSeq2Seq):
-    """Pad sources and labels as transformers' `DataCollatorForSeq2Seq`, and the numbers of their sentences with them.
+    """Pad sources, labels and the numbers of their sentences, like transformers' `DataCollatorForSeq2Seq`.
 
     An item holds `input_ids`, `labels`, and for each of their tokens the number of its sentence: `sentence_ids` and
-    `decoder_sentence_ids`. Sources are padded on the side of the tokenizer, labels behind, since a decoder would read
-    padding before them; padding is of sentence −1. Of items without numbers the batch has none, of sources without
-    labels it has `sentence_ids`. With Trainer:
+    `decoder_sentence_ids`. Sources are padded on the tokenizer's padding side. Labels are padded on the right, because
+    a decoder would attend to padding on the left. The sentence of padding is −1. If items have no sentence numbers, the
+    batch has none; if sources have no labels, it has only `sentence_ids`. With Trainer:
 
         collator = hea.training.AlignedSentencesCollator(tokenizer, model=model)
         args = Seq2SeqTrainingArguments(..., predict_with_generate=True)
         Seq2SeqTrainer(model, args, train_dataset=items, eval_dataset=items, data_collator=collator).train()
 
-    In evaluation by `generate`, numbers of the labels are not read: it begins with the first sentence of each source,
-    and goes on behind each `sentence_end_token_id` of the model's config.
+    Evaluation by `generate` does not use the numbers of the labels: it begins with the first sentence of each source,
+    and goes on to the next sentence after each `sentence_end_token_id` (a field of the model's config).
 
     Args:
         tokenizer, model, padding, max_length, pad_to_multiple_of, label_pad_token_id: as in `DataCollatorForSeq2Seq`.
 
     Raises:
-        InputError: numbers of one side alone, or not in every item; that are no integers, or not one for each token.
+        InputError: numbers are given for sources or labels only, or not in every item; they are not integers, or not
+            one for each token.
     """
 
     def __call__(self, features: Sequence[dict[str, Any]], return_tensors: str | None = None) -> Any:
@@ -182,28 +183,29 @@ def _numbers(name: str, numbered: str, place: int, item: dict[str, Any]) -> list
     if given is None or tokens is None:
         missing = name if given is None else numbered
         raise InputError(
-            f"Item {place} of a batch has no {missing}. Give every item its tokens, and {' and '.join(INPUTS)}, one "
-            "number for each token, or no item these numbers, where sentences are not aligned."
+            f"Item {place} of a batch has no {missing}. Give every item its tokens, and {' and '.join(INPUTS)} with "
+            "one number for each token; if sentences are not aligned, give no item these numbers."
         )
     numbers = whole_numbers(given)
     if numbers is None or len(numbers) != len(tokens):
         count = "" if numbers is None else f", which are {len(numbers):,}"
         raise InputError(
             f"Item {place} of a batch has {name}={shown(given)}{count}, for {len(tokens):,} tokens of {numbered}. Give "
-            "one integer for each token; what cuts the tokens must cut their numbers, too."
+            "one integer for each token; if you truncate the tokens, also truncate their numbers."
         )
     return numbers
 
 
 class SentenceMaskingCollator:
-    """Make of texts a batch for the head of masked tokens of an ETC with `cpc_loss_weight`.
+    """Mask words and sentences of texts, for masked language modelling of an ETC with `cpc_loss_weight`.
 
-    An item is a mapping with a `text` and, if its parts are not its sentences, `parts`: their intervals in characters
-    (see `structured_inputs`); if parts are of contexts that have no order, also `contexts`, the number of that of each.
-    Every part gets a global token. `cpc_share` of the parts of a batch, at least two of four, are masked with all their
-    tokens, and named in `cpc_mask`. `mlm_share` of the other words are to be predicted, each with all its tokens; of
-    these 80% become the mask token and 10% another token. Tokens of masked parts are not predicted: their surroundings
-    say what they are about, not which words they are. Masks are drawn by torch's random numbers, anew in every epoch.
+    An item is a mapping with a `text`. If its parts are not its sentences, it also has `parts`: their intervals in
+    characters (see `structured_inputs`). If parts belong to contexts without an order, it also has `contexts`: the
+    number of each part's context. Every part gets a global token. A fraction `cpc_share` of the parts of a batch, at
+    least two if there are four, are masked with all their tokens, and marked in `cpc_mask`. A fraction `mlm_share` of
+    the other words is to be predicted, each with all its tokens: 80% of them become the mask token and 10% another
+    token. Tokens of masked parts are not predicted, because their surroundings tell what they are about, but not which
+    words they are. Masks are drawn with torch's random numbers, anew in every epoch.
 
     With Trainer, which otherwise drops the texts:
 
@@ -214,18 +216,18 @@ class SentenceMaskingCollator:
 
     Args:
         tokenizer: a fast one with a mask token.
-        max_length: tokens at which texts are cut; None: nowhere.
-        mlm_share: of the words.
-        cpc_share: of the parts; 0: no part is masked, and the model needs no `cpc_loss_weight`.
-        global_token_id: as in the model's config; not the tokenizer's padding.
-        cpc_token_id: what tokens of masked parts become; None: the mask token.
+        max_length: length to which texts are truncated, in tokens; None: they are not.
+        mlm_share: fraction of the words that are to be predicted.
+        cpc_share: fraction of the parts that are masked; 0: none, and the model needs no `cpc_loss_weight`.
+        global_token_id: that of the model's config; not the tokenizer's padding token.
+        cpc_token_id: the token that replaces tokens of masked parts; None: the mask token.
         has_whole_text: whether a first global token stands for the whole text; it is never masked.
 
     Returns the tensors of `structured_inputs`, `labels` [B, T] with −100 where nothing is predicted and, with
     `cpc_share`, `cpc_mask` [B, G] and `cpc_input_ids` [B, T].
 
     Raises:
-        InputError: a tokenizer without mask token, shares that are none, items without text, or texts without words.
+        InputError: a tokenizer without mask token, fractions out of range, items without text, or texts without words.
     """
 
     def __init__(
@@ -280,7 +282,7 @@ class SentenceMaskingCollator:
             found = shown(sorted(without)) if isinstance(without, Mapping) else type(without).__name__
             raise InputError(
                 f"An item has {found} and no text. Give a dataset with a column 'text', and remove_unused_columns="
-                "False in TrainingArguments, since Trainer drops what no model reads."
+                "False in TrainingArguments, because Trainer drops columns that the model does not take."
             )
         parts, contexts = (_of_items(name, items) for name in ("parts", "contexts"))
         options = (self.global_token_id, self.max_length, self.has_whole_text)
@@ -320,7 +322,7 @@ def _of_items(name: str, items: Sequence[Mapping[str, Any]]) -> list[Any] | None
     """Return what all items have under a name, or None if none of them has anything."""
     listed = [each.get(name) for each in items]
     if len({each is None for each in listed}) > 1:
-        raise InputError(f"Some items of a batch have {name}, and others have none. Give all of them, or none.")
+        raise InputError(f"Some items of a batch have {name}, and others do not. Give it to all items, or to none.")
     return None if listed[0] is None else listed
 
 

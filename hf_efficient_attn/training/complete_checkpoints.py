@@ -46,23 +46,23 @@ FIELDS = set(vars(SegmentMemory()))
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """Return the checkpoint-N of the highest N from which training can go on exactly; None: there is none.
+    """Return the last checkpoint-N from which training can resume exactly; None: there is none.
 
-    transformers' `get_last_checkpoint`, and hence `resume_from_checkpoint=True`, take the highest N alone, also of a
-    folder whose saving was cut off. Instead:
+    transformers' `get_last_checkpoint`, and so `resume_from_checkpoint=True`, take the highest N, even if saving was
+    interrupted and the folder is incomplete. Write instead:
 
         trainer.train(resume_from_checkpoint=hea.training.last_complete_checkpoint(args.output_dir))
 
-    which starts anew where there is no complete checkpoint. Complete means: `trainer_state.json` is whole; so are the
-    weights (in one file or all shards of an index; adapters of PEFT; folders of FSDP and DeepSpeed), optimizer,
-    scheduler and the random states of all processes (but for `save_only_model=True`), and the `segment_memory` of every
-    process, where `SpanCallback` announced it. How many processes there were, `training_args.bin` says; with
-    `save_on_each_node=True`, those of other nodes are not looked for. Headers and lengths are compared, no tensor is
-    read. Not noticed: files that were altered without a change of length, and a checkpoint that was overwritten, in
-    part, by a later run.
+    Training then starts from the beginning if there is no complete checkpoint. A checkpoint is complete if these files
+    are whole: `trainer_state.json`; the weights (one file, or all shards of an index; adapters of PEFT; folders of FSDP
+    and DeepSpeed); optimizer, scheduler and the random states of all processes, except with `save_only_model=True`; and
+    the `segment_memory` of every process, if `SpanCallback` announced it. `training_args.bin` says how many processes
+    there were; with `save_on_each_node=True` the files of other nodes are not looked for. Headers and lengths are
+    compared, but no tensor is loaded. Two cases are not detected: files that changed without a change of length, and a
+    checkpoint that a later run has partly overwritten.
 
     Args:
-        output_dir: the folder that `TrainingArguments` names; it need not exist.
+        output_dir: the `output_dir` of `TrainingArguments`; it need not exist.
     """
     return next((str(folder) for folder in _newest_first(Path(output_dir)) if why_incomplete(folder) is None), None)
 
@@ -274,9 +274,9 @@ def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerSt
     announced = memory_files({"stateful_callbacks": state.stateful_callbacks})
     if announced:
         raise CheckpointError(
-            f"{files[0]} is missing, one of {len(announced)} files that the checkpoint was saved with: without what "
-            f"its processes remembered, training cannot go on in the middle of a text. {_what_to_do(files[0])} One "
-            "outside of output_dir needs args.resume_from_checkpoint, and as many processes as it had."
+            f"{files[0]} is missing, one of {len(announced)} files that the checkpoint was saved with. Without the "
+            f"memory of its processes, training cannot resume in the middle of a text. {_what_to_do(files[0])} A "
+            "checkpoint outside of output_dir needs args.resume_from_checkpoint, and as many processes as it had."
         )
 
 

@@ -12,19 +12,20 @@ from hf_efficient_attn.models.spans.module import span_modules
 
 
 def optimizer_groups(model: nn.Module, weight_decay: float, span_lr: float | None = None) -> list[dict[str, Any]]:
-    """Return groups of parameters for an optimizer: matrices, with weight decay; the rest; and learned spans.
+    """Return parameter groups for an optimizer: matrices with weight decay, all others, and learned spans.
 
-    The rest, which is not decayed, are trainable vectors and numbers: gains, norm scales, biases. Decaying a gain pulls
-    its branch to zero; `Trainer` would do so by itself, since it recognises only norms and biases, by name. Spans are
-    not decayed either, since `span_penalty` already shortens them; there is a group for them if the model learns any.
-    Pass the groups on by `Trainer(..., optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`;
-    under FSDP, where Trainer refuses optimizers, by
-    `optimizer_cls_and_kwargs=(torch.optim.AdamW, {"params": optimizer_groups(model, 0.1), "lr": 1e-3})`.
+    The others are trainable vectors and scalars: gains, norm scales, biases. They have no weight decay, because weight
+    decay of a gain pulls its branch to zero; `Trainer` alone would decay gains, because it recognises only norms and
+    biases, by name. Spans have no weight decay either, because `span_penalty` already shortens them; they have a group
+    if the model learns any. Pass the groups to Trainer with `Trainer(...,
+    optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`; under FSDP, where Trainer refuses
+    optimizers, with `optimizer_cls_and_kwargs=(torch.optim.AdamW, {"params": optimizer_groups(model, 0.1), "lr":
+    1e-3})`.
 
     Args:
         weight_decay: weight decay of the first group.
-        span_lr: learning rate of the spans; None: that of the optimizer. Spans are kept as shares of the span limit, so
-            that a step of AdamW moves one by about span_lr · span_limit tokens.
+        span_lr: learning rate of the spans; None: that of the optimizer. Spans are stored as fractions of the span
+            limit, so a step of AdamW changes a span by about span_lr · span_limit tokens.
 
     Raises:
         InputError: a weight decay or learning rate that is negative or not a finite number, a model without trainable

@@ -92,43 +92,44 @@ class ShardedBatch:
 
 
 def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
-    """Return the model, changed in place: the processes of `mesh` share every text, each computes some of its tokens.
+    """Let the processes of `mesh` share every sequence of a model (sequence parallelism), in place; return the model.
 
-    All of them call the model with the same whole batch, as one process would: ids, padding mask, positions, labels.
-    Each cuts out its own tokens, so that memory for activations is divided by the number of processes; texts may be as
-    long as all processes together can hold. What a layer reads of other processes' tokens is exchanged, by "halo" or by
-    "heads":
+    All processes call the model with the same whole batch, as one process would: ids, padding mask, positions, labels.
+    Each process computes its own part of the tokens, so memory for activations is divided by the number of processes,
+    and sequences may be as long as all processes together can hold. Layers exchange what they need of other processes'
+    tokens in one of two ways:
 
-    - "halo": only the keys that the pattern lets some query of a process read, such as the edges of its neighbours for
-      a band. Queries that read nearly everything (global tokens) are sent to the keys instead.
-    - "heads": every process gets whole texts for some of the heads (DeepSpeed Ulysses), for patterns that read far, and
-      for what layers compute of all tokens of a head; there must be a head for each process.
+    - "halo": a process receives only the keys that its queries attend to, such as the edges of its neighbours for a
+      band. Queries that attend to nearly all keys (global tokens) are sent to the keys instead.
+    - "heads": every process gets whole sequences for some of the heads (DeepSpeed Ulysses). This is for patterns that
+      reach far, and for layers that compute with all tokens of a head; there must be at least one head for each
+      process.
 
-    While keys travel, queries that need none of them are computed. `explain` says how many bytes each process sends. If
-    a process is lost, the others raise torch's RuntimeError, at the latest after the timeout of the process group.
+    While keys are sent, queries that need none of them are computed. `explain` says how many bytes each process sends.
+    If a process is lost, the others raise torch's RuntimeError, at the latest after the timeout of the process group.
 
-    Trainer deals out batches to its processes; `SharedTextsMixin` lets all of a mesh have the same one, in training and
-    in evaluation:
+    Trainer gives different batches to its processes. `SharedTextsMixin` gives all processes of a mesh the same batch,
+    in training and in evaluation:
 
         class SequenceTrainer(hea.training.SharedTextsMixin, Trainer):
             pass
 
-    Outputs (logits, hidden states) are those of the process's tokens. With labels, every
-    process returns the loss of the whole texts, and its gradients are such that their mean over the processes is the
-    gradient of that loss: wrap the model in DistributedDataParallel or FSDP, as Trainer does, or average them.
+    Outputs (logits, hidden states) are those of the process's own tokens. With labels, every process returns the loss
+    of the whole sequences. The mean of the gradients over the processes is the gradient of that loss: wrap the model in
+    DistributedDataParallel or FSDP, as Trainer does, or average the gradients.
 
     Args:
-        model: a causal or masked language model, a token classifier, or the model below these heads, of the families
+        model: a causal or masked language model, a token classifier, or the backbone of one, of the families
             sparse_transformer, adaptive_span and simplified_transformer, or of transformers with
-            attn_implementation="efficient"; wrap it (PEFT) afterwards.
-        mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model reads
-            whole texts again.
-        mode: "halo", "heads", or "auto": in every layer what sends least.
+            attn_implementation="efficient". Wrap it (PEFT) afterwards.
+        mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model
+            computes whole sequences again.
+        mode: "halo", "heads", or "auto": in every layer the way that sends least.
 
     Raises:
-        ConfigurationError: what is no mesh, or one of several dimensions; an unknown mode.
-        UnsupportedBackendError: a model that needs more of other processes' tokens than attention reads, whose loss is
-            not known to be one of single tokens, or that is wrapped; calls, if its outputs are not of single tokens.
+        ConfigurationError: `mesh` is not a mesh, or has several dimensions; an unknown mode.
+        UnsupportedBackendError: the model needs more of other processes' tokens than attention does, its loss is not
+            known to be a sum over tokens, or it is wrapped. A call raises it if an output has no axis of tokens.
     """
     refuse_wrapped(model)
     if mode not in MODES:
@@ -160,9 +161,9 @@ def check_mesh(mesh: Any) -> None:
     """Raise ConfigurationError for what is no mesh of one dimension."""
     if not hasattr(mesh, "ndim") or not hasattr(mesh, "get_group"):
         raise ConfigurationError(
-            f"mesh is {shown(mesh)}, but it must be a torch.distributed.device_mesh.DeviceMesh, which says the "
-            "processes that share a text: init_device_mesh(device, (num_processes,)), called by all of them; or None, "
-            "and the model reads whole texts again."
+            f"mesh is {shown(mesh)}; it must be a torch.distributed.device_mesh.DeviceMesh of the processes that share "
+            "a text: all of them call init_device_mesh(device, (num_processes,)). Or it must be None, for whole texts "
+            "again."
         )
     if mesh.ndim != 1:
         raise ConfigurationError(
@@ -211,9 +212,9 @@ def refuse_outputs(model: Any, outputs: Any, batch: ShardedBatch) -> None:
     for name, value in outputs.items():
         if name not in NOT_CUT and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
             raise UnsupportedBackendError(
-                f"{type(model).__name__} returns {name} of shape {[*value.shape]}, which is not of the "
-                f"{shape[1]} tokens that this process holds: it needs the whole text. Use a language model, a token "
-                "classifier or a model that returns hidden states alone, or call shard_sequence(model, None)."
+                f"{type(model).__name__} returns {name} of shape {[*value.shape]}, without an axis for the "
+                f"{shape[1]} tokens of this process: it needs the whole text. Use a language model, a token "
+                "classifier or a model that returns only hidden states, or call shard_sequence(model, None)."
             )
 
 
@@ -282,7 +283,9 @@ def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
     mask = given.get("attention_mask")
     check_mask(mask, tokens.shape[0], tokens.shape[1], 0)
     if mask is not None and mask.ndim != 2:
-        raise UnsupportedBackendError("A mask that is a matrix cannot be cut over processes. Pass [batch, tokens].")
+        raise UnsupportedBackendError(
+            "A mask that is a matrix cannot be split over processes. Pass a mask [batch, tokens]."
+        )
     return tokens
 
 
@@ -312,8 +315,8 @@ def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
     where = " beside an attention_mask" if is_causal else ""
     way = "Leave the mask out, or pass" if is_causal else "Pass"
     raise InputError(
-        f"position_ids restart within a text, but in {type(model).__name__}{where} that begins no document. {way} "
-        "seq_idx with them, the number of each token's document."
+        f"position_ids restart within a text, but in {type(model).__name__}{where} this does not begin a document. "
+        f"{way} seq_idx with them, the number of each token's document."
     )
 
 
@@ -336,8 +339,9 @@ def refuse_arguments(given: dict[str, Any], known: set[str]) -> None:
             )
         if name not in known or name == "output_attentions" or (name == "return_dict" and not value):
             raise UnsupportedBackendError(
-                f"A model on shards of a text (shard_sequence) cannot be called with {name}: nothing says how it is "
-                "to be cut. Leave it out, or call shard_sequence(model, None). Text is generated by whole models."
+                f"A model on shards of a text (shard_sequence) cannot be called with {name}, because it is unknown "
+                "how to split it. Leave it out, or call shard_sequence(model, None). To generate text, use an "
+                "unsharded model."
             )
 
 
@@ -413,7 +417,7 @@ def add_largest_position(
     if not torch.is_tensor(positions) or positions.ndim < 2:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has frequencies that depend on the length of the text, and is called without "
-            "position_ids, so that a process cannot know them for the whole text. Use rope_type='default'."
+            "position_ids, so a process does not know the positions of the whole text. Use rope_type='default'."
         )
     last = module.__dict__[LARGEST].to(positions).expand(*positions.shape[:-1], 1)
     given["position_ids"] = torch.cat([positions, last], -1)
@@ -443,7 +447,7 @@ def refuse_other_batch(shards: SequenceShards, given: Mapping[str, Any], device:
     names = [name for name, is_other in zip(given, differs[rank].tolist(), strict=True) if is_other]
     raise InputError(
         f"The processes of the mesh share every text, but process {rank} got another batch than process 0 (other "
-        f"{', '.join(names)}). Give all of them the same one; with Trainer, SharedTextsMixin does."
+        f"{', '.join(names)}). Give all of them the same batch; with Trainer use SharedTextsMixin."
     )
 
 

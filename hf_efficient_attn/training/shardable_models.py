@@ -45,7 +45,7 @@ def refuse_model(model: Any) -> None:
     reason = first_reason(model)
     if reason is not None:
         raise UnsupportedBackendError(
-            f"This {type(model).__name__} cannot read a text that lies on several processes: {reason}"
+            f"This {type(model).__name__} cannot compute a text that several processes share: {reason}"
         )
 
 

@@ -18,21 +18,20 @@ OWN_LOSS = (
 
 
 class SharedTextsMixin:
-    """Mixin before `Trainer`, for a model of `shard_sequence`: the processes of its mesh get the same batches.
+    """Mixin for `Trainer` with a model of `shard_sequence`: all processes of the mesh get the same batches.
 
         class SequenceTrainer(hea.training.SharedTextsMixin, Trainer):
             pass
 
-    Batches are Trainer's own in all else: as many examples as the arguments say for a device, now for each mesh, in an
-    order that follows from seed and epoch, so that a training that resumes goes on with the examples that come next.
-    Groups of processes, each with a mesh of its own (data parallelism on the other dimension), get different batches.
-    Evaluation gives the loss; a mesh counts as one process in it.
+    Otherwise batches are Trainer's own. The batch size per device becomes the batch size per mesh. The order depends on
+    seed and epoch, so resumed training goes on with the next examples. Meshes of different processes (data parallelism
+    on the other dimension) get different batches. Evaluation gives the loss, and counts a mesh as one process.
 
     Raises:
-        ConfigurationError: logits are asked for, of which every process has those of its tokens, also by a
-            `compute_loss_func`; examples that process 0 deals out, or that every process chooses for itself; a mesh
-            whose processes are not neighbours.
-        InputError: label smoothing, for which Trainer computes the loss of these logits.
+        ConfigurationError: logits are asked for, also by a `compute_loss_func`, but every process has only those of its
+            own tokens; process 0 distributes the examples, or every process chooses its own; the ranks of a mesh are
+            not consecutive.
+        InputError: label smoothing, because Trainer would compute its loss from logits.
     """
 
     model: Any
@@ -46,7 +45,7 @@ class SharedTextsMixin:
         order = self.args.train_sampling_strategy
         if self._sharing() > 1 and order not in ORDERS:
             raise ConfigurationError(
-                f"train_sampling_strategy is {shown(order)}, by which every process chooses examples for itself, but "
+                f"train_sampling_strategy is {shown(order)}, so every process selects its own examples, but "
                 f"processes that share texts need the same ones. It must be one of {', '.join(ORDERS)}."
             )
         return self._shared(super().get_train_dataloader())  # type: ignore[misc]
@@ -60,11 +59,11 @@ class SharedTextsMixin:
         return self._shared(super().get_test_dataloader(test_dataset))  # type: ignore[misc]
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Return the number of examples in a step, of which all processes of a mesh read the same."""
+        """Return the number of examples in a step; all processes of a mesh have the same ones."""
         return super().get_total_train_batch_size(args) // self._sharing()  # type: ignore[misc,no-any-return]
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss of the whole texts, which the model computes."""
+        """Return the loss of the whole sequences, which the model computes."""
         has_own = self.compute_loss_func is not None
         if (has_own or self.args.label_smoothing_factor) and self._sharing() > 1:
             refuse_label_smoothing(self.args, "the tokens of other processes", own_loss=OWN_LOSS)
@@ -74,11 +73,11 @@ class SharedTextsMixin:
     def evaluation_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Return what Trainer finds where a mesh is one process."""
+        """Return Trainer's results, with each mesh counted as one process."""
         if self._sharing() > 1:
             if not (self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only):
                 raise ConfigurationError(
-                    "Evaluation asks for logits, but every process has those of its own tokens of a text. Leave out "
+                    "Evaluation asks for logits, but every process has only those of its own tokens. Leave out "
                     "compute_metrics, set prediction_loss_only=True, or predict with a copy that was not sharded."
                 )
             # until the end of this loop, when Trainer sets its own again
@@ -98,8 +97,8 @@ class SharedTextsMixin:
         sampler = batches.batch_sampler
         if not hasattr(sampler, "num_processes"):
             raise ConfigurationError(
-                f"Examples of a {type(batches.dataset).__name__} are dealt out by process 0 as they come, to each "
-                "process others, but processes that share texts need the same ones. Give a dataset with a length, "
+                f"Process 0 distributes the examples of a {type(batches.dataset).__name__}, different ones to each "
+                "process, but processes that share texts need the same ones. Give a dataset with a length, "
                 "leave out dispatch_batches, or override the method that returns the DataLoader."
             )
         sampler.num_processes = self.args.world_size // sharing
@@ -129,8 +128,8 @@ def shards_within(model: Any) -> SequenceShards | None:
         first = ranks[0] // shards.size * shards.size
         if ranks != [*range(first, first + shards.size)]:
             raise ConfigurationError(
-                f"The mesh that shares texts has the processes {', '.join(map(str, ranks))}, but Trainer deals out "
-                "batches to neighbours. Name its dimension last: init_device_mesh(device, sizes, "
+                f"The mesh that shares texts has the processes {', '.join(map(str, ranks))}, but Trainer needs "
+                "consecutive ranks. Name its dimension last: init_device_mesh(device, sizes, "
                 "mesh_dim_names=('dp', 'sp'))['sp']."
             )
     return shards

@@ -19,23 +19,23 @@ from hf_efficient_attn.training.complete_checkpoints import file_names, read_mem
 
 
 class SpanCallback(TrainerCallback, ExportableState):
-    """Clamp the spans after every optimizer step, on every process, and log how far the heads read.
+    """Clamp the spans after every optimizer step, on every process, and log how far the heads attend.
 
-    An optimizer does not know that a span lies between 0 and the span limit; the clamp comes before anything sees the
-    weights again. Every entry of the log gets `average_span` and `max_span`, in tokens, the ramp included, and
-    `flops_per_token`, the multiply-adds of one token. Reports to TensorBoard and the like are written by callbacks in
-    their order: for the spans to be in them, too, name them after this one,
-    `Trainer(args with report_to="none", callbacks=[SpanCallback(), TensorBoardCallback()])`.
+    An optimizer does not know that a span lies between 0 and the span limit, so the callback clamps spans before
+    anything uses the weights again. Every entry of the log gets `average_span` and `max_span`, in tokens including the
+    ramp, and `flops_per_token`, the multiply-adds of one token. Callbacks run in their order: if TensorBoard or other
+    reports are to show the spans, name their callbacks after this one, `Trainer(args with report_to="none",
+    callbacks=[SpanCallback(), TensorBoardCallback()])`.
 
-    Beside each checkpoint every process keeps what its model remembers of the segments before (`segment_index`), so
-    that training resumes in the middle of a text, and ends with the same weights as without a break. The file of the
-    first process is there before trainer_state.json, which announces those of all, so that
-    `last_complete_checkpoint` knows what a killed process has not written.
+    With each checkpoint every process saves its model's memory of earlier segments (`segment_index`), so that training
+    resumes in the middle of a text and ends with the same weights as without a break. trainer_state.json lists the
+    files of all processes and is written after that of the first one, so `last_complete_checkpoint` knows whether a
+    killed process has not written its file.
 
     Raises:
-        CheckpointError: at the start of training that resumes, if that file is damaged or missing.
-        InputError: at the start of training, if the model has no spans, label smoothing would drop their penalty, or
-            the batches of a `TextSegments` dataset are not the rows that go on from one to the next.
+        CheckpointError: when training resumes, if that file is damaged or missing.
+        InputError: at the start of training, if the model has no spans, if label smoothing would drop their penalty, or
+            if the rows of a batch of `TextSegments` do not continue those of the previous batch.
 
     Source: Sukhbaatar et al. (arXiv:1905.07799) and the authors' code, which clamps after every step.
     """
@@ -115,16 +115,16 @@ def check_rows(loader: Any, args: TrainingArguments) -> None:
     if segments.num_rows != read_at_once:
         raise InputError(
             f"TextSegments has num_rows={segments.num_rows}, but {read_at_once} rows are read at once "
-            f"({args.train_batch_size} x {num_processes} processes): a batch would not go on where the one before it "
-            f"stopped. Build it with num_rows={read_at_once}, or change per_device_train_batch_size."
+            f"({args.train_batch_size} x {num_processes} processes): a batch would not continue the previous one. "
+            f"Build it with num_rows={read_at_once}, or change per_device_train_batch_size."
         )
     batches = loader.batch_sampler
     while hasattr(batches, "batch_sampler"):
         batches = batches.batch_sampler
     if isinstance(getattr(batches, "sampler", None), RandomSampler):
         raise InputError(
-            f"train_sampling_strategy={shown(args.train_sampling_strategy)} shuffles segments, each of which goes on "
-            "from the one before. Set train_sampling_strategy='sequential'."
+            f"train_sampling_strategy={shown(args.train_sampling_strategy)} shuffles segments, but each must "
+            "continue the one before. Set train_sampling_strategy='sequential'."
         )
 
 

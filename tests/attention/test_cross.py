@@ -153,7 +153,7 @@ def test_explain_counts_both_axes() -> None:
         (Full(), {"query_mask": MASK.int()}, InputError, "query_mask has dtype torch.int32"),
         (Full(), {"query_segment_ids": IDS}, InputError, "Give both query_segment_ids"),
         (Full(), {"segment_ids": IDS[:, :NUM_KEYS].float()}, InputError, "segment_ids has dtype torch.float32"),
-        (Full(), {"global_mask": MASK[:, :NUM_KEYS]}, InputError, "global_mask chooses"),
+        (Full(), {"global_mask": MASK[:, :NUM_KEYS]}, InputError, "global_mask is for"),
         (bigbird(4, 1), {}, ConfigurationError, "the length of one sequence"),
         (GlobalTokens([-1]), {}, ConfigurationError, "the length of one sequence"),
     ],
@@ -174,5 +174,5 @@ def test_compressed_keys_of_one_axis_are_refused() -> None:
 
 
 def test_query_masks_of_one_axis_are_refused() -> None:
-    with pytest.raises(InputError, match="for queries of another sequence"):
+    with pytest.raises(InputError, match="Give cross=True"):
         hea.attention(*inputs(NUM_KEYS), Causal(), query_mask=MASK[:, :NUM_KEYS])

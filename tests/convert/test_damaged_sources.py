@@ -95,7 +95,7 @@ FAULTS = {
     "null": (whole_config("null"), "config.json of .* is damaged"),
     "a list": (whole_config("[1]"), "config.json of .* is damaged"),
     "deep": (whole_config("[" * 100_000), "config.json of .* is damaged"),
-    "kernel": (fields(_attn_implementation="kernels-community/flash-attn"), "which is no attention of transformers"),
+    "kernel": (fields(_attn_implementation="kernels-community/flash-attn"), "not an attention of transformers"),
     "quantized": (fields(quantization_config={"quant_method": "x"}), r"are quantized .*'quant_method': 'x'"),
     "integer dtype": (fields(dtype="int8"), "cannot be read"),
     "no pickle": (pickled(b"text"), "cannot be read"),
@@ -140,7 +140,7 @@ def test_faults_are_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("a\0b", "embedded null"), ("x" * 300, "a name of 300 bytes"), ("loop/new", "can be no folder|cannot be made")],
+    [("a\0b", "embedded null"), ("x" * 300, "a name of 300 bytes"), ("loop/new", "cannot be a folder|cannot be made")],
 )
 def test_impossible_destinations(bert: Path, tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -152,7 +152,7 @@ def test_a_full_disk(bert: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(hea.CheckpointError, match="could not be written, and is as it was"):
+        with pytest.raises(hea.CheckpointError, match="could not be written, and was not changed"):
             hea.convert(bert, tmp_path / "new")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -97,7 +97,7 @@ def test_what_starts_anew_and_what_is_said_of_it() -> None:
     message = "\n".join(str(each.message) for each in caught)
     assert "Left behind, as etc_transformer has nothing like them: embeddings.position_embeddings.weight" in message
     assert (
-        "New in EtcTransformerModel, with start values, as the source has none: layers.*.self_attn.long_labels"
+        "New in EtcTransformerModel, with start values, because the source has none: layers.*.self_attn.long_labels"
         in message
     )
     assert "layers.*.self_attn.global_side.other_v_proj (2)" in message
@@ -139,7 +139,7 @@ def test_global_tokens_begin_as_tokens_that_are_no_padding() -> None:
         ("bert", {}, {"parity": True}, "parity=True"),
         ("bert", {}, {"attention_window": 7}, "attention_window=7"),
         ("bert", {}, {"attention_window": 8, "pattern": "band(3, 3)"}, "exclude each other"),
-        ("bert", {}, {"max_target_position_embeddings": 8}, "is of encoder-decoders"),
+        ("bert", {}, {"max_target_position_embeddings": 8}, "is for encoder-decoders"),
         ("bert", {"is_decoder": True}, {}, "encoders with absolute positions can be converted"),
         ("roberta", {"bos_token_id": None}, {}, "bos_token_id=None"),
         ("roberta", {"bos_token_id": 1}, {}, "bos_token_id"),

@@ -62,7 +62,7 @@ def test_longer_targets() -> None:
     assert len(table) == 102
     with pytest.raises(hea.ConfigurationError, match="max_target_position_embeddings=16"):
         hea.convert(ours, max_target_position_embeddings=16)
-    with pytest.raises(hea.ConfigurationError, match="is of encoder-decoders"):
+    with pytest.raises(hea.ConfigurationError, match="is for encoder-decoders"):
         hea.convert(in_tree("bert"), max_target_position_embeddings=100)
 
 

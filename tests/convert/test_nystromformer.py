@@ -71,7 +71,7 @@ def test_what_differs_is_said() -> None:
     [
         ({"inv_coeff_init_option": True}, {}, "the option must be False"),
         ({"num_landmarks": 7}, {}, "landmarks must divide the length"),
-        ({}, {"pattern": "band(2, 2)"}, "the layers of a Nyströmformer read landmarks"),
+        ({}, {"pattern": "band(2, 2)"}, "the layers of a Nyströmformer attend to landmarks"),
     ],
 )
 def test_what_cannot_be_converted_is_refused(
@@ -90,7 +90,7 @@ def test_what_cannot_be_converted_is_refused(
     [
         ({"num_landmarks": 50}, "max_position_embeddings=100"),
         ({"mechanism": "linear", "num_landmarks": 64, "conv_kernel_size": 65}, "mechanism='linear'"),
-        ({"conv_kernel_size": None}, "no nystromformer config can be made"),
+        ({"conv_kernel_size": None}, "cannot become part of a nystromformer config"),
     ],
 )
 def test_what_they_cannot_say_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_changed_is_as_it_was(tmp_path: Path, monkeypatc
 
     folder = fill(tmp_path / "dst", OLD)
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(hea.CheckpointError, match="could not be written, and is as it was"):
+    with pytest.raises(hea.CheckpointError, match="could not be written, and was not changed"):
         write_folder(folder, lambda new: fill(new, NEW))
     assert contents(folder) == {name: text.encode() for name, text in OLD.items()}
     assert leftovers(folder) == []

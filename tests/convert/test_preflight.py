@@ -35,15 +35,15 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"attention_window": 8, "pattern": "band(4, 4)"}, "exclude each other"),
         ({"pattern": "band(4"}, "band"),
         ({"to": "led"}, "cannot become 'led'"),
-        ({"max_position_embeddings": 16}, "would cut the 80 positions"),
+        ({"max_position_embeddings": 16}, "would drop some of the 80 positions"),
         ({"max_position_embeddings": 0}, "at least 1"),
         ({"max_position_embeddings": "long"}, "at least 1"),
-        ({"max_target_position_embeddings": 99}, "is of encoder-decoders"),
+        ({"max_target_position_embeddings": 99}, "is for encoder-decoders"),
         ({"to": "longformer", "pattern": "full()"}, "longformer has windows"),
         ({"dst": 3}, "dst is 3; it must be the path of a folder"),
         ({"dst": ""}, "dst is ''; it must be the path of a folder"),
         ({"to": ["longformer"]}, r"cannot become \['longformer'\]"),
-        ({"head": "CausalLM"}, "shall be loaded as AutoModelForCausalLM, which cannot be converted"),
+        ({"head": "CausalLM"}, "is to be loaded as AutoModelForCausalLM, which cannot be converted"),
         ({"head": 3}, "head=3 is unknown; it must be one of"),
         ({"head": ["MaskedLM"]}, r"head=\['MaskedLM'\] is unknown"),
         ({"pattern": 3}, "3"),
@@ -66,7 +66,7 @@ def test_tables_larger_than_memory_are_refused(bert: Path, monkeypatch: pytest.M
     monkeypatch.setattr(conversion, "load_source", lambda *_: pytest.fail("weights were loaded"))
     assert configs.memory_bytes() is None or configs.memory_bytes() > 2**28
     monkeypatch.setattr(configs, "memory_bytes", lambda: 2**36)
-    with pytest.raises(hea.ConfigurationError, match=r"takes a table of learned positions of \d+ GiB, .* has 64 GiB"):
+    with pytest.raises(hea.ConfigurationError, match=r"needs a table of learned positions of \d+ GiB, .* has 64 GiB"):
         hea.convert(bert, max_position_embeddings=2**31 - 1)
 
 

@@ -103,7 +103,7 @@ def test_another_pattern_that_is_asked_for_takes_its_place(options: dict[str, An
 
 @pytest.mark.parametrize("to", ["etc_transformer", "compressed_transformer"])
 def test_what_reads_otherwise_is_refused(to: str) -> None:
-    message = rf"This BertConfig has attention_pattern=.*is not kept where a bert becomes a model of {to}"
+    message = rf"This BertConfig has attention_pattern=.*is not kept when a bert becomes a model of {to}"
     with pytest.raises(hea.ConfigurationError, match=message):
         hea.convert(sparsified("band"), to=to)
 

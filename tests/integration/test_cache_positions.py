@@ -282,7 +282,7 @@ def test_models_without_plain_rope_are_refused(why: str) -> None:
 @torch.no_grad()
 def test_wrong_uses_are_refused() -> None:
     model = hea.sparsify(tiny("llama"), PATTERNS)
-    with pytest.raises(hea.ConfigurationError, match="pass the model"):
+    with pytest.raises(hea.ConfigurationError, match="Pass the model"):
         hea.PatternCache(model.config, positions="cache")
     with pytest.raises(hea.ConfigurationError, match="'text'"):
         hea.PatternCache(model, positions="slots")
@@ -294,7 +294,7 @@ def test_wrong_uses_are_refused() -> None:
         other(ids, **{CACHE_ARGUMENT: cache})
     keys = torch.zeros(1, 2, 20, 8)
     cache.update(keys, keys, 0)
-    with pytest.raises(hea.UnsupportedBackendError, match="by calling its model"):
+    with pytest.raises(hea.UnsupportedBackendError, match="call the model of this cache"):
         cache.update(keys, keys, 0)
     cache.reset()
     model(ids, **{CACHE_ARGUMENT: cache})

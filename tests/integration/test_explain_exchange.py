@@ -87,7 +87,7 @@ SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_atte
 def test_a_family_that_needs_whole_texts_is_not_explained_on_shards() -> None:
     config = hea.EtcTransformerConfig(**SMALL, num_hidden_layers=2)
     model = transformers.AutoModel.from_config(config)
-    with pytest.raises(hea.UnsupportedBackendError, match="cannot read a text that lies on several"):
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot compute a text that several"):
         hea.shard_sequence(model, FOUR)
     for each in (model, config):
         with pytest.raises(hea.UnsupportedBackendError, match="models of the family etc_transformer read whole"):

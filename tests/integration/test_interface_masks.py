@@ -240,7 +240,7 @@ def test_a_matrix_of_a_static_cache_is_refused_under_a_pattern() -> None:
     matrix = torch.ones(2, 1, 6, 9, dtype=torch.bool).tril()
     for mask in (matrix, torch.zeros(2, 1, 6, 9).masked_fill(~matrix, torch.finfo(torch.float32).min)):
         cache = tr.StaticCache(config=model.config, max_cache_len=9)
-        with pytest.raises(hea.InputError, match="of which none reads the last key"):
+        with pytest.raises(hea.InputError, match="none of them attends to the last key"):
             model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
 
 
@@ -252,7 +252,7 @@ def test_a_matrix_that_may_be_a_decoders_own_mask_is_refused_under_its_pattern()
     ids = token_ids(2, 6)
     matrix = torch.ones(2, 1, 6, 6).tril().bool()
     model(**inputs_of("bart", "right"))
-    with pytest.raises(hea.UnsupportedBackendError, match="nothing says whether it is the decoder's own"):
+    with pytest.raises(hea.UnsupportedBackendError, match="nothing says whether it belongs to"):
         model(input_ids=ids, decoder_input_ids=ids, decoder_attention_mask=matrix)
 
 

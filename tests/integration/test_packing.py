@@ -203,7 +203,7 @@ def test_ulysses_keeps_documents_apart(name: str, pattern: Any, request: pytest.
 def test_ulysses_with_padding_is_refused() -> None:
     mask = torch.ones(1, 14, dtype=torch.long)
     mask[0, :3] = 0
-    with pytest.raises(hea.UnsupportedBackendError, match="padding would be read"):
+    with pytest.raises(hea.UnsupportedBackendError, match="tokens would attend to padding"):
         sparse("llama")(token_ids(1, 14), attention_mask=mask)
     mask[:] = 1
     sparse("llama")(token_ids(1, 14), attention_mask=mask)

@@ -34,13 +34,13 @@ LENGTH_DEPENDENT += [RandomBlocks(1, 4, exclude=GlobalTokens([-1]))]
         ("llama", {"kind": "band", "left": -7, "right": 0}, "left is -7"),
         ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
         ("llama", 7, "is 7"),
-        ("llama", {"encoder": Band(2, 0)}, "no encoder-decoder"),
+        ("llama", {"encoder": Band(2, 0)}, "not an encoder-decoder"),
         ("llama", [Band(2, 0), PerHead([Band(2, 0)] * 3)], "per_head"),
         ("llama", {0: Band(2, 0)}, "give a list"),
         ("mistral_sliding", Band(2, 0), "sliding_window to None"),
         ("llama", CompressedKeys(4, 2) | Band(3, 0), "for self-attention"),
         ("gemma3", [Band(2, 0), Band(2, 0)], "Give None for this layer"),
-        ("bert", BlockTopK(4, 2), "no token would read what follows it"),
+        ("bert", BlockTopK(4, 2), "no token would attend to later ones"),
     ],
 )
 def test_bad_patterns_are_refused_before_anything_changes(name: str, pattern: Any, message: str) -> None:
@@ -197,7 +197,10 @@ def test_causal_models_have_no_pattern_that_depends_on_the_length(pattern: Patte
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (hea.StarTransformerConfig(hidden_size=8, num_attention_heads=2), "tokens of a star read their neighbours"),
+        (
+            hea.StarTransformerConfig(hidden_size=8, num_attention_heads=2),
+            "tokens of a star attend to their neighbours",
+        ),
         (hea.BPTransformerConfig(hidden_size=8, num_attention_heads=2), "tokens and spans of a BP-Transformer"),
         (hea.BPSeq2SeqConfig(hidden_size=8, num_attention_heads=2), "tokens and spans of a BP-Transformer"),
     ],

@@ -149,7 +149,7 @@ def test_adapters_learn_beside_indexers() -> None:
     adapted = peft.get_peft_model(
         model, peft.LoraConfig(target_modules=["v_proj"], modules_to_save=["indexer"], init_lora_weights=False)
     )
-    with pytest.raises(ConfigurationError, match="whose frozen weights it would let learn"):
+    with pytest.raises(ConfigurationError, match="it would train frozen weights"):
         hea.index_stage(adapted, "sparse")
     out = adapted.train()(input_ids=ids, labels=ids)
     out.loss.backward()
@@ -174,7 +174,7 @@ def test_refusals() -> None:
         hea.index(build("llama"), head_dim=4, **SIZES)
     with pytest.raises(UnsupportedBackendError, match="not a decoder with rotary positions"):
         hea.index(build("gpt2"), **SIZES)
-    with pytest.raises(UnsupportedBackendError, match="do not read all earlier tokens"):
+    with pytest.raises(UnsupportedBackendError, match="do not attend to all earlier tokens"):
         hea.index(build("gemma3"), **SIZES)
     with pytest.raises(UnsupportedBackendError, match="rotates neighbouring dimensions"):
         hea.index(tr.CohereForCausalLM(tr.CohereConfig(**DECODER)), **SIZES)
@@ -183,7 +183,7 @@ def test_refusals() -> None:
     with pytest.raises(InputError, match="the indexer knows 20 of them"):
         model(ids, **{CACHE_ARGUMENT: cache})
     model.set_attn_implementation("sdpa")
-    with pytest.raises(UnsupportedBackendError, match="would read all keys"):
+    with pytest.raises(UnsupportedBackendError, match="would attend to all keys"):
         model(ids)
 
 
@@ -290,7 +290,7 @@ def test_packed_documents_are_read_apart_and_every_implementation_reads_the_same
 
 def test_families_that_refuse() -> None:
     for message, fields in {
-        "position_embedding_type=.learned., and an indexer": {"position_embedding_type": "learned"},
+        "position_embedding_type=.learned., but an indexer": {"position_embedding_type": "learned"},
         "rope_theta_per_layer": {"rope_theta_per_layer": [1e4, 1e3]},
         "has global_tokens=.first.": {"global_tokens": "first"},
     }.items():
@@ -304,7 +304,7 @@ def test_families_that_refuse() -> None:
     with pytest.raises(UnsupportedBackendError, match="has is_causal=False"):
         hea.index(encoder, **INDEXER)
     reformer = hea.EfficientReformerConfig(**{**OWN_SIZES, "is_causal": True, "max_position_embeddings": 64})
-    with pytest.raises(UnsupportedBackendError, match="follows from their own mechanism"):
+    with pytest.raises(UnsupportedBackendError, match="by their own mechanism"):
         hea.index(hea.EfficientReformerForCausalLM(reformer), **INDEXER)
     model, ids = indexed("sparse"), token_ids(1, 20)
     with pytest.raises(UnsupportedBackendError, match="does not work with global tokens"):
@@ -454,7 +454,7 @@ class Skipped(torch.nn.Module):
 def test_a_loss_that_does_not_arrive_is_said() -> None:
     model, ids = steps(sparse_stage), token_ids(1, 20)
     without_options(model.model.layers[1])
-    with pytest.raises(UnsupportedBackendError, match="has an indexer .* whose loss would be lost"):
+    with pytest.raises(UnsupportedBackendError, match="has an indexer .* its loss would be lost"):
         model(ids, labels=ids)
     with pytest.raises(UnsupportedBackendError, match="LlamaForCausalLM"):
         hea.index_recall(model, input_ids=ids)

@@ -32,6 +32,6 @@ def test_gradients_are_those_of_one_process(report: dict[str, Any], name: str) -
 
 @pytest.mark.parametrize("way", REFUSED)
 def test_indexers_in_the_shards_of_their_layers_are_refused(report: dict[str, Any], way: str) -> None:
-    assert "FSDP has the indexers of this" in report[way]
+    assert "FSDP has sharded the indexers of this" in report[way]
     assert "fully_shard(layer.self_attn.indexer)" in report[way]
     assert "LlamaDecoderLayer,LightningIndexer" in report[way]

@@ -151,7 +151,7 @@ def test_last_steps_read_everything(tmp_path: Path) -> None:
 
 
 def test_refusals_of_the_phase(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="must be a share"):
+    with pytest.raises(InputError, match="must be a fraction"):
         hea.FullAttentionPhase(10)
     model = tr.LlamaForCausalLM(tr.LlamaConfig(**DECODER))
     with pytest.raises(InputError, match="has no attention_pattern"):

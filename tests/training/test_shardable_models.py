@@ -122,7 +122,7 @@ REFUSED |= {name: (family.column("halo")[0].model, family.refuses["halo"]) for n
 def test_model_is_refused(name: str) -> None:
     build, sentence = REFUSED[name]
     model = build()
-    with pytest.raises(hea.UnsupportedBackendError, match=f"cannot read a text that lies on several.*({sentence})"):
+    with pytest.raises(hea.UnsupportedBackendError, match=f"cannot compute a text that several.*({sentence})"):
         hea.shard_sequence(model, MESH)
     # and is left as it was
     assert not any("_sequence_shards" in module.__dict__ for module in model.modules())
@@ -204,7 +204,7 @@ def test_subclasses_shift_their_labels(alone: Any) -> None:
 
 @pytest.mark.parametrize("mesh", ["sp", 2, torch.ones(2)], ids=repr)
 def test_what_is_no_mesh_is_refused(mesh: Any) -> None:
-    with pytest.raises(hea.ConfigurationError, match=r"mesh is .* must be a .*DeviceMesh, .* init_device_mesh\("):
+    with pytest.raises(hea.ConfigurationError, match=r"mesh is .* must be a .*DeviceMesh .* init_device_mesh\("):
         hea.shard_sequence(llama(), mesh)
 
 

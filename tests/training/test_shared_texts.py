@@ -52,9 +52,9 @@ def test_a_training_resumes_in_the_second_epoch(reports: dict[int, dict[str, Any
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("logits", "every process has those of its own tokens"),
+        ("logits", "every process has only those of its own tokens"),
         ("order", "train_sampling_strategy is 'group_by_length'"),
-        ("stream", "Examples of a Stream are dealt out by process 0"),
+        ("stream", "Process 0 distributes the examples of a Stream"),
         ("mesh", "has the processes 0, 2, but"),
         ("smoothing", "computes the loss itself, without the tokens of other processes. Set"),
         ("smoothed evaluation", "label_smoothing_factor=0.25"),

@@ -75,7 +75,8 @@ def attend_shard(
     if not query.shape[2] == key.shape[2] == stop - first:
         raise InputError(
             f"Process {shards.rank} holds tokens {first} to {stop - 1} of {num_tokens}, but got {query.shape[2]} "
-            f"queries and {key.shape[2]} keys. Keys of earlier calls (a cache) cannot be read."
+            f"queries and {key.shape[2]} keys. Attention to keys of earlier calls (a cache) is not supported. Call "
+            "without a cache."
         )
     query, key, value = checked_states(query, key, value)
     layout = Layout(
@@ -106,7 +107,9 @@ def refuse_compiled() -> None:
     torch.compile runs code that raises without compiling it, and would go on with what that code calls: then, too.
     """
     if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
-        raise UnsupportedBackendError("A text over several processes cannot be compiled. Call the model without it.")
+        raise UnsupportedBackendError(
+            "A text over several processes cannot be compiled. Call the model without torch.compile."
+        )
 
 
 def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_selected_keys: bool = False) -> None:

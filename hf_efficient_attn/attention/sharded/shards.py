@@ -73,7 +73,8 @@ def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
     """
     if num_tokens < num_shards:
         raise InputError(
-            f"A text of {num_tokens} tokens cannot be cut over {num_shards} processes. Pass at least a token for each."
+            f"A text of {num_tokens} tokens cannot be cut over {num_shards} processes. Pass at least one token for "
+            "each process."
         )
     length, longer = divmod(num_tokens, num_shards)
     edges = [shard * length + min(shard, longer) for shard in range(num_shards + 1)]

@@ -19,7 +19,7 @@ from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.messages import shown
 
 # why the heads of a layer with an indexer are not dealt out
-INDEXED = "for all of which an indexer (hea.index) chooses the same keys"
+INDEXED = "because an indexer (hea.index) selects the same keys for all of them"
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,15 @@ def refuse_few_heads(num_heads: int, num_processes: int) -> None:
     """Raise ConfigurationError if a process would get no head."""
     if num_heads < num_processes:
         raise ConfigurationError(
-            f"{num_processes} processes cannot deal out {num_heads} heads: each needs one at least. Use "
-            f"{num_heads} processes or fewer, or mode='auto' and patterns that read neighbours."
+            f"Cannot split {num_heads} heads over {num_processes} processes: each process needs at least one. Use "
+            f"{num_heads} processes or fewer, or mode='auto' and patterns of neighbours."
         )
 
 
 def refuse_heads(mode: str, what: str) -> None:
     """Raise ConfigurationError in the mode that deals out heads; `what`: whose heads, and why they cannot be."""
     if mode == HEADS:
-        raise ConfigurationError(f"mode={shown(mode)} cannot deal out the heads of {what}. Use mode='auto'.")
+        raise ConfigurationError(f"mode={shown(mode)} cannot split the heads of {what}. Use mode='auto'.")
 
 
 def refuse_halo(mode: str, what: str) -> None:

@@ -110,8 +110,8 @@ def rows_before_positions(config: Any) -> int:
     """
     if config.pad_token_id is None:
         raise ConfigurationError(
-            f"The {config.model_type} config says pad_token_id=None, and position tables of RoBERTa's and Longformer's "
-            "kind begin with pad_token_id + 1 rows. Set pad_token_id."
+            f"The {config.model_type} config says pad_token_id=None, but the position tables of RoBERTa and Longformer "
+            "begin with pad_token_id + 1 unused rows. Set pad_token_id."
         )
     return int(config.pad_token_id) + 1
 

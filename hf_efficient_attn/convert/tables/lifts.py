@@ -66,8 +66,8 @@ def requested_of_compressed(config: Any, request: ConversionRequest) -> dict[str
     listed = set(mechanism) if isinstance(mechanism, list) else {mechanism}
     if request.parity and not listed <= set(EXACT):
         raise ConfigurationError(
-            f"parity=True: layers of {', '.join(sorted(listed - set(EXACT)))} cannot compute what their source does. "
-            f"Those of {', '.join(EXACT)} can. Leave parity (--parity) out."
+            f"parity=True: layers of {', '.join(sorted(listed - set(EXACT)))} cannot compute what their source "
+            f"computes. Those of {', '.join(EXACT)} can. Leave parity (--parity) out."
         )
     if request.global_projections is not None:
         raise ConfigurationError(
@@ -149,7 +149,7 @@ def to_ours_of_roberta(config: Any, head: str, parity: bool) -> dict[str, Any]:
     if token is None or token == config.pad_token_id:
         raise ConfigurationError(
             f"The {config.model_type} config says bos_token_id={token}, pad_token_id={config.pad_token_id}, and global "
-            "tokens begin as the token before a text. Set bos_token_id, to a token that is no padding."
+            "tokens begin as the token before a text. Set bos_token_id to a token that is not padding."
         )
     del own["position_offset"]
     return {**_fields(config, parity, own), "global_token_id": token}
@@ -158,8 +158,8 @@ def to_ours_of_roberta(config: Any, head: str, parity: bool) -> dict[str, Any]:
 def _fields(config: Any, parity: bool, own: dict[str, Any]) -> dict[str, Any]:
     if parity:
         raise ConfigurationError(
-            f"parity=True: an etc_transformer cannot compute what a {config.model_type} does, as it has no positions. "
-            "Leave parity (--parity) out."
+            f"parity=True: an etc_transformer cannot compute what a {config.model_type} computes, because it has no "
+            "positions. Leave parity (--parity) out."
         )
     # a chunk is part of a text, the first no more than the others
     return {**own, "classifier_pooling": "mean", "long_token_type": 0}
@@ -265,7 +265,7 @@ def nystromformer_to_theirs(config: Any) -> dict[str, Any]:
     if tokens == landmarks < longest:
         raise ConfigurationError(
             f"nystromformer models read texts of a multiple of num_landmarks={landmarks} tokens, and have full "
-            f"attention if that is {landmarks}; of max_position_embeddings={longest} no other is left. Convert with "
+            f"attention at {landmarks} tokens, so with max_position_embeddings={longest} no text is left. Convert with "
             f"max_position_embeddings={2 * landmarks}."
         )
     return {"num_landmarks": landmarks, "segment_means_seq_len": tokens, "max_position_embeddings": longest}
@@ -280,7 +280,7 @@ def requested_of_nystromformer(config: Any, request: Any) -> dict[str, Any]:
     for name in ("pattern", "attention_window", "global_projections"):
         if getattr(request, name) is not None:
             raise ConfigurationError(
-                f"{name}={getattr(request, name)}: the layers of a Nyströmformer read landmarks, and follow no "
+                f"{name}={getattr(request, name)}: the layers of a Nyströmformer attend to landmarks and follow no "
                 f"pattern. Leave {name} out."
             )
     is_full = config.num_landmarks >= config.max_position_embeddings

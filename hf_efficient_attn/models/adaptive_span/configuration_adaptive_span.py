@@ -40,34 +40,36 @@ CHOICES = {
 class AdaptiveSpanConfig(
     SpanFields, NormFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
-    r"""Describe a Transformer whose heads learn how far they read.
+    r"""Config of a Transformer whose heads learn their attention span.
 
     The presets `text8_small`, `text8_large`, `enwik8_small`, `enwik8_large` and `enwik8_demo` are the authors'
     networks, `modern` is a pre-norm network with rotary positions; every field can be changed on top.
 
     Args:
-        span: "adaptive", a learned span per head; "dynamic", a span that every token chooses; "fixed", the limit.
+        span: "adaptive": a learned span per head; "dynamic": a span that is predicted for every token; "fixed": the
+            span limit.
         span_limit: the longest span S, in tokens. To change it in a trained model, see `set_span_limit`.
-        span_ramp: R, over how many tokens the mask falls from 1 to 0 beyond the span.
+        span_ramp: R, the number of tokens over which the mask falls from 1 to 0 beyond the span.
         span_penalty: λ; training minimises the mean loss of a token in nats plus λ · Σ over layers of the mean span of
             the heads in tokens (R not counted).
-        span_init: learned spans at the start, as a share of the limit.
-        dynamic_span_bias: b of span S · sigmoid(v·x + b) at the start; v starts at 0.
-        include_self: whether a token reads itself; None: only if it reads both sides. In the authors' network it reads
-            only earlier tokens.
-        frozen_spans: spans in tokens, a list per layer with a number per head, that are no longer trained; see
+        span_init: initial value of learned spans, as a fraction of the limit.
+        dynamic_span_bias: initial b of a dynamic span S · sigmoid(v·x + b); v starts at 0.
+        include_self: whether a token attends to itself; None: only if the model is bidirectional. In the authors'
+            network a token attends only to earlier tokens.
+        frozen_spans: spans in tokens that are no longer trained, one list per layer with one number per head; see
             `freeze_spans`.
-        is_causal: each token reads the past only; if False, both sides, with a ramp on each.
+        is_causal: whether tokens attend only to the past; False: to both sides, with a ramp on each side.
         position_embedding_type: "relative_keys", a trained vector per distance added to the keys, shared by heads and
             layers (causal only); "rope"; "none".
         norm_position, norm_type, norm_eps, norm_bias: "post", or "pre" with another norm after the last block;
             "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
             output; MLP; vocabulary.
-        gated_mlp: act(x·W_gate) * (x·W_up).
-        activation_dropout, attention_dropout: of the MLP's inner activations and of attention weights.
-        matrix_init: "normal", N(0, initializer_range²), or "uniform", ±1/√(inputs), as in torch's linear maps.
-        embedding_init_std: standard deviation of embeddings at the start; None: initializer_range.
+        gated_mlp: whether the MLP computes act(x·W_gate) * (x·W_up).
+        activation_dropout, attention_dropout: dropout of the MLP's inner activations and of attention weights.
+        matrix_init: initialisation of matrices: "normal", N(0, initializer_range²), or "uniform", ±1/√(inputs), as in
+            torch's linear layers.
+        embedding_init_std: initial standard deviation of embeddings; None: initializer_range.
         classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
             otherwise "mean".
 
@@ -156,7 +158,7 @@ class AdaptiveSpanConfig(
 
     @classmethod
     def modern(cls, **fields: Any) -> "AdaptiveSpanConfig":
-        """Return a modern network: pre-norm RMSNorm, gated MLP, rotary positions; a token reads itself.
+        """Return a modern network: pre-norm RMSNorm, gated MLP, rotary positions; a token attends to itself.
 
         No paper trains it; spans and penalty work as in the authors' network.
         """

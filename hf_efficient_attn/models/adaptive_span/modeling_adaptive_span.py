@@ -164,7 +164,7 @@ class AdaptiveSpanPreTrainedModel(SpanCheckpoints, EfficientPreTrainedModel):
                 init.uniform_(module.bias, -limit, limit)
 
     def reset_memory(self) -> None:
-        """Forget the segments read so far."""
+        """Forget all earlier segments."""
         self.base_model.memory.clear()
 
 
@@ -199,9 +199,9 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
 
         Args:
             attention_mask, position_ids: see `prepare`.
-            segment_index: int [B], the number of this segment in the text of its row. The layers then read what they
-                have kept of the previous segment, which must have been the last call; training and evaluation are
-                kept separately. None: the input is a text of its own.
+            segment_index: int [B], the number of this segment in the text of its row. The layers then also attend to
+                the states that they kept of the previous segment, which must have been the last call. Training and
+                evaluation have separate memories. None: the input is a text of its own.
         """
         modules = (layer.self_attn.spans for layer in self.layers)
         bounds = all_bounds(self, modules, attention_mask, position_ids, segment_index)

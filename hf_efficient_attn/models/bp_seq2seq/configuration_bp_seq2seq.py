@@ -35,29 +35,29 @@ TRANSLATION: dict[str, Any] = {
 
 @strict_config
 class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
-    r"""Describe a BP-Transformer that translates: an encoder over the tree of the source, a decoder over the target's.
+    r"""Config of a BP-Transformer for translation: an encoder over the tree of the source, a decoder over the target's.
 
     The presets `iwslt` and `wmt14` are the authors' networks; every field can be changed on top.
 
     Args:
         encoder_layers, decoder_layers: the layers of the two stacks.
-        num_nodes: k, how many nodes of each size a token reads on each side; in the decoder to its left alone.
-        clip_distance: the level from which on spans share the labels of this level: level 0 are tokens, and the spans
-            of level j have 2^j of them.
+        num_nodes: k, how many nodes of each size a token attends to on each side; in the decoder only on its left.
+        clip_distance: spans above this level share its labels. Level 0 are the tokens, and a span of level j has 2^j
+            tokens.
         position_embedding_type: "relation", the paper's: no positions, but a learned vector for every relation of a
             token to a node; "learned" or "sinusoidal" positions of tokens, without relations; "none".
         max_position_embeddings, max_target_position_embeddings: the rows of "learned" positions of source and target;
             otherwise both may have any length.
         label_smoothing: ε of the training loss of `BPSeq2SeqForConditionalGeneration`: weight 1 − ε on the target and
             ε / vocab_size on every token. In eval mode the loss is the plain cross-entropy.
-        sentence_end_token_id: the token behind which `generate` goes on to the next sentence of the source, if it is
-            given `sentence_ids`; None: what is generated is of the last sentence of its prompt.
+        sentence_end_token_id: the token after which `generate` with `sentence_ids` goes on to the next sentence of the
+            source; None: all generated tokens belong to the last sentence of the prompt.
         hidden_act: the activation of the MLP.
-        norm_position: "post"; spans start as zeros, which a norm before attention would not know from one another.
+        norm_position: only "post": spans start as zeros, and a norm before attention would make them all equal.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
             output; MLP; vocabulary. Source, target and output share the embedding.
-        embedding_dropout: of the embeddings, before their norm.
+        embedding_dropout: dropout of the embeddings, before their norm.
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -94,7 +94,7 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
 
     @classmethod
     def iwslt(cls, **fields: Any) -> "BPSeq2SeqConfig":
-        """Return the network for IWSLT's talks from Chinese to English, with 64 tokens of context before a sentence."""
+        """Return the network for IWSLT talks from Chinese to English, with 64 tokens of context before a sentence."""
         return cls(**{**TRANSLATION, "clip_distance": 3, **fields_of_stacks(fields)})
 
     @classmethod

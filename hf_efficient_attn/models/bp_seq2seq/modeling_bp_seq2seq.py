@@ -74,8 +74,8 @@ def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: 
             check_numbers(name, given, states.shape[:2], tokens)
         elif of_source is not None or of_target is not None:
             raise InputError(
-                f"{INPUTS[1 - INPUTS.index(name)]} is given without {name}, and a target token reads the source's "
-                "tokens of the same sentence. Pass both, or none where it reads all of the source."
+                f"{INPUTS[1 - INPUTS.index(name)]} is given without {name}, but a target token attends to the source's "
+                "tokens of the same sentence. Pass both; or pass neither, for attention to the whole source."
             )
 
 
@@ -99,7 +99,7 @@ def aligned_source(readable: TokenMask, of_source: Tensor | None, of_target: Ten
 
 
 class SentencePrompts:
-    """Mixin of heads for `generate` with `sentence_ids`: a token behind one that ends a sentence reads the next.
+    """Mixin of heads for `generate` with `sentence_ids`: a token after the end of a sentence attends to the next.
 
     That token is the config's `sentence_end_token_id`. Numbers of a prompt may be given; otherwise it begins with the
     first sentence of the source.
@@ -148,7 +148,7 @@ class SentencePrompts:
         return inputs
 
     def check_one_by_one(self, of_source: Tensor, mask: Tensor | None) -> None:
-        """Raise InputError where the next sentence of a source has not the next number, though one is gone on to."""
+        """Raise InputError if generation goes on to a sentence whose number is not the next one."""
         if self.config.sentence_end_token_id is None:  # type: ignore[attr-defined]
             return
         numbers = on_host(of_source)
@@ -158,7 +158,7 @@ class SentencePrompts:
             if len(held) and int(held[-1] - held[0]) >= len(held):
                 raise InputError(
                     f"sentence_ids of row {row} are {len(held)} numbers from {int(held[0])} to {int(held[-1])}, but "
-                    "generate goes on from a sentence to the one with the next number: number sentences one by one."
+                    "generate goes on from a sentence to the one with the next number. Number sentences without gaps."
                 )
 
     def ended(self, ids: Tensor, start: Tensor | int) -> Tensor:

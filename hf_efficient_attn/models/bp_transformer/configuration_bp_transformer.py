@@ -44,35 +44,35 @@ CLIP_DISTANCES = {512: 2, 1024: 3, 2048: 4, 4096: 5, 8192: 6}
 
 @strict_config
 class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
-    r"""Describe a BP-Transformer: attention over the nodes of a binary tree of spans, fine nearby and coarse far off.
+    r"""Config of a BP-Transformer: attention over the nodes of a binary tree of spans, short nearby and long far off.
 
     The presets `sst5`, `imdb`, `snli`, `enwik8` and `text8` are the authors' networks; every field can be changed.
 
     Args:
-        num_nodes: k, how many nodes of each size a token reads on each side.
-        clip_distance: the level from which on spans share the labels of this level: level 0 are tokens, and the spans
-            of level j have 2^j of them.
-        is_causal: tokens read to their left only, spans that end before them; otherwise on both sides. Spans always
-            read all of their own tokens.
+        num_nodes: k, how many nodes of each size a token attends to on each side.
+        clip_distance: spans above this level share its labels. Level 0 are the tokens, and a span of level j has 2^j
+            tokens.
+        is_causal: whether tokens attend only to themselves and to nodes that end before them; False: to nodes on both
+            sides. Spans always attend to all of their own tokens.
         position_embedding_type: "relation", the paper's: no positions, but a learned vector for every relation of a
             token to a node (the level, the side, the place), added to the keys of all heads of a layer; "learned" or
             "sinusoidal" positions of tokens, without relations; "none".
         max_position_embeddings: the rows of "learned" positions; otherwise texts may have any length.
         hidden_act: the activation of the MLP.
-        norm_position: "post"; spans start as zeros, which a norm before attention would not know from one another.
+        norm_position: only "post": spans start as zeros, and a norm before attention would make them all equal.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
             output; MLP; vocabulary.
-        embedding_dropout: of the embeddings, before their norm.
+        embedding_dropout: dropout of the embeddings, before their norm.
         classifier_pooling: what represents a text: "root", the span of all tokens; the "first" or "last" token, or the
             "mean" of all.
-        classifier_head: "linear", or "dense", with a map and `classifier_activation` before.
-        separate_sentences: tokens of type 0 and of type 1 (`token_type_ids`) are two sentences with a tree each, and
-            what represents the one and the other is classified side by side.
-        cross_layers: layers behind the others, in which each token of a sentence also reads all tokens of the other;
-            None: there are none.
-        layer_losses: in training a causal language model also predicts from earlier layers: from all in the beginning,
-            and fewer and fewer as `LayerLossCallback` says that training advances. The loss is their mean.
+        classifier_head: "linear", or "dense": a dense layer and `classifier_activation` come first.
+        separate_sentences: whether tokens of type 0 and type 1 (`token_type_ids`) are two sentences, each with its own
+            tree. The classifier gets the representations of both, concatenated.
+        cross_layers: number of layers after the others, in which each token of a sentence also attends to all tokens of
+            the other sentence; None: there are none.
+        layer_losses: whether a causal language model in training also predicts from earlier layers: first from all of
+            them, and from fewer as training advances (see `LayerLossCallback`). The loss is the mean over these layers.
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -146,8 +146,8 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
     def snli(cls, **fields: Any) -> "BPTransformerConfig":
         """Return the network for SNLI's pairs of sentences in three classes.
 
-        Three layers read each sentence, and three more the other one, too. Of these the sources we have say their
-        number alone; here their tokens read the other sentence's as a decoder reads its source.
+        Three layers attend within each sentence, and three more also to the other sentence. Our sources say only how
+        many of these there are; here their tokens attend to the other sentence as a decoder attends to its source.
         """
         own = {
             "num_hidden_layers": 3,

@@ -173,8 +173,8 @@ def check_pieces(types: Tensor, mask: Any) -> None:
     if bool((changes > 1).any()):
         row = int((changes > 1).nonzero()[0])
         raise InputError(
-            f"token_type_ids of row {row} change {int(changes[row])} times, but each sentence must stand in one piece, "
-            "with a tree of its own: pass 0 for all tokens of the one and 1 for all of the other."
+            f"token_type_ids of row {row} change {int(changes[row])} times, but each of the two sentences must be one "
+            "run of tokens. Pass 0 for all tokens of the first and 1 for all of the second."
         )
 
 
@@ -308,7 +308,7 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
             check_pieces(types, mask)
         elif types is not None and not torch.compiler.is_compiling() and bool(on_host(types).any()):
             raise InputError(
-                "token_type_ids has types other than 0, but this model reads no pairs. Leave them out, or build it "
+                "token_type_ids has types other than 0, but this model takes no pairs. Leave them out, or build it "
                 "with separate_sentences=True."
             )
 

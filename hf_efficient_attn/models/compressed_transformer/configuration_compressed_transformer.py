@@ -46,9 +46,8 @@ SPELT = {
 }
 # why a mechanism has no causal form, as the end of a sentence
 NOT_CAUSAL = {
-    "linformer": "each of its projected keys is a sum over the whole text, so that a token would read what follows it",
-    "nystrom": "each of its landmarks is a mean over a segment of the whole text, so that a token would read what "
-    "follows it",
+    "linformer": "each projected key is a sum over the whole text, so a token would attend to later ones",
+    "nystrom": "each landmark is a mean over a segment of the whole text, so a token would attend to later ones",
 }
 # fields that only layers of one mechanism read
 OWN_FIELDS: dict[str, tuple[str, ...]] = {
@@ -84,12 +83,12 @@ def check_mechanisms(config: Any) -> None:
     for each in listed:
         if each in SPELT:
             raise ConfigurationError(
-                f"mechanism={shown(config.mechanism)}: what is called {each} is mechanism='linear' with {SPELT[each]}."
+                f"mechanism={shown(config.mechanism)}: {each} is written mechanism='linear' with {SPELT[each]}."
             )
         if each not in MECHANISMS:
             raise ConfigurationError(
-                f"mechanism={shown(config.mechanism)}: {shown(each)} is none of {', '.join(MECHANISMS)}. Give one for "
-                f"all layers, or a list with one for each.{meant(each, MECHANISMS)}"
+                f"mechanism={shown(config.mechanism)}: {shown(each)} is not one of {', '.join(MECHANISMS)}. Give one "
+                f"for all layers, or a list with one for each.{meant(each, MECHANISMS)}"
             )
         if config.is_causal and each in NOT_CAUSAL:
             raise ConfigurationError(
@@ -113,20 +112,20 @@ def check_followers(config: Any) -> None:
     listed = [config.mechanism_of_layer(layer) for layer in _layers(config)]
     if not set(FOLLOWERS) & set(listed):
         raise ConfigurationError(
-            f"{FIELD}={shown(spec)}: no layer follows a pattern. Give one of the mechanisms {names} to those that "
-            "shall, in a list with one for each layer, or leave the pattern out."
+            f"{FIELD}={shown(spec)}: no layer follows a pattern. Give some layers one of the mechanisms {names}, in a "
+            "list with one for each layer, or leave the pattern out."
         )
     patterns = patterns_per_layer(spec, len(listed))
     for layer, pattern in enumerate([] if is_single(spec) else patterns):
         if pattern is not None and listed[layer] not in FOLLOWERS:
             raise ConfigurationError(
-                f"{FIELD} has a pattern for layer {layer}, whose mechanism {shown(listed[layer])} follows none. Give "
-                f"None for this layer, or one of the mechanisms {names}."
+                f"{FIELD} has a pattern for layer {layer}, but its mechanism {shown(listed[layer])} follows no "
+                f"pattern. Give None for this layer, or one of the mechanisms {names}."
             )
         if pattern is not None and listed[layer] == "reused_weights" and pattern != patterns[layer - 1]:
             raise ConfigurationError(
-                f"{FIELD} has a pattern for layer {layer}, which reads with the weights of the layer below, and so by "
-                "its pattern. Give None for this layer."
+                f"{FIELD} has a pattern for layer {layer}, but this layer has the attention weights of the layer "
+                "below, and so its pattern. Give None for this layer."
             )
 
 
@@ -137,9 +136,9 @@ def check_reused(config: Any) -> None:
         allowed = (*REUSABLE, "reused_weights")
         if below not in allowed:
             raise ConfigurationError(
-                f"mechanism has 'reused_weights' for layer {layer}, which reads with the weights of the layer below. "
-                f"That must be of one of the mechanisms {', '.join(allowed)}; "
-                + ("there is none." if below is None else f"it is {shown(below)}.")
+                f"mechanism has 'reused_weights' for layer {layer}, which takes the attention weights of the layer "
+                f"below. That layer must have one of the mechanisms {', '.join(allowed)}; "
+                + ("there is no layer below." if below is None else f"it is {shown(below)}.")
             )
 
 
@@ -150,7 +149,7 @@ def check_unused(config: Any) -> None:
             value, default = getattr(config, name), getattr(type(config), name)
             if value != default:
                 raise ConfigurationError(
-                    f"{name}={shown(value)}, but no layer has mechanism={shown(mechanism)}, which alone reads it. "
+                    f"{name}={shown(value)}, but only mechanism={shown(mechanism)} uses it, and no layer has that. "
                     f"Leave it out (it is then {shown(default)}), or give a layer that mechanism."
                 )
 
@@ -166,7 +165,7 @@ def check_projections(config: Any) -> None:
     if any(each > length for each in used):
         raise ConfigurationError(
             f"projected_tokens={shown(slots)} are more than the max_position_embeddings={length} tokens that they are "
-            "made of: a Linformer reads fewer keys than there are tokens."
+            "made of. A Linformer must have fewer keys than tokens."
         )
     if config.projection_sharing == "layerwise" and len(used) > 1:
         raise ConfigurationError(
@@ -193,14 +192,14 @@ def check_landmarks(config: Any) -> None:
     """Raise ConfigurationError for landmarks or a convolution that a Nyströmformer cannot have."""
     if config.layers_with("nystrom") and config.num_landmarks > config.max_position_embeddings:
         raise ConfigurationError(
-            f"num_landmarks={config.num_landmarks} are more than the max_position_embeddings="
-            f"{config.max_position_embeddings} tokens that they are means of. Give fewer; as many as that are full "
-            "attention at every length."
+            f"num_landmarks={config.num_landmarks} is more than max_position_embeddings="
+            f"{config.max_position_embeddings}, but landmarks are means of tokens. Give fewer; with an equal number "
+            "the model has full attention at every length."
         )
     size = config.conv_kernel_size
     if size is not None and (size < 1 or size % 2 == 0):
         raise ConfigurationError(
-            f"conv_kernel_size={size} must be an odd number of tokens, as many on either side, or None for no "
+            f"conv_kernel_size={size} must be an odd number of tokens, equally many on both sides, or None for no "
             "convolution."
         )
 
@@ -214,8 +213,8 @@ def check_softmax_heads(config: Any) -> None:
         )
     if config.key_value_heads != config.num_attention_heads and not listed <= set(SHARERS):
         raise ConfigurationError(
-            f"num_key_value_heads={groups} shares keys and values among heads, which layers of the mechanisms "
-            f"{', '.join(SHARERS)} can, and {', '.join(sorted(listed - set(SHARERS)))} cannot. Leave it out."
+            f"num_key_value_heads={groups} shares keys and values among heads. Layers of the mechanisms "
+            f"{', '.join(SHARERS)} can do this, but {', '.join(sorted(listed - set(SHARERS)))} cannot. Leave it out."
         )
 
 
@@ -270,62 +269,66 @@ class CompressedTransformerConfig(
     LibraryConfig,
     PreTrainedConfig,
 ):
-    r"""Describe a Transformer whose layers read a short form of the text: Linformer, and other mechanisms beside it.
+    r"""Config of a Transformer with compressed attention: Linformer, Nyströmformer, linear attention and others.
 
-    The presets `linformer_base`, `linformer_large`, `performer_base`, `nystromformer_base` and `t_dmca` are in the
-    layouts of the papers; every field can be changed on top. `linformer` is an alias for a Linformer of any size.
+    The presets `linformer_base`, `linformer_large`, `performer_base`, `nystromformer_base` and `t_dmca` have the sizes
+    of the papers; every field can be changed on top. `linformer` is an alias for a Linformer of any size.
 
     Args:
-        mechanism: what the layers compute: "linformer"; "linear", attention by sums over keys; "nystrom",
-            attention through landmarks; "memory_compressed", to one key for every few tokens; or "pattern", softmax
-            attention that follows `attention_pattern`; "prior", the same with a prior by distance; "residual_scores",
-            the same with the scores of the layer below added; "reused_weights", with the weights of the layer below,
-            without queries and keys; "talking_heads", with heads that mix scores and weights; "collaborative_heads",
-            with queries and keys that heads share; a list gives one per layer, so that they mix.
-        attention_pattern: who reads whom in layers from "pattern" on, in any form that `sparsify` takes; None: all read
-            all, or if causal all before. A list has None for the other layers, and for "reused_weights", which follows
-            the layer below.
-        is_causal: each token reads the past and itself. Linformer and Nyströmformer have no causal form.
-        projected_tokens: k, the keys and values that the tokens of a Linformer's layer are projected to; a list gives
+        mechanism: the attention of the layers, or a list with one for each layer: "linformer"; "linear": attention by
+            sums over keys; "nystrom": attention through landmarks; "memory_compressed": attention to one key for every
+            few tokens; "pattern": softmax attention that follows `attention_pattern`; and variants of "pattern":
+            "prior" has a prior by distance; "residual_scores" adds the scores of the layer below; "reused_weights" has
+            the attention weights of the layer below, without queries and keys; "talking_heads" mixes scores and weights
+            of heads; "collaborative_heads" shares queries and keys among heads.
+        attention_pattern: which token attends to which in layers with "pattern" and its variants, in any form that
+            `sparsify` takes; None: full (or causal) attention. In a list, the other layers have None, and so have
+            layers with "reused_weights", which follow the layer below.
+        is_causal: whether each token attends only to itself and the past. Linformer and Nyströmformer have no causal
+            form.
+        projected_tokens: k, the number of keys and values that a Linformer's layer projects the tokens to; a list gives
             one number per layer.
         max_position_embeddings: N, the columns of projection matrices, and the rows of "learned" positions. Texts may
             be shorter.
-        projection_sharing: what has projection matrices of its own: "none" is shared: every head, keys and values
-            (2 · heads of a layer); "headwise", keys and values of a layer (2); "kv", a layer (1); "layerwise": the
+        projection_sharing: how projection matrices are shared. "none": every head has one for keys and one for values;
+            "headwise": every layer has one for keys and one for values; "kv": every layer has one; "layerwise": the
             model has one.
-        projection_type: "linear": a matrix of k · N numbers; "convolution": of N / k tokens, kernel and stride, with a
-            matrix per token within heads; "mean": of N / k tokens, without parameters.
-        projection_first: the hidden states are projected, and then mapped to keys and values, with their bias added to
-            each projected state, as in the authors' code; False: keys and values are projected, as in the paper. Both
-            are the same without biases.
-        projection_bias: a bias for each projected token, as in the library linformer-pytorch.
-        projection_padding: "zero": padding is no part of what is projected; "ignore": masks are not looked at, except
-            that embeddings of padding are zeros, as in the authors' code. What is padded then depends on how.
-        feature_map: φ of linear attention, of queries and keys: "elu", elu(x) + 1; "positive_random", the features of
-            Performers, of which the products are those of softmax in the mean; or "constant", 1, which is average
-            attention, without queries and keys.
-        num_features: how many of these a head has; None: head_dim · ln(head_dim), as the authors.
-        feature_seed, feature_redraw_steps: of their draw, and after how many steps of training
-            `RedrawFeaturesCallback` replaces them; None: never.
-        normalizer_epsilon: what is added to the sum of weights of linear attention, but for random features, whose sums
-            are divided by their largest terms instead.
-        chunk_tokens: tokens of a chunk of causal linear attention, of which all pairs are computed; how fast it is, and
-            not what is computed.
-        num_landmarks: m of a Nyströmformer; texts of at most as many tokens have full attention.
-        conv_kernel_size: tokens of the convolution over its values, an odd number; None: there is none.
-        inverse_scale: by what the start of the iteration for the inverse is divided: a number for each text and "head",
-            or one for the whole "batch", as transformers, where batch mates change the output.
-        compression_tokens: f of memory-compressed attention, tokens of a slot, which has one key and one value.
-        compression_by_head: its convolutions map within heads; False: all numbers of a key to each, as wide.
-        compression_null_key: each head has a learned key and value, 0 at the start, that all tokens read; without, the
-            first f - 1 tokens of a causal layer read nothing there.
-        num_key_value_heads: how many heads of keys and values the query heads share, in models whose layers have the
-            mechanisms "pattern", "prior", "residual_scores", "reused_weights" and "talking_heads"; None: none are
-            shared.
-        shared_key_width: how many numbers the queries and keys have that collaborative heads share, from
-            num_attention_heads to hidden_size; None: hidden_size, with which they start as ordinary heads.
+        projection_type: "linear": a matrix of k · N numbers; "convolution": kernel and stride of N / k tokens, with a
+            matrix per token within heads; "mean": the mean of N / k tokens, without parameters.
+        projection_first: whether hidden states are projected first and then mapped to keys and values, whose bias is
+            added to each projected state, as in the authors' code. False: keys and values are projected, as in the
+            paper. Without biases both are the same.
+        projection_bias: whether each projected token has a bias, as in the library linformer-pytorch.
+        projection_padding: "zero": padding is left out of projections; "ignore": masks only set embeddings of padding
+            to zero, as in the authors' code, and outputs depend on how sequences are padded.
+        feature_map: φ, the feature map of queries and keys in linear attention: "elu": elu(x) + 1; "positive_random":
+            the features of Performers, whose products have the weights of softmax attention as their mean; "constant":
+            1, which is average attention without queries and keys.
+        num_features: number of random features of a head; None: head_dim · ln(head_dim), as in the authors' code.
+        feature_seed, feature_redraw_steps: seed of the random features, and number of training steps after which
+            `RedrawFeaturesCallback` redraws them; None: never.
+        normalizer_epsilon: added to the sum of weights in linear attention, except with random features, where sums are
+            divided by their largest terms instead.
+        chunk_tokens: length of a chunk in causal linear attention, within which all pairs are computed. It changes the
+            speed and not the outputs.
+        num_landmarks: m of a Nyströmformer; sequences of at most m tokens have full attention.
+        conv_kernel_size: kernel size of the convolution over a Nyströmformer's values in tokens, an odd number; None:
+            no convolution.
+        inverse_scale: the divisor of the initial value in the iteration for the inverse: "head": one for each example
+            and head; "batch": one for the whole batch, as in transformers, so that other examples change the output.
+        compression_tokens: f of memory-compressed attention: the number of tokens that share one key and one value.
+        compression_by_head: whether the convolutions of memory-compressed attention map within heads; False: over the
+            whole width.
+        compression_null_key: whether each head has a learned key and value, 0 at the start, that all tokens attend to.
+            Without it the first f - 1 tokens of a causal layer attend to nothing.
+        num_key_value_heads: number of key and value heads that the query heads share, in models whose layers all have
+            one of the mechanisms "pattern", "prior", "residual_scores", "reused_weights" and "talking_heads"; None: no
+            heads are shared.
+        shared_key_width: width of the queries and keys that collaborative heads share, from num_attention_heads to
+            hidden_size; None: hidden_size, with which they start as ordinary heads.
         prior_width_tokens: σ of the Gaussian by which the weight of a key falls with its distance.
-        prior_is_trained: each head trains its w and b, which start from it; False: the Gaussian is predefined.
+        prior_is_trained: whether each head trains its w and b, which start as this Gaussian; False: the Gaussian is
+            fixed.
         norm_position, norm_type, norm_eps, norm_bias, norm_before_first_layer, embedding_norm, hidden_act, mlp_bias,
             gated_mlp, attention_bias, attention_output_bias, position_offset, sinusoid_layout, scale_embedding,
             type_vocab_size, lm_head_transform, lm_head_bias, lm_transform_bias, lm_transform_activation,
@@ -392,10 +395,10 @@ class CompressedTransformerConfig(
 
     @classmethod
     def linformer(cls, **fields: Any) -> "CompressedTransformerConfig":
-        """Return a Linformer of any size: every layer projects, and other fields are as they are given, or by default.
+        """Return a Linformer of any size: every layer has this mechanism; other fields are as given, or default.
 
-        It is an alias: `model_type` stays "compressed_transformer", and `AutoConfig` knows no other, since a later
-        transformers may have a "linformer" of its own.
+        It is an alias: `model_type` stays "compressed_transformer", and no "linformer" is registered, because a later
+        transformers may have its own.
         """
         return cls(mechanism="linformer", **fields)
 
@@ -403,8 +406,8 @@ class CompressedTransformerConfig(
     def linformer_base(cls, **fields: Any) -> "CompressedTransformerConfig":
         """Return Linformer in RoBERTa-base's layout: 512 tokens, 128 projected keys, one matrix for all layers.
 
-        The paper's tables of efficiency share matrices `layerwise`, the authors' code by default `headwise`. The paper
-        also has 256 projected keys, of 512 and of 1,024 tokens.
+        The paper's tables of efficiency share matrices `layerwise`, and the authors' code by default `headwise`. The
+        paper also has 256 projected keys, for 512 and for 1,024 tokens.
         """
         return cls(**{**ROBERTA, "projection_sharing": "layerwise", "projection_first": True, **fields})
 
@@ -417,7 +420,7 @@ class CompressedTransformerConfig(
     def performer_base(cls, **fields: Any) -> "CompressedTransformerConfig":
         """Return linear attention with positive random features in RoBERTa-base's layout.
 
-        `RedrawFeaturesCallback` redraws the features every 1,000 steps, a number of ours.
+        `RedrawFeaturesCallback` redraws the features every 1,000 steps; this number is our choice.
         """
         own = {"mechanism": "linear", "feature_map": "positive_random", "feature_redraw_steps": 1000}
         return cls(**{**ROBERTA, **own, **fields})
@@ -426,7 +429,8 @@ class CompressedTransformerConfig(
     def nystromformer_base(cls, **fields: Any) -> "CompressedTransformerConfig":
         """Return Nyströmformer in the layout of transformers' model, for 4,096 tokens and with 64 landmarks.
 
-        `inverse_scale="batch"` makes it the same function, for batches of equal lengths that the landmarks divide.
+        With `inverse_scale="batch"` it computes the same as that model, for batches of equal lengths that num_landmarks
+        divides.
         """
         own = {
             "mechanism": "nystrom",
@@ -448,12 +452,12 @@ class CompressedTransformerConfig(
 
     @classmethod
     def t_dmca(cls, **fields: Any) -> "CompressedTransformerConfig":
-        """Return T-DMCA, a decoder of a source and its article, one text: local and compressed layers by turns, L M L
-        M L.
+        """Return T-DMCA, a decoder for a source and its article as one text, with the layers L M L M L: local and
+        memory-compressed.
 
-        Local layers read their block of 256 tokens. Width, heads, relu, post-norm, interleaved sinusoids and the shared
-        scaled embedding are those of the base Transformer, the vocabulary has 32,000 tokens, texts have up to 11,000.
-        The layer of experts that the paper adds to some models is not built.
+        Tokens in local layers attend to their block of 256 tokens. Width, heads, relu, post-norm, interleaved sinusoids
+        and the shared scaled embedding are those of the base Transformer, the vocabulary has 32,000 tokens, texts have
+        up to 11,000. The layer of experts that the paper adds to some models is not built.
 
         Source: Liu et al. (arXiv:1801.10198), section 4.2.
         """
@@ -506,7 +510,7 @@ class CompressedTransformerConfig(
         return self.shared_key_width or self.num_attention_heads * self.head_dim
 
     def compared_layers(self, layer_idx: int) -> list[int]:
-        """Return the layers of which queries and keys a layer that follows a pattern compares, together."""
+        """Return the layers whose queries and keys a layer that follows a pattern compares, together."""
         mechanism = self.mechanism_of_layer(layer_idx)
         if mechanism == "reused_weights":
             return self.compared_layers(layer_idx - 1)

@@ -61,7 +61,7 @@ class PassedStates:
         """
         if torch.is_grad_enabled() and not self._have_gradients:
             raise UnsupportedBackendError(
-                "Layers read with the queries and keys of layers below, which were computed without gradients, as in "
+                "Layers use the queries and keys of layers below, but these were computed without gradients, as in "
                 "gradient checkpointing with use_reentrant=True. Give "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}."
             )

@@ -216,7 +216,7 @@ class SlotLayer(SummaryLayer):
         """
         if self.most_tokens is not None and self.num_tokens + key.shape[2] > self.most_tokens:
             raise InputError(
-                f"The cache has room for {self.most_tokens} tokens, and holds {self.num_tokens}: {key.shape[2]} more "
+                f"The cache has room for {self.most_tokens} tokens and holds {self.num_tokens}: {key.shape[2]} more "
                 "do not fit. Give StaticCache a larger max_cache_len."
             )
         if not self.is_initialized:

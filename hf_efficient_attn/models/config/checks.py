@@ -184,8 +184,8 @@ def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str) 
     for named in pattern.global_positions():
         if not named.is_within(num_positions):
             raise ConfigurationError(
-                f"attention_pattern has the global position {named.position}{named.unit}, but inputs have positions "
-                f"{allowed}: no token is there. Leave it out, or make the table longer."
+                f"attention_pattern has the global position {named.position}{named.unit}, but inputs only have "
+                f"positions {allowed}. Leave it out, or make the table of positions longer."
             )
 
 
@@ -201,8 +201,8 @@ def check_short_inputs(config: Any) -> None:
         value = getattr(config, name)
         if value != allowed:
             raise ConfigurationError(
-                f"{name}={shown(value)} depends on the length of the text, and is_causal=True: tokens must not depend "
-                f"on what follows. It must be {shown(allowed)} here: leave it out, or build a bidirectional model."
+                f"{name}={shown(value)} depends on the length of the text, but is_causal=True: tokens must not depend "
+                f"on later ones. It must be {shown(allowed)} here: leave it out, or build a bidirectional model."
             )
 
 

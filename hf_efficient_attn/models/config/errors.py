@@ -127,7 +127,7 @@ def check_names(config: Any, fields: Mapping[str, Any]) -> None:
         if callable(getattr(cls, name, None)) or (isinstance(found, property) and found.fset is None):
             raise FieldError(f"{start}: the class has {name} itself. Leave it out.")
         if name == "is_decoder" and value and getattr(config, "is_causal", True) is False:
-            raise FieldError(f"{start}, whose attention has both directions. Write is_causal=True, or leave it out.")
+            raise FieldError(f"{start}, but its attention is bidirectional. Write is_causal=True, or leave it out.")
         if name == "add_cross_attention" and value:
             raise FieldError(f"{start}: it has no cross-attention. SparseSeq2SeqConfig and BPSeq2SeqConfig have it.")
         if not is_known(cls, name):

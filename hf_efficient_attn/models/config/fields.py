@@ -119,7 +119,7 @@ class DropoutFields:
 
 @dataclass(init=False, repr=False, eq=False)
 class NormFields:
-    """Where the norms of a block stand, "post" or "pre", and of which kind they are."""
+    """Where the norms of a block are, "post" or "pre", and their kind."""
 
     norm_position: str = "post"
     norm_type: str = "layernorm"
@@ -196,7 +196,7 @@ class BertBlockFields(BertFields, BlockFields):
 
 @dataclass(init=False, repr=False, eq=False)
 class SparseFields(BlockFields):
-    """Mixin: the same, and what the layers read."""
+    """Mixin: the same, and which keys the layers attend to."""
 
     attention_pattern: Any = None
     global_tokens: Any = None
@@ -207,7 +207,7 @@ class SparseFields(BlockFields):
 
 
 class PatternAlone:
-    """Mixin for configs with a pattern and none of the other fields of `SparseFields`: what layers read instead."""
+    """Mixin for configs with a pattern and none of the other fields of `SparseFields`."""
 
     global_tokens = None
     global_projections = False

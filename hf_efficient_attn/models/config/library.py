@@ -26,7 +26,7 @@ class LibraryConfig:
     Attributes:
         auto_map: Auto class → class in the model's own code; empty unless saved with such code. TRL reads it from every
             model that is not in transformers.
-        lora_modules, ia3_modules: the maps that LoRA and its kin, and IA3, adapt where PEFT is told none. Of these,
+        lora_modules, ia3_modules: the linear maps that LoRA and similar adapters, and IA3, adapt in PEFT by default.
             IA3 scales the input of the last map of an MLP, `down_proj`, and the output of the others.
     """
 
@@ -82,10 +82,10 @@ class LibraryConfig:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As `PreTrainedConfig.from_dict`; warns of unknown fields, of which it keeps those of the file.
+        """As `PreTrainedConfig.from_dict`; warns about unknown fields, and keeps those that come from the file.
 
-        A newer version, or whoever saved the config, has added them: a model that was saved must load. Of the keywords,
-        some are meant for a tokenizer or a model.
+        Unknown fields of a file may come from a newer version or from its author, and a saved model must load. Unknown
+        keywords may be meant for a tokenizer or a model.
         """
         parent: Any = super()
         foreign = foreign_fields(cls, config_dict)

@@ -33,7 +33,8 @@ def check_attention(config: Any) -> None:
     if kinds is not None and (not kinds or layers % len(kinds) or not set(kinds) <= {LSH, LOCAL}):
         raise ConfigurationError(
             f"attn_layers={shown(list(kinds))}; it must hold {shown(LSH)} or {shown(LOCAL)} for each of "
-            f"num_hidden_layers={layers} layers, or a part that is repeated, whose length divides their number."
+            f"num_hidden_layers={layers} layers, or a shorter list that is repeated; its length must divide their "
+            "number."
         )
     check_least(config, **COUNTS)
     product = 1
@@ -41,10 +42,10 @@ def check_attention(config: Any) -> None:
         product *= factor
         if factor < 2 or factor % 2 or product > MAX_BUCKETS:
             raise ConfigurationError(
-                f"num_buckets={shown(config.num_buckets)}; every factor must be even and at least 2, since a rotation "
-                f"gives two buckets, and their product at most {MAX_BUCKETS}."
+                f"num_buckets={shown(config.num_buckets)}; every factor must be even and at least 2, because a "
+                f"rotation gives two buckets, and their product must be at most {MAX_BUCKETS}."
             )
-    refuse_pattern(config, "the layers of a Reformer read what attn_layers says")
+    refuse_pattern(config, "the layers of a Reformer follow attn_layers")
     config.check_head_sizes()
 
 
@@ -149,48 +150,53 @@ CHOICES = {
 
 @strict_config
 class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, LibraryConfig, PreTrainedConfig):
-    r"""Describe a Reformer: each token reads those whose vectors fall into the same hash bucket, or its neighbours.
+    r"""Config of a Reformer: each token attends to tokens in the same hash bucket, or to its neighbours.
 
     The presets `enwik8`, `imagenet64` and `copy_task` are the authors' networks; every field can be changed on top.
 
     Args:
-        attn_layers: "lsh" or "local" for each layer, or a part that is repeated; None: by turns, local first.
+        attn_layers: "lsh" or "local" for each layer, or a shorter list that is repeated; None: "local" and "lsh" in
+            turn.
         head_dim: width of a head; None: hidden_size / num_attention_heads.
-        lsh_attn_chunk_length, local_attn_chunk_length: c, tokens of a chunk.
-        lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: which chunks the
-            tokens of a chunk read besides their own.
-        local_wraps: the chunks of a bidirectional text form a ring, in which those before the first are the last ones;
-            transformers' Reformer does so. Each is read once, also where it is both before and after. Those of a causal
-            text never do.
-        num_hashes: r, rounds of hashing. A trained model may be evaluated with more.
-        num_buckets: b, an even number, or even factors of it, which need fewer rotations; None: about
-            2 · max_position_embeddings / c, so that half a chunk falls into a bucket of the longest text.
-        hash_seed: the rotations are a pure function of it and of the layer, the same at every call; None: so in
-            evaluation, with seed 0, while every training call draws one number, as dropout does, for new rotations.
-        attend_across_buckets: tokens of different buckets that lie in the same or neighbouring chunks read each other
-            (the authors' code); False: only those that share a bucket in a round (their paper, equation 4).
-        count_duplicates: a key that shares a chunk with the query in several rounds counts several times (the authors'
-            code); False: once (their paper, equation 16).
-        chunk_by_bucket: cut chunks within each bucket instead of across the sorted sequence; the first of a bucket has
-            none before it. Then what a causal token reads depends on the past alone, and cached generation equals the
-            full forward. False is the authors', whose chunks of all rounds form one ring.
-        is_causal: each token reads the past and itself, or both sides.
-        stream_join: what becomes of the two streams behind the last layer: "mean", so that the last hidden state has
-            hidden_size numbers a token, as libraries expect; or "concat", side by side, twice as many (the authors, the
-            presets, and checkpoints of transformers): `output_width` says how many.
+        lsh_attn_chunk_length, local_attn_chunk_length: c, the length of a chunk in tokens.
+        lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: to how many chunks
+            before and after their own the tokens of a chunk attend.
+        local_wraps: whether the chunks of a bidirectional text form a ring, where the last chunks come before the first
+            one, as in transformers' Reformer. A chunk counts once, even if it is both before and after. Chunks of a
+            causal text never form a ring.
+        num_hashes: r, the number of hashing rounds. A trained model may be evaluated with more rounds.
+        num_buckets: b, the number of buckets, an even number; or a list of even factors of it, which need fewer
+            rotations. None: about 2 · max_position_embeddings / c, so that a bucket of the longest text has half a
+            chunk.
+        hash_seed: seed of the rotations, which depend only on it and on the layer, and are the same at every call.
+            None: evaluation has seed 0, and every training call draws new rotations from torch's generator, like
+            dropout.
+        attend_across_buckets: whether tokens of different buckets in the same or neighbouring chunks attend to each
+            other (the authors' code); False: only tokens that share a bucket in a round do (their paper, equation 4).
+        count_duplicates: whether a key that shares a chunk with the query in several rounds counts several times (the
+            authors' code); False: it counts once (their paper, equation 16).
+        chunk_by_bucket: whether chunks are cut within each bucket instead of across the sorted sequence; the first
+            chunk of a bucket has none before it. Then the keys of a causal token depend only on the past, and cached
+            generation equals the full forward pass. False is the authors' form, where the chunks of all rounds form one
+            ring.
+        is_causal: whether each token attends only to itself and the past; False: to both sides.
+        stream_join: how the two streams are joined after the last layer: "mean": the last hidden state has the width
+            hidden_size, as libraries expect; "concat": it is twice as wide, as in the authors' code, the presets, and
+            checkpoints of transformers. `output_width` is this width.
         position_embedding_type: "axial", "learned", "rope" or "none".
-        axial_pos_shape: n₁, n₂, …: position p is (p div n₂, p mod n₂); texts have at most n₁·n₂ tokens. None: two near
-            √max_position_embeddings.
+        axial_pos_shape: n₁, n₂, …: position p becomes (p div n₂, p mod n₂), and texts have at most n₁·n₂ tokens. None:
+            two numbers near √max_position_embeddings.
         axial_pos_embds_dim: how hidden_size is divided between the axes; None: evenly.
-        axial_norm_std: standard deviation of axial positions at the start.
-        chunk_size_feed_forward, chunk_size_lm_head: tokens that go through the MLP, or from the last hidden state to
-            the loss, at once; 0: all. With the second, training makes no tensor of all logits, and returns none.
+        axial_norm_std: initial standard deviation of axial positions.
+        chunk_size_feed_forward, chunk_size_lm_head: how many tokens go through the MLP, or from the last hidden state
+            to the loss, at once; 0: all. With the second, training makes no tensor of all logits, and returns none.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of queries, keys and values; of the
             output of attention; of the MLP; of the vocabulary.
         gated_mlp: act(x·W_gate) * (x·W_up).
-        attention_dropout, lsh_attention_dropout: of attention weights; the second in LSH layers, None: the first.
-        classifier_head, classifier_activation: "linear", or "dense", a map and an activation before.
+        attention_dropout, lsh_attention_dropout: dropout of attention weights; the second is for LSH layers, None: as
+            the first.
+        classifier_head, classifier_activation: "linear", or "dense": a dense layer and this activation come first.
         classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
             otherwise "mean".
 

@@ -130,9 +130,9 @@ class EfficientReformerPreTrainedModel(EfficientPreTrainedModel):
 class EfficientReformerModel(EfficientReformerPreTrainedModel):
     """The backbone: embedding, layers, final norm. Shapes: input_ids [B, T] → [B, T, config.output_width].
 
-    Memory for training does not grow with the number of layers, which are computed once more in the backward pass:
-    gradient checkpointing is accepted and changes nothing. Compiled training saves activations as any other model, and
-    so does DeepSpeed's ZeRO-3. In training no cache is made.
+    Memory for training does not grow with the number of layers, because the backward pass computes them again; gradient
+    checkpointing is accepted and changes nothing. Compiled training, and training with DeepSpeed's ZeRO-3, saves
+    activations like any other model. In training no cache is made.
     """
 
     def __init__(self, config: EfficientReformerConfig) -> None:
@@ -220,9 +220,9 @@ def check_cache(call: PreparedCall) -> None:
     is_filled = not torch.compiler.is_compiling() and isinstance(call.past_tokens, int) and call.past_tokens > 0
     if is_filled and not hasattr(cache, FILLED_HERE):
         raise UnsupportedBackendError(
-            "The cache has keys of tokens that this model has not read. Prefix tuning cannot put keys before the text "
-            "of a Reformer: only tokens of the same hash bucket, or of the first chunks, would read them. Use prompt "
-            "tuning or LoRA instead."
+            "The cache has keys of tokens that this model has not computed. Prefix tuning cannot put keys before the "
+            "text of a Reformer: only tokens of the same hash bucket, or of the first chunks, would attend to them. "
+            "Use prompt tuning or LoRA instead."
         )
     setattr(cache, FILLED_HERE, True)
 

@@ -24,7 +24,7 @@ from hf_efficient_attn.models.heads.task_heads import (
 
 
 class Seq2SeqHead(Head):
-    """Builds the backbone, whose encoder is told the task, and the head on the decoder."""
+    """Builds the backbone, whose encoder gets the task, and the head on the decoder."""
 
     recorded = (
         CACHE_ARGUMENT,
@@ -105,9 +105,9 @@ class Seq2SeqLMHead(CacheGeneration, Seq2SeqHead, LanguageModelHead):
 
 
 class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead):
-    """One label, several, or numbers per source, read off at the decoder's last end token, as in BART.
+    """One label, several labels, or numbers per source, from the decoder's state at the last end token, as in BART.
 
-    Shapes: input_ids [B, S] → logits [B, num_labels]. By default the decoder reads the source, shifted.
+    Shapes: input_ids [B, S] → logits [B, num_labels]. By default the decoder's input is the source, shifted.
     """
 
     output_class = Seq2SeqSequenceClassifierOutput
@@ -138,7 +138,7 @@ class Seq2SeqSequenceClassificationHead(Seq2SeqHead, SequenceClassificationHead)
 
 
 class Seq2SeqQuestionAnsweringHead(Seq2SeqHead, QuestionAnsweringHead):
-    """Start and end of the answer in the source, which the decoder reads shifted.
+    """Start and end of the answer in the source; the decoder's input is the source, shifted.
 
     Shapes: input_ids [B, S] → start_logits, end_logits [B, S].
     """
@@ -200,8 +200,8 @@ def last_end(
     source = attention_mask if input_ids is None else input_ids
     if source is not None and source.shape[1] != tokens:
         raise InputError(
-            f"The label is read at the source's last end token, but the decoder reads {tokens} tokens and the source "
-            f"has {source.shape[1]}. Leave decoder_input_ids out, or give one token for each source token."
+            f"The label is predicted at the source's last end token, but the decoder gets {tokens} tokens and the "
+            f"source has {source.shape[1]}. Leave decoder_input_ids out, or give one token for each source token."
         )
     index = torch.arange(tokens, device=hidden.device).expand(batch_size, -1)
     if input_ids is None:
@@ -216,8 +216,8 @@ def last_end(
     if not torch.compiler.is_compiling() and not bool(is_end.any(1).all()):
         row = int((~is_end.any(1)).nonzero()[0])
         raise InputError(
-            f"Example {row} has no end token (eos_token_id={eos_token_id}), at which its label is read. Tokenize with "
-            "special tokens, and truncate before they are added."
+            f"Example {row} has no end token (eos_token_id={eos_token_id}), at which its label is predicted. Tokenize "
+            "with special tokens, and truncate before they are added."
         )
     return torch.where(is_end, index, -1).argmax(1)
 
@@ -228,9 +228,9 @@ def last_end(
 class LeftPaddedPrompts:
     """Mixin of heads for `generate`: padding of the decoder's prompts comes first, before the start token.
 
-    `generate` wants the start token first, and so leaves a hole between it and a prompt that is padded on the left, or
-    generates behind padding on the right. A masked token has a place in the tree of a text, though, and a hole would
-    change what is generated. The tokens that `generate` returns then begin with the padding.
+    `generate` puts the start token first. So padding on the left leaves a hole between the start token and the prompt,
+    and with padding on the right new tokens follow the padding. But a masked token has a node in the tree of a text,
+    and a hole would change the generated tokens. The tokens that `generate` returns therefore begin with the padding.
 
     Attributes:
         prompt_inputs: the names of inputs, besides the mask, with an entry for each token of a prompt.

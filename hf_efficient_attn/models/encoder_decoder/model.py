@@ -87,7 +87,7 @@ def check_positions(options: dict[str, Any]) -> None:
     for name in POSITION_NAMES:
         if options.get(name) is not None:
             raise InputError(
-                f"{name} is no input of an encoder-decoder here: positions are counted over the real tokens of "
+                f"{name} is not an input of this encoder-decoder: positions are counted over the unmasked tokens of "
                 "attention_mask and decoder_attention_mask, and documents cannot be packed. Leave it out."
             )
 
@@ -103,7 +103,7 @@ def check_source_mask(attention_mask: Tensor | None, source_tokens: int, target_
     if attention_mask.ndim != 2:
         raise InputError(
             f"attention_mask has shape {list(attention_mask.shape)}; for an encoder-decoder it must be [batch, source "
-            f"tokens] = [..., {source_tokens}], 1 = a token, since the decoder reads the source by it, too."
+            f"tokens] = [..., {source_tokens}], 1 = a token, because the decoder also uses it to attend to the source."
         )
     if attention_mask.shape[1] != source_tokens:
         raise _wrong_side("attention_mask", attention_mask, "source", source_tokens, "target", target_tokens)
@@ -173,7 +173,7 @@ class EncoderDecoder(NamesOwnInputs):
     _tp_plan = {"embed_tokens": "embedding_rowwise"}
 
     def tokens_to_prefetch(self, input_ids: Tensor | None) -> Tensor | None:
-        """Return the source's tokens if the encoder decides by their values what it computes, otherwise None."""
+        """Return the source's tokens if the encoder needs their values to decide what it computes, otherwise None."""
         return None
 
     @takes_cache
@@ -202,7 +202,8 @@ class EncoderDecoder(NamesOwnInputs):
             inputs_embeds, decoder_inputs_embeds: embeddings instead of tokens, before their scale, if there is one.
 
         Raises:
-            InputError: inputs that are missing, doubled, or of the other side's length; more tokens than positions.
+            InputError: inputs that are missing, given twice, or have the length of the other side; more tokens than
+                positions.
         """
         refuse_paged(cache)
         check_positions(kwargs)
@@ -264,11 +265,11 @@ class EncoderDecoderFields:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the encoder is causal: it reads both sides; the decoder is causal in any case."""
+        """Whether the encoder is causal: it is bidirectional; the decoder is always causal."""
         return False
 
     def check_label_smoothing(self) -> None:
-        """Raise ConfigurationError for a share of the loss that is none."""
+        """Raise ConfigurationError for a label_smoothing that is out of range."""
         if not 0 <= self.label_smoothing < 1:
             raise ConfigurationError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")
 
@@ -277,7 +278,7 @@ def fields_of_stacks(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields; refuse a number of layers that does not say of which stack."""
     if "num_hidden_layers" in fields:
         raise ConfigurationError(
-            f"num_hidden_layers={fields['num_hidden_layers']} does not say which stack it is of. Pass encoder_layers "
+            f"num_hidden_layers={fields['num_hidden_layers']} does not say which stack it is for. Pass encoder_layers "
             "and decoder_layers."
         )
     return fields

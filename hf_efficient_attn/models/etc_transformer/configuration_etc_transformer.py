@@ -37,8 +37,8 @@ def check_etc(config: Any) -> None:
     """Raise ConfigurationError for fields that no model can have."""
     if config.is_causal:
         raise ConfigurationError(
-            "is_causal=True: a global token reads the whole text, and every token reads it, so that each would know "
-            "what follows it. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
+            "is_causal=True: global tokens attend to the whole text, and every token attends to them, so every token "
+            "would depend on later ones. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
         )
     check_least(config, local_radius=0, max_relative_distance=0, spare_chunks=0, cpc_loss_weight=0)
     needed, size = num_labels(config.max_relative_distance), config.relative_vocab_size
@@ -57,8 +57,8 @@ def check_etc(config: Any) -> None:
         )
     if config.position_embedding_type != "none":
         raise ConfigurationError(
-            f"position_embedding_type={shown(config.position_embedding_type)}: this family has no absolute "
-            "positions, but labels of distances. Leave it out."
+            f"position_embedding_type={shown(config.position_embedding_type)}: this family has labels of distances "
+            "instead of absolute positions. Leave it out."
         )
 
 
@@ -89,49 +89,50 @@ def _blocks(block_tokens: int, num_random_blocks: int, seed: int) -> Pattern:
 class EtcTransformerConfig(
     BertFields, NormFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
-    r"""Describe an ETC: long tokens that read a band and all global tokens, and global tokens that read everything.
+    r"""Config of an ETC: long tokens attend to a band and to all global tokens; global tokens attend to all tokens.
 
     The defaults are the authors' base model. The presets `etc_base`, `etc_large`, `bigbird_etc_base` and
     `bigbird_etc_large` have their sizes and dropouts; every field can be changed on top.
 
     Args:
-        local_radius: how many long tokens a long token reads on each side.
-        attention_pattern: which long tokens a long token reads, instead of the band of `local_radius`, in any form that
-            `sparsify` takes.
-        chunk_tokens: long tokens for each global token, where a call gives no global tokens.
-        spare_chunks: how many more global tokens rows of packed documents have than a text of their length, since every
-            document begins a chunk: at most its number of documents − 1 are needed. None: 8, and one for each four
-            chunks. Rows that need more get more, unless the model is compiled or exported: there they are refused.
-        global_token_id: what every global token is, where a call does not say; its embedding is one of the vocabulary.
+        local_radius: how many long tokens a long token attends to on each side.
+        attention_pattern: which long tokens a long token attends to, instead of the band of `local_radius`, in any form
+            that `sparsify` takes.
+        chunk_tokens: how many long tokens share a global token if a call gives no global tokens.
+        spare_chunks: how many more global tokens a row of packed documents has than one text of the same length. Every
+            document begins a chunk, so a row needs at most its number of documents − 1 more. None: 8, and one more for
+            every four chunks. Rows that need more get more; compiled and exported models refuse them.
+        global_token_id: the token id of every global token if a call does not say; its embedding is one of the
+            vocabulary.
         max_relative_distance: k, the largest distance between two long or two global tokens that has a label of its
             own.
         relative_vocab_size: rows of a table of labels, at least 2k + 4; None: a model without labels.
-        relative_std: standard deviation of the vectors of labels at the start.
-        share_qkv_projections: one set of query, key and value maps for all four pieces of attention.
-        share_kv_projections: queries of one input read both inputs by the same key and value maps; False, with
-            `share_qkv_projections=False`: each of the four pieces has its own.
-        share_output_projection: one output map for long and global tokens.
-        share_feed_forward: one MLP, with its norm, for long and global tokens.
-        hard_global_to_long: a global token reads only the long tokens that belong to it (and those of
-            `global_reads_all` read all); long tokens read all global tokens nevertheless.
-        hard_long_to_global: a long token reads only the global tokens that it belongs to.
-        type_vocab_size, long_token_type: token types, and which of them long tokens have where a call does not say;
-            global tokens then have type 0. `type_vocab_size=0`: there are none.
+        relative_std: initial standard deviation of the vectors of labels.
+        share_qkv_projections: whether all four pieces of attention share one set of query, key and value projections.
+        share_kv_projections: whether the queries of one input have the same key and value projections for both inputs.
+            False, with `share_qkv_projections=False`: each of the four pieces has its own.
+        share_output_projection: whether long and global tokens share the output projection.
+        share_feed_forward: whether long and global tokens share the MLP and its norm.
+        hard_global_to_long: whether a global token attends only to the long tokens that belong to it (those of
+            `global_reads_all` attend to all). Long tokens still attend to all global tokens.
+        hard_long_to_global: whether a long token attends only to the global tokens that it belongs to.
+        type_vocab_size, long_token_type: number of token types (0: none), and the type of long tokens if a call gives
+            no types; global tokens then have type 0.
         norm_position: "post", as in BERT, or "pre", with another norm after the last layer.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
-        max_position_embeddings: the longest text that the model is meant for, and that an exported program takes; no
-            parameter depends on it, since labels take the place of absolute positions.
-        cpc_loss_weight: factor of the loss that tells the global states of masked sentences apart (contrastive
-            predictive coding), beside that of the task; see `EtcTransformerModel.forward`. The authors add 0.8 of
-            masked language modelling and 0.2 of this: 0.25.
+        max_position_embeddings: the longest text that the model is meant for, and that an exported program takes. No
+            parameter depends on it, because labels replace absolute positions.
+        cpc_loss_weight: factor of the loss of contrastive predictive coding, which distinguishes the global states of
+            masked sentences; it is added to the task's loss; see `EtcTransformerModel.forward`. The authors weight
+            masked language modelling by 0.8 and this loss by 0.2: that is 0.25.
         classifier_pooling: what represents a text: the "mean" of its global tokens, or the "first" of them.
-        classifier_head, classifier_activation: "linear", or "dense": a map and an activation before.
-        long_answers: whether the head of questions also says which global token stands for the long answer.
-        lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
-            BERT; and a bias on it.
-        lm_transform_activation: that activation; None: `hidden_act`.
-        is_causal: False. Global tokens read the whole text.
+        classifier_head, classifier_activation: "linear", or "dense": a dense layer and this activation come first.
+        long_answers: whether the question answering head also predicts which global token stands for the long answer.
+        lm_head_transform, lm_head_bias: whether a linear map, activation and norm come before the projection to the
+            vocabulary, as in BERT; and whether the projection has a bias.
+        lm_transform_activation: the activation of `lm_head_transform`; None: `hidden_act`.
+        is_causal: only False, because global tokens attend to the whole text.
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -180,8 +181,8 @@ class EtcTransformerConfig(
     def etc_base(cls, share_projections: bool = False, **fields: Any) -> "EtcTransformerConfig":
         """Return ETC-base: BERT-base's layout, a radius of 84 tokens, distances up to 12.
 
-        share_projections: one set of query, key, value and output maps for all four pieces: 109 instead of 166 million
-            parameters.
+        share_projections: whether all four pieces share their query, key, value and output projections: 109 instead of
+            166 million parameters.
 
         Source: Ainslie et al. (arXiv:2004.08483), section 4 and appendix.
         """
@@ -199,12 +200,12 @@ class EtcTransformerConfig(
     def bigbird_etc_base(
         cls, block_tokens: int = 84, num_random_blocks: int = 0, seed: int = 0, **fields: Any
     ) -> "EtcTransformerConfig":
-        """Return BigBird-ETC base: ETC-base whose long tokens read their own block and its two neighbours.
+        """Return BigBird-ETC base: ETC-base, where long tokens attend to their own block and its two neighbours.
 
         Args:
-            num_random_blocks: further blocks that every block of long tokens reads, drawn for each layer and head; the
-                authors' models of this form have none.
-            seed: of the random blocks.
+            num_random_blocks: further blocks that every block of long tokens attends to, drawn for each layer and head;
+                the authors' models of this form have none.
+            seed: seed of the random blocks.
 
         Source: Zaheer et al. (arXiv:2007.14062), section 2 and appendix E.
         """

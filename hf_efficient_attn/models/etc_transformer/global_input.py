@@ -240,13 +240,14 @@ def find_globals(
         others = {"long_to_global": links, "global_token_type_ids": types}
         named = [name for name, each in {**given, **others}.items() if each is not None]
         if named:
-            raise InputError(f"{', '.join(named)} given without global_input_ids, which says what they are about.")
+            raise InputError(f"{', '.join(named)} given without global_input_ids, which they describe. Pass it, too.")
         chunks = find_chunks(config, call.embedded, real, call.documents)
         return torch.full(chunks.real.shape, config.global_token_id, device=chunks.real.device), chunks
     if call.documents is not None:
         raise InputError(
-            "position_ids restart, so that rows hold packed documents, whose global tokens are chunks of "
-            f"chunk_tokens={config.chunk_tokens} tokens. Leave global_input_ids out, or give every text its own row."
+            "position_ids restart, so rows hold packed documents, where every chunk of "
+            f"chunk_tokens={config.chunk_tokens} tokens has a global token. Leave global_input_ids out, or give every "
+            "text its own row."
         )
     if ids.ndim != 2 or ids.shape[0] != call.batch_size or ids.shape[1] == 0:
         raise InputError(
@@ -293,7 +294,7 @@ def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> 
         if least < -1 or most >= num_global:
             raise InputError(
                 f"long_to_global holds {most if most >= num_global else least}; it must hold numbers of the "
-                f"{num_global} global tokens, 0 to {num_global - 1}, or -1 for a token of none."
+                f"{num_global} global tokens, 0 to {num_global - 1}, or -1 for a token that belongs to none."
             )
     return links if links.ndim == 3 else links.unsqueeze(-1)
 
@@ -316,7 +317,7 @@ def cut_at_contexts(mask: TokenMask, contexts: Tensor | None, call: PreparedCall
     if tuple(contexts.shape) != shape:
         raise InputError(
             f"long_contexts has shape {list(contexts.shape)}; it must be [batch, tokens] = {list(shape)}, the number "
-            "of each long token's context. Leave it out if long tokens read across contexts."
+            "of each long token's context. Leave it out if long tokens attend across contexts."
         )
     return replace(mask, segment_ids=derived(_segments, contexts, mask.key_mask, mask.segment_ids))
 
@@ -394,8 +395,8 @@ def refuse_recording(config: Any, options: Mapping[str, Any]) -> None:
     for name in RECORDED:
         if options.get(name, getattr(config, name, False)):
             raise InputError(
-                f"{name}=True beside cpc_mask: layers also read the masked sentences alone, and what is recorded of "
-                "them would be of both. Ask for it in a call without cpc_mask."
+                f"{name}=True with cpc_mask: layers then also compute the masked sentences alone, and outputs of both "
+                "would be recorded. Ask for it in a call without cpc_mask."
             )
 
 
@@ -435,7 +436,7 @@ def _check(weight: float, states: Tensor, globals_: GlobalInput, chosen: Tensor,
     if weight == 0:
         raise InputError(
             "cpc_mask is given, but cpc_loss_weight=0: the model has no such loss. Build it with cpc_loss_weight=0.25, "
-            "which is the authors' share."
+            "which is the authors' weight."
         )
     shape, tokens = tuple(states.shape[:2]), tuple(globals_.links.shape[:2])
     if tuple(chosen.shape) != shape:
@@ -443,6 +444,6 @@ def _check(weight: float, states: Tensor, globals_: GlobalInput, chosen: Tensor,
     if input_ids is None or tuple(input_ids.shape) != tokens:
         given = None if input_ids is None else list(input_ids.shape)
         raise InputError(
-            f"cpc_input_ids has shape {given}; beside cpc_mask it must be [batch, tokens] = {list(tokens)}: the tokens "
+            f"cpc_input_ids has shape {given}; with cpc_mask it must be [batch, tokens] = {list(tokens)}: the tokens "
             "of the text before they were masked."
         )

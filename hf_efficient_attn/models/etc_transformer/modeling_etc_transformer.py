@@ -128,14 +128,14 @@ def _refuse_documents(documents: Tensor | None, head: str) -> None:
         return
     if is_tracing(documents):
         raise InputError(
-            f"position_ids, cu_seq_lens_q or seq_idx of a compiled {head} may hold packed documents, and it gives a "
-            "row one result, from its global tokens. Pass one text in each row, and none of them."
+            f"position_ids, cu_seq_lens_q or seq_idx of a compiled {head} may hold packed documents, but it gives "
+            "one result for a row, from its global tokens. Pass one text in each row, and leave these inputs out."
         )
     most = 1 + int(on_host(documents).max()) if documents.numel() else 0
     if most > 1:
         raise InputError(
-            f"A row holds {most} packed documents, and {head} gives a row one result, from its global tokens. Pass one "
-            "text in each row."
+            f"A row holds {most} packed documents, but {head} gives one result for a row, from its global tokens. Pass "
+            "one text in each row."
         )
 
 
@@ -225,7 +225,7 @@ def _check_long_answers(positions: Tensor, real: Tensor) -> None:
         if number != -100 and not (0 <= number < is_token.shape[1] and is_token[row, number]):
             raise InputError(
                 f"long_answer_positions has {number} in row {row}, which has {int(is_token[row].sum())} global tokens; "
-                "give the number of one of them that is no padding, or -100 where there is no answer."
+                "give the number of one of them that is not padding, or -100 if there is no answer."
             )
 
 
@@ -308,18 +308,18 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
                 else depends on positions.
             global_input_ids: [B, G]; `structured_inputs` makes this and the following. None: every chunk of
                 `chunk_tokens` real tokens has a global token.
-            global_mask: 1 = a global token, [B, G]. A masked one reads and is read by nothing, but keeps its place:
-                distances between the others count it, as in the authors' code. Mask those at an end.
+            global_mask: 1 = a global token, [B, G]. A masked one attends to nothing and is attended by none, but
+                distances between the others still count it, as in the authors' code. Mask only global tokens at an end.
             long_to_global: the number of the global token to which each long token belongs, [B, T], or several,
                 [B, T, K]; −1: none.
-            global_contexts: the part of the text of each global token, [B, G], if its parts are in no order.
-            global_reads_all: 1 = reads all long tokens whatever `hard_global_to_long` says, [B, G].
-            long_contexts: the number of the context of each long token, [B, T]: neighbouring tokens of one number are a
-                context, outside of which they read no long token, and to which an `attention_pattern` applies as if it
-                were alone; global tokens read and are read as ever. None: long tokens read across contexts.
-            cpc_mask: 1 = all long tokens that belong to this global token are masked in `input_ids`, [B, G]: in a model
-                with `cpc_loss_weight` its state is told apart from those of others by what it is when it reads them
-                alone.
+            global_contexts: the context of each global token, [B, G], if contexts are in no order.
+            global_reads_all: 1 = attends to all long tokens whatever `hard_global_to_long` says, [B, G].
+            long_contexts: the number of the context of each long token, [B, T]. Neighbouring tokens of one number form
+                a context. They attend to no long token outside of it, and an `attention_pattern` applies within it as
+                if it were alone. Global tokens are not affected. None: long tokens attend across contexts.
+            cpc_mask: 1 = all long tokens that belong to this global token are masked in `input_ids`, [B, G]. With
+                `cpc_loss_weight` its state is trained to be closest, among those of all such global tokens, to the
+                state that it has when it attends only to its own unmasked tokens.
             cpc_input_ids: the long tokens before they were masked, [B, T].
         """
         if cpc_mask is not None:

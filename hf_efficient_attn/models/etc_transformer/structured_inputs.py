@@ -140,10 +140,9 @@ def contexts_of_tokens(
             other = found[token]
             if other is not None and other != context:
                 raise InputError(
-                    f"contexts says that the letter at {places[token]} of a text is in parts of the contexts "
-                    f"{other[1]} and {context[1]}, and long tokens read those of their own context alone. Give parts "
-                    "that hold it in one context, and mentions of an entity as a list of intervals, which may lie in "
-                    "any."
+                    f"The letter at {places[token]} of a text is in parts of the contexts {other[1]} and {context[1]}, "
+                    "but long tokens attend only to those of their own context. Let all parts with this letter have "
+                    "one context; give mentions of an entity as a list of intervals, which may be in any context."
                 )
             found[token] = context
     of_text = [token for token, at in enumerate(places) if at is not None]
@@ -211,7 +210,7 @@ def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence
         if len(list(itertools.groupby(numbers))) != len(set(numbers)):
             # their distances in the list of global tokens, which labels tell, would depend on the other contexts
             raise InputError(
-                f"contexts has {shown(numbers)}, where parts of a context lie between those of another. Give the parts "
+                f"contexts has {shown(numbers)}, but parts of one context lie between those of another. Give the parts "
                 "of a context one after another."
             )
         found.append(numbers)
@@ -274,7 +273,7 @@ def answer_positions(
     found = [token for token, at in enumerate(places) if at is not None and at < end and offsets[token][1] > begin]
     if not found:
         raise InputError(
-            f"answers has {shown(answer)}, which is {shown(answer_text)} in its text, and no token has a letter of it. "
+            f"answers has {shown(answer)}, which is {shown(answer_text)} in its text, but no token has a letter of it. "
             "Give an interval with at least one word, or None where there is no answer."
         )
     first_part = len(row.global_types) - len(row.parts)
@@ -329,11 +328,11 @@ def structured_inputs(
     candidates: Sequence[Sequence[int]] | None = None,
     candidate_token_id: int = 4,
 ) -> BatchEncoding:
-    """Return the inputs of an ETC for texts, as tensors, with a global token for every part of a text.
+    """Return the inputs of an ETC for texts, as tensors, with one global token for every part of a text.
 
-    A token belongs to each part in which its first letter is; parts may lie within each other, as sentences in
-    paragraphs do. A part is an interval of characters, or the list of those where an entity or a candidate answer is
-    mentioned, which all have one global token. Parts of which no token is left are left out.
+    A token belongs to each part that contains its first letter. Parts may contain each other, such as paragraphs and
+    their sentences. A part is an interval of characters, or a list of intervals with one global token: all mentions of
+    an entity or of a candidate answer. Parts without a token after truncation are left out.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
     >>> from transformers import PreTrainedTokenizerFast
@@ -345,46 +344,48 @@ def structured_inputs(
     >>> found["long_to_global"][0].tolist()
     [[0, 2], [0, -1], [0, 3], [1, 2], [1, -1]]
 
-    A pair is a question and a text, as the authors have Natural Questions: every token of the question has a global
-    token, too, before those of the parts, which are the text's `paragraphs`.
+    A pair is a question and a text, as in the authors' Natural Questions: every token of the question also has a global
+    token, before those of the parts. The parts are by default the text's `paragraphs`.
 
     Args:
-        tokenizer: a fast one, which tells where in the text its tokens are.
+        tokenizer: a fast tokenizer, because it tells where in the text its tokens are.
         texts: all of them texts, or all of them pairs (question, text).
         parts: for each text its parts, in the order of their global tokens, each an interval in characters or a list
             of intervals; None: its `sentences`, in a pair its `paragraphs`.
-        global_token_id: what every global token is: `model.config.global_token_id`, which is not 1 in a model that was
-            converted from RoBERTa. In pairs, only that of the whole text.
-        max_length: tokens at which texts are cut, beside the whole question; None: nowhere.
-        has_whole_text: whether a first global token stands for the whole text, and reads all of it whatever
+        global_token_id: the token id of every global token: `model.config.global_token_id`, which is not 1 in a model
+            that was converted from RoBERTa. In pairs, only the global token of the whole text has it.
+        max_length: length to which texts are truncated, in tokens, the whole question included; None: no truncation.
+        has_whole_text: whether a first global token stands for the whole text and attends to all of it, whatever
             `hard_global_to_long` says.
-        answers: for each pair the interval of the answer in the text, in characters, or None if it has none. Of one
-            that is cut away, at least an end of it, nothing is said, as if there were none.
-        question_token_ids: in pairs, what the global tokens of question tokens and of parts are. The authors have 3 and
-            5 in the vocabulary of BERT, 41 and 43 in that of their SentencePiece model.
-        contexts: for each text the number of the context of each part, such as a document: global tokens of different
-            contexts are in no order, those of one are in that of its parts, which come one after another, and long
-            tokens read none of other contexts. As the authors have it, the whole text is a context of its own, and so
-            are the tokens of the question. Mentions of an entity, as a list of intervals, are in any context, other
-            parts of several contexts hold no token together. None: all global tokens are in one order.
-        candidates: for each pair the numbers of those parts that are candidate answers, as in WikiHop: the first
-            interval of such a part is where the text lists it, the others are its mentions. None: no part is one.
-        candidate_token_id: what the global tokens of candidates are; the authors' SentencePiece model has 42.
+        answers: for each pair the interval of the answer in the text, in characters, or None if it has none. An answer
+            that is truncated, even at one end, counts as none.
+        question_token_ids: in pairs, the token ids of the global tokens for question tokens and for parts. The authors
+            have 3 and 5 in the vocabulary of BERT, 41 and 43 in that of their SentencePiece model.
+        contexts: for each text the number of each part's context, such as a document. Global tokens of different
+            contexts are in no order, those of one context are in the order of its parts, and long tokens do not attend
+            to other contexts. The parts of a context come one after another. As in the authors' code, the whole text is
+            a context of its own, and so are the tokens of the question. The mentions of an entity, given as a list of
+            intervals, may be in any context; other parts of different contexts must not share a token. None: all global
+            tokens are in one order.
+        candidates: for each pair the numbers of the parts that are candidate answers, as in WikiHop. The first interval
+            of such a part is where the text lists the candidate, and the others are its mentions. None: there are no
+            candidates.
+        candidate_token_id: the token id of the global tokens of candidates; the authors' SentencePiece model has 42.
 
     Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and `global_reads_all`
     [texts, global tokens], and `long_to_global` [texts, tokens, levels], see `EtcTransformerModel.forward`. Texts are
-    padded as the tokenizer does, global tokens on the right. With `contexts` also `global_contexts` [texts, global
-    tokens] and `long_contexts` [texts, tokens], each text's counted from 0; a token of no part is of the context before
-    it. Leave `long_contexts` out if long tokens are to read across contexts. Of pairs, also the authors'
-    `token_type_ids` and `global_token_type_ids`, which go up to 7: leave them out for a model of fewer types. With
-    `answers` also `start_positions` and `end_positions` [texts], 0 without an answer, and `long_answer_positions`
-    [texts], the global token of the first part in which the answer begins, −100 without one.
+    padded as the tokenizer pads, global tokens on the right. With `contexts`, it also returns `global_contexts` [texts,
+    global tokens] and `long_contexts` [texts, tokens], counted from 0 in each text; a token of no part belongs to the
+    context before it. Remove `long_contexts` if long tokens should attend across contexts. For pairs, it also returns
+    the authors' `token_type_ids` and `global_token_type_ids`, which go up to 7: remove them for a model with fewer
+    types. With `answers` also `start_positions` and `end_positions` [texts], 0 without an answer, and
+    `long_answer_positions` [texts], the global token of the first part in which the answer begins, −100 without one.
 
     Raises:
-        InputError: a slow tokenizer, no texts, none with a token, neither texts nor pairs, parts or answers that are
-            not one for each text, or no intervals; candidates of texts alone, or that are no parts; contexts that are
-            not one for each part, or whose parts do not come one after another; global tokens that are the tokenizer's
-            padding; a question that leaves no room for its text.
+        InputError: a slow tokenizer; no texts, or no text with a token; a mix of texts and pairs; parts or answers that
+            are not one for each text, or are not intervals; candidates without questions, or that are not parts;
+            contexts that are not one for each part, or whose parts do not come one after another; a global token id
+            that is the tokenizer's padding; a question that leaves no room for its text.
     """
     questions, texts = _taken_apart(tokenizer, texts)
     of_pairs = question_token_ids if candidates is None else (*question_token_ids, candidate_token_id)
@@ -430,14 +431,14 @@ def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str
     if not texts or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"structured_inputs got {len(texts)} texts and the tokenizer {type(tokenizer).__name__}; it needs a list "
-            "of at least one text, and a fast tokenizer, which tells where in a text its tokens begin."
+            "of at least one text, and a fast tokenizer, because it tells where in a text its tokens begin."
         )
     if all(isinstance(each, str) for each in texts):
         return None, texts
     for each in texts:
         if not (isinstance(each, tuple | list) and len(each) == 2 and all(isinstance(one, str) for one in each)):
             raise InputError(
-                f"texts has {shown(each)}; give texts alone, or pairs (question, text) of two strings alone."
+                f"texts has {shown(each)}; give only texts, or only pairs (question, text) of two strings."
             )
     return [question for question, _ in texts], [text for _, text in texts]
 
@@ -467,7 +468,7 @@ def _refuse_padding(tokenizer: Any, token_ids: Sequence[int]) -> None:
     if tokenizer.pad_token_id in token_ids:
         raise InputError(
             f"Global tokens would be {tokenizer.pad_token_id}, which is the padding of {type(tokenizer).__name__}. "
-            "Pass global_token_id=model.config.global_token_id and, for pairs, question_token_ids that are no padding."
+            "Pass global_token_id=model.config.global_token_id and, for pairs, question_token_ids that are not padding."
         )
 
 

@@ -123,7 +123,7 @@ def check_positions(selection: GlobalTokenSelection, tokens: TokenMask, num_keys
     if end < wanted:
         raise InputError(
             f"global_tokens has position {wanted}, but {where} ends at position {end}. Give positions that every text "
-            "has, or choose the tokens by global_attention_mask."
+            "has, or select the tokens with global_attention_mask."
         )
 
 

@@ -193,7 +193,7 @@ class Head(NamesOwnInputs):
     Attributes:
         backbone_class: the class of `self.model`.
         requires_causal: the value that the config's `is_causal` must have; None: either.
-        task: what the outputs are used for, which the backbone is told.
+        task: the task of the outputs, which the backbone gets.
         accepts_loss_kwargs: whether the loss is divided by `num_items_in_batch`, which Trainer wants to know when it
             accumulates gradients.
         output_class: the class of what `forward` returns.
@@ -230,7 +230,7 @@ class Head(NamesOwnInputs):
     ) -> Any:
         """Return `output_class`: the loss with the backbone's auxiliary loss, `fields`, and what the backbone recorded.
 
-        labels, num_items: what the loss is divided by; see `add_auxiliary_loss`.
+        labels, num_items: they say by what the loss is divided; see `add_auxiliary_loss`.
         """
         loss = add_auxiliary_loss(loss, getattr(outputs, "auxiliary_loss", None), labels, num_items)
         return self.output_class(loss=loss, **fields, **{name: getattr(outputs, name) for name in self.recorded})
@@ -315,10 +315,10 @@ class LanguageModelHead(Head):
 class CausalLMHead(CacheGeneration, LanguageModelHead):
     """Next-token prediction; a family adds `GenerationMixin`. Shapes: input_ids [B, T] → logits [B, T, vocab_size].
 
-    Libraries compute the loss of decoders from the backbone's last states and `lm_head` (TRL), so that there is nothing
-    in between: with `lm_head_transform` the backbone applies the map, as its `transform`, behind its last norm. Files
-    have it under the name that it has in heads that predict masked tokens; `AutoModel` and other heads, which read the
-    states before it, leave it out.
+    Libraries such as TRL compute the loss of decoders from the backbone's last states and `lm_head`, so nothing may lie
+    between them: with `lm_head_transform` the backbone itself applies the map, as its `transform`, after its last norm.
+    Saved files name it as in heads that predict masked tokens. `AutoModel` and other heads use the states before the
+    map, and leave it out.
     """
 
     requires_causal, output_class = True, CausalLMHeadOutput

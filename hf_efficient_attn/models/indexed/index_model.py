@@ -51,7 +51,7 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
     if module.config._attn_implementation not in getattr(module, READS_CHOICE, (NAME,)):
         raise UnsupportedBackendError(
             f"{type(module).__name__} has an indexer, but its attn_implementation is "
-            f"{shown(module.config._attn_implementation)}, which would read all keys. Call "
+            f"{shown(module.config._attn_implementation)}, which would attend to all keys. Call "
             f'model.set_attn_implementation("{NAME}"), or hea.training.index_stage(model, "dense").'
         )
     hidden_states = options["hidden_states"] if "hidden_states" in options else inputs[0]
@@ -59,9 +59,10 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
         queries, keys, weights = module.indexer(hidden_states, *options["position_embeddings"])
     if module.training and queries.requires_grad and LOSSES not in options:
         raise UnsupportedBackendError(
-            f"{type(module).__name__} has an indexer (hea.index), whose loss would be lost: its model computes without "
-            "the forward that adds it, or its layers do not pass keyword arguments on. Call the model itself, leave "
-            'out what replaces its forward or its layers, or call hea.training.index_stage(model, "dense").'
+            f"{type(module).__name__} has an indexer (hea.index), but its loss would be lost: its model computes "
+            "without the forward that adds it, or its layers do not pass keyword arguments on. Call the model itself, "
+            "do "
+            'without what replaces its forward or its layers, or call hea.training.index_stage(model, "dense").'
         )
     cache = cache_in(options)
     if cache is not None:
@@ -101,21 +102,23 @@ def rotated_dims(rotary: Any, states: Tensor, position_ids: Tensor) -> int | Non
 
 
 def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int | None = None) -> PreTrainedModel:
-    """Return the model, changed in place: every layer has an indexer, in the stage "warmup".
+    """Add an indexer to every layer of a decoder, in place (DeepSeek sparse attention); return the model.
 
-    Sparse attention of DeepSeek-V3.2 (arXiv:2512.02556) for any Llama-like decoder: a small indexer scores all earlier
-    keys, and a query reads the `top_k` with the highest scores, the same for all heads. It is learned in two stages:
+    This is the sparse attention of DeepSeek-V3.2 (arXiv:2512.02556) for any Llama-like decoder: a small indexer scores
+    all earlier keys, and a query attends to the `top_k` keys with the highest scores, the same keys for all heads.
+    Indexers are trained in two stages, and start in the first:
 
-    1. "warmup": the model computes as before and does not change, while the indexers learn to predict where its heads
-       look (KL divergence from their mean). The paper uses a learning rate of 1e-3.
-    2. `index_stage(model, "sparse")`: queries read the chosen keys. The model learns from its own loss, each indexer
-       from the attention over the keys that it chose; neither has a gradient from the other. The paper uses 7.3e-6.
+    1. "warmup": the model keeps full attention and its weights are frozen, while the indexers learn to predict its
+       attention (KL divergence from the mean of the heads). The paper uses a learning rate of 1e-3.
+    2. `index_stage(model, "sparse")`: queries attend to the selected keys. The model learns from its own loss, and each
+       indexer from the attention over the keys that it selected; neither has a gradient from the other. The paper uses
+       7.3e-6.
 
-    In training, the loss of the indexers is added to the model's, and is `auxiliary_loss` of its output, which a loss
-    of your own has to add. It is the mean over queries, summed over layers, where the paper sums over queries, too.
-    `Trainer` works as it is; `AuxiliaryLossCallback` logs this loss. `save_pretrained` and `from_pretrained` keep the
-    indexers and the stage; generation keeps their keys in the cache. `index_recall` tells how much of the attention the
-    choice has.
+    In training, the loss of the indexers is added to the model's loss, and is the `auxiliary_loss` of its output; if
+    you compute your own loss, add it. It is the mean over queries, summed over layers; the paper also sums over
+    queries. `Trainer` works as it is; `AuxiliaryLossCallback` logs this loss. `save_pretrained` and `from_pretrained`
+    keep the indexers and the stage; generation keeps their keys in the cache. `index_recall` tells how much of the
+    attention the selected keys have.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import hf_efficient_attn as hea
@@ -128,14 +131,15 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
 
     Args:
         model: a decoder of transformers with rotary positions and full causal attention, or such a SparseTransformer or
-            SimplifiedTransformer. Shaped attention then takes its mean over the keys that are read, too. Without a
-            head it has the loss of its indexers as `auxiliary_loss` alone.
-        top_k: how many keys a query reads; texts of up to so many tokens are read as before. DeepSeek-V3.2 reads 2,048.
-        num_heads, head_dim: of the indexer; head_dim None: as many dimensions as the model rotates. The paper's has 64
-            heads of 128.
+            SimplifiedTransformer. Shaped attention then subtracts the mean over the selected keys. Without a head,
+            `auxiliary_loss` is the only loss of the output.
+        top_k: how many keys a query attends to; sequences of up to this many tokens keep full attention. DeepSeek-V3.2
+            has 2,048.
+        num_heads, head_dim: number and width of the indexer's heads; head_dim None: the number of dimensions that the
+            model rotates. The paper has 64 heads of 128.
 
     Raises:
-        ConfigurationError: numbers that are too small, or a model with indexers or an attention_pattern.
+        ConfigurationError: numbers that are too small, or a model that already has indexers or an attention_pattern.
         UnsupportedBackendError: a model of another kind.
     """
     for name, value in (("top_k", top_k), ("num_heads", num_heads), ("head_dim", head_dim)):
@@ -144,7 +148,9 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
     rotated = checked_rotation(model)
     head_dim = rotated if head_dim is None else head_dim
     if head_dim < rotated:
-        raise ConfigurationError(f"head_dim={head_dim} must be at least {rotated}, the dimensions that positions turn.")
+        raise ConfigurationError(
+            f"head_dim={head_dim} must be at least {rotated}, the dimensions that positions rotate."
+        )
     model.set_attn_implementation(NAME)
     field = {"top_k": top_k, "num_heads": num_heads, "head_dim": head_dim, "stage": WARMUP}
     setattr(model.config, INDEXER, field)
@@ -158,12 +164,12 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
 
 
 def index_stage(model: Any, stage: str) -> Any:
-    """Return the model, whose indexers are in another stage from now on, and choose what learns in it.
+    """Put the indexers of a model into a stage, choose which parameters are trained, and return the model.
 
     Args:
         model: made by `index`, or loaded.
-        stage: "warmup": all keys are read, and only the indexers learn; "sparse": the chosen keys are read, and
-            everything learns; "dense": all keys are read, and everything but the indexers learns.
+        stage: "warmup": full attention, and only the indexers are trained; "sparse": attention to the selected keys,
+            and all parameters are trained; "dense": full attention, and all parameters except the indexers are trained.
 
     Raises:
         ConfigurationError: a model without indexers, or an unknown stage.
@@ -172,9 +178,9 @@ def index_stage(model: Any, stage: str) -> Any:
         raise ConfigurationError(f"stage={shown(stage)} must be one of {', '.join(map(shown, STAGES))}.")
     if not isinstance(model, PreTrainedModel):
         raise ConfigurationError(
-            f"index_stage takes a model of transformers, not {type(model).__name__}, whose frozen weights it would let "
-            "learn. Choose the stage before get_peft_model(model, LoraConfig(..., modules_to_save=['indexer'])), by "
-            "which indexers learn beside the adapters."
+            f"index_stage takes a model of transformers, not {type(model).__name__}: it would train frozen weights. "
+            "Choose the stage before get_peft_model(model, LoraConfig(..., modules_to_save=['indexer'])), which trains "
+            "indexers together with the adapters."
         )
     found = list(indexers_of(model))
     if not found:
@@ -201,7 +207,7 @@ def checked_rotation(model: Any) -> int:
     if has_indexer(model.config):
         raise ConfigurationError("This model has indexers already. Call hea.training.index_stage(model, stage).")
     if not reads_all_before(model.config):
-        raise ConfigurationError("This model has an attention_pattern; take it away with sparsify(model, None).")
+        raise ConfigurationError("This model has an attention_pattern; remove it with sparsify(model, None).")
     name, base = type(model).__name__, model.base_model
     rotary = model.index_rotary() if hasattr(model, "index_rotary") else getattr(base, "rotary_emb", None)
     layers = getattr(base, "layers", None)
@@ -209,7 +215,9 @@ def checked_rotation(model: Any) -> int:
     if layers is None or rotary is None or not all(takes_states(getattr(layer, "self_attn", None)) for layer in layers):
         raise UnsupportedBackendError(f"{name} is not a decoder with rotary positions as Llama is; index needs one.")
     if kinds != {FULL_ATTENTION} or getattr(model.config, "sliding_window", None) is not None:
-        raise UnsupportedBackendError(f"{name} has layers that do not read all earlier tokens; index needs none.")
+        raise UnsupportedBackendError(
+            f"{name} has layers that do not attend to all earlier tokens; index needs full attention."
+        )
     positions = torch.arange(2, device=model.device)[None]
     rotated = rotated_dims(rotary, torch.zeros(1, 2, 1, device=model.device), positions)
     if rotated is None:
@@ -217,8 +225,8 @@ def checked_rotation(model: Any) -> int:
     # layers of our families do
     if not hasattr(model, "index_rotary") and not passes_on(type(model), model.config, LOSSES):
         raise UnsupportedBackendError(
-            f"The layers of {name} do not pass keyword arguments on to their attention, through which index needs them "
-            "to get to it. Take a decoder whose layers do, as those of Llama."
+            f"The layers of {name} do not pass keyword arguments on to their attention, but index needs this. Take a "
+            "decoder whose layers do, such as Llama."
         )
     return rotated
 

@@ -55,10 +55,10 @@ def refuse_shared_units(model: Any) -> None:
         indexer = layer.self_attn.indexer
         if not any(map(is_unit, indexer.modules())) and any(map(is_unit, modules_around(indexer, layer))):
             raise UnsupportedBackendError(
-                f"FSDP has the indexers of this {type(model).__name__} in the shards of their layers, where they would "
-                "not learn. Shard each before its layer by fully_shard(layer.self_attn.indexer), or name both in "
-                "fsdp_transformer_layer_cls_to_wrap, "
-                f"as in LlamaDecoderLayer,{LightningIndexer.__name__}; accelerate does so where it is left out."
+                f"FSDP has sharded the indexers of this {type(model).__name__} together with their layers, so they "
+                "would not learn. Shard each indexer before its layer with fully_shard(layer.self_attn.indexer), or "
+                "name both in fsdp_transformer_layer_cls_to_wrap, "
+                f"as in LlamaDecoderLayer,{LightningIndexer.__name__}; accelerate does so by default."
             )
 
 
@@ -125,8 +125,8 @@ def of_all_layers(model: Any, numbers: LayerNumbers, what: str) -> Tensor:
     taken = numbers.take()
     if taken is None or num_added < num_layers:
         raise UnsupportedBackendError(
-            f"Of the {num_layers} layers of this {type(model).__name__}, {num_added} have told the {what} of their "
-            "indexers: something between the model and its attention does not pass keyword arguments on. Leave out "
+            f"Only {num_added} of the {num_layers} layers of this {type(model).__name__} have passed on the {what} of "
+            "their indexers: something between the model and its attention does not pass keyword arguments on. Remove "
             'what replaces its layers or their forward, or call hea.training.index_stage(model, "dense").'
         )
     return taken
@@ -150,14 +150,15 @@ def wants_dict(model: Any, options: dict[str, Any]) -> bool:
 
 @torch.no_grad()
 def index_recall(model: Any, **inputs: Any) -> Tensor:
-    """Return the share of the attention that the keys have which the indexers choose, [layers, B, N], in evaluation.
+    """Return how much of the attention the keys selected by the indexers have, 0 to 1, [layers, B, N].
 
-    The attention of a layer is the mean of its heads over all earlier keys, given what the layers before it read. Where
-    a query has at most top_k keys, the share is 1; of padding it means nothing.
+    The model computes in evaluation mode. The attention of a layer is the mean of its heads over all earlier keys, with
+    the inputs that it gets from the layers below in the current stage. If a query has at most top_k keys, the value is
+    1; for padding it has no meaning.
 
     Args:
         model: made by `index`, in the stage "warmup" or "sparse".
-        inputs: of its forward.
+        inputs: the arguments of its forward.
 
     Raises:
         ConfigurationError: a model without indexers, or in the stage "dense".

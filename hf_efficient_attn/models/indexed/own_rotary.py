@@ -22,29 +22,30 @@ def own_rotary(model: Any) -> Any:
     kinds = {type(getattr(layer, "self_attn", None)) for layer in getattr(base, "layers", ())}
     if not kinds or not all(READS_CHOICE in vars(kind) for kind in kinds):
         raise UnsupportedBackendError(
-            f"What the layers of {name} read follows from their own mechanism, which no indexer replaces. Of the "
+            f"The layers of {name} select keys by their own mechanism, which no indexer replaces. Of our "
             "families, index takes SparseTransformer and SimplifiedTransformer."
         )
     if not config.is_causal:
         raise UnsupportedBackendError(
-            f"{name} has is_causal=False, and an indexer scores the keys before a query. Build it with is_causal=True."
+            f"{name} has is_causal=False, but an indexer scores only the keys before a query. Build it with "
+            "is_causal=True."
         )
     for field in OTHER_READING:
         if getattr(config, field, None) is not None:
             raise UnsupportedBackendError(
-                f"{name} has {field}={shown(getattr(config, field))}; index needs layers that read all earlier tokens, "
-                f"as with {field}=None."
+                f"{name} has {field}={shown(getattr(config, field))}; index needs layers that attend to all earlier "
+                f"tokens, as with {field}=None."
             )
     kind = config.position_embedding_type
     if kind != "rope":
         raise UnsupportedBackendError(
-            f"{name} has position_embedding_type={shown(kind)}, and an indexer turns its keys by rotary positions. "
+            f"{name} has position_embedding_type={shown(kind)}, but an indexer rotates its keys by rotary positions. "
             'Build it with position_embedding_type="rope".'
         )
     rotary = next(each.rotary for each in base.modules() if hasattr(each, "rotary"))
     if rotary is None:
         raise UnsupportedBackendError(
-            f"{name} has rope_theta_per_layer, by which each layer turns its keys otherwise; an indexer needs one "
-            "rotation for all. Give rope_parameters instead."
+            f"{name} has rope_theta_per_layer, so each layer rotates its keys differently, but indexers need one "
+            "rotation for all layers. Give rope_parameters instead."
         )
     return rotary

@@ -54,13 +54,13 @@ def check_features(config: Any) -> None:
     epsilon = config.normalizer_epsilon
     if config.feature_map == "positive_random" and epsilon != type(config).normalizer_epsilon:
         raise ConfigurationError(
-            f"normalizer_epsilon={epsilon}, but to sums of feature_map='positive_random' nothing is added. Leave it "
-            "out, or use feature_map='elu' or 'constant'."
+            f"normalizer_epsilon={epsilon}, but nothing is added to the sums of feature_map='positive_random'. Leave "
+            "it out, or use feature_map='elu' or 'constant'."
         )
     if config.num_features is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
-            f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features as "
-            "a head has numbers. Leave it out, or use feature_map='positive_random'."
+            f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features "
+            "as the width of a head. Leave it out, or use feature_map='positive_random'."
         )
     check_least(config, num_features=1, feature_redraw_steps=1)
     if config.feature_redraw_steps is not None and config.feature_map != "positive_random":

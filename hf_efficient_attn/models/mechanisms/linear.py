@@ -355,8 +355,8 @@ class LinearAttention(MechanismAttention):
         """Return how much each token is read, [R, H, L, L]."""
         if before is not None:
             raise UnsupportedBackendError(
-                "output_attentions=True: a layer of linear attention has added up its cached tokens, and cannot say "
-                "how much each of them is read. Call the model with the whole text and use_cache=False."
+                "output_attentions=True: a layer of linear attention keeps only sums over its cached tokens, so it has "
+                "no weights of single tokens. Call the model with the whole text and use_cache=False."
             )
         warn_of_weights()
         if self.is_causal:

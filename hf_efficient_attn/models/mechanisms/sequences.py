@@ -120,8 +120,8 @@ def sequences_of(
     if torch.compiler.is_compiling() or is_tracing(known):
         if documents is not None:
             raise InputError(
-                "position_ids are given to a model that is compiled or exported, and may restart: how long packed "
-                "documents are is not known to its graph. Leave position_ids out, or call the model uncompiled."
+                "position_ids are given to a compiled or exported model, and may restart, but the graph does not know "
+                "how long packed documents are. Leave position_ids out, or call the model uncompiled."
             )
         return in_front_of_padding(real)
     found = TokenMask(real, documents).documents(batch_size, tokens)
@@ -194,8 +194,8 @@ def without_padding(embedded: Tensor, real: Tensor | None, is_packed: bool) -> T
     """
     if is_packed:
         raise InputError(
-            "projection_padding='ignore' looks at no masks, and documents packed in one row would read each other. "
-            "Pass them as rows, or build the model with projection_padding='zero'."
+            "projection_padding='ignore' ignores masks, so documents packed in one row would attend to each other. "
+            "Pass each document in its own row, or build the model with projection_padding='zero'."
         )
     return embedded if real is None else torch.where(real.to(embedded.device).unsqueeze(-1), embedded, 0)
 

@@ -63,8 +63,8 @@ class SummaryLayer(CacheLayerMixin):
         """
         if tokens_to_remove:
             raise UnsupportedBackendError(
-                "A layer of linear or memory-compressed attention keeps sums over tokens, from which none can be "
-                "taken: this cache cannot be cropped, as assistants and prompt look-up do. Generate without them, or "
+                "A layer of linear or memory-compressed attention keeps sums over tokens, which cannot be undone, so "
+                "this cache cannot be cropped, as assistants and prompt lookup do. Generate without them, or "
                 "keep a copy of the cache (copy.deepcopy) from before."
             )
 
@@ -133,7 +133,7 @@ def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable
             continue
         if type(layer) not in (DynamicLayer, StaticLayer):
             raise UnsupportedBackendError(
-                f"Layer {index} keeps sums over tokens instead of their keys, and this cache has a "
+                f"Layer {index} keeps sums over tokens instead of their keys, but this cache has a "
                 f"{type(layer).__name__} for it. Use a DynamicCache or a StaticCache, or pass no cache; layers of the "
                 "model that follow a pattern then keep the keys of all tokens."
             )
@@ -150,6 +150,7 @@ def check_length(cache: Cache, index: int, layer: SummaryLayer) -> None:
     first = cache.get_seq_length()
     if isinstance(first, int) and not torch.compiler.is_compiling() and layer.num_tokens > first:
         raise InputError(
-            f"Layer 0 of this cache holds {first} tokens, and layer {index} sums over {layer.num_tokens}: it was "
-            "cropped, as assistants and prompt look-up do, and sums cannot be. Pass an empty cache and the whole text."
+            f"Layer 0 of this cache holds {first} tokens, but layer {index} holds sums over {layer.num_tokens}: the "
+            "cache was cropped, as assistants and prompt lookup do, but sums cannot be cropped. Pass an empty cache "
+            "and the whole text."
         )

@@ -150,15 +150,15 @@ class Positions(nn.Module):
             )
         if last >= size and getattr(self.config, "has_one_length", False):
             raise InputError(
-                f"The sequence reaches position {last}, but {self.size_field}={size}, and projections are made for as "
-                f"many tokens. Truncate to {size} tokens, or train a model of longer texts."
+                f"The sequence reaches position {last}, but {self.size_field}={size}, and projections are made for "
+                f"that many tokens. Truncate to {size} tokens, or train a model of longer texts."
             )
         if last >= size:
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "
                 f"rows. Truncate to {size} tokens, or make the table longer: `hf-efficient-attn convert FOLDER "
                 f"NEW_FOLDER --{self.size_field.replace('_', '-')} {last + 1}` copies it cyclically (of sparse and "
-                "compressed Transformers, and Reformers). Sinusoids, rotary positions and ALiBi have no longest text."
+                "compressed Transformers, and Reformers). Sinusoids, rotary positions and ALiBi have no limit."
             )
 
 

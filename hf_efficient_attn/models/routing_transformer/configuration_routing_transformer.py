@@ -29,15 +29,15 @@ def check_routing(config: Any) -> None:
     check_least(config, num_clusters=1, max_relative_distance=1, commitment_weight=0)
     if config.num_routing_heads is not None and config.num_routing_heads > config.num_attention_heads:
         raise ConfigurationError(
-            f"num_routing_heads={config.num_routing_heads} counts some of the heads of a layer, of which there are "
+            f"num_routing_heads={config.num_routing_heads} is more than the heads of a layer: "
             f"num_attention_heads={config.num_attention_heads}. Use at most that."
         )
     if not 0 <= config.centroid_decay <= 1:
-        raise ConfigurationError(f"centroid_decay={config.centroid_decay} is a share of what is kept: 0 to 1.")
+        raise ConfigurationError(f"centroid_decay={config.centroid_decay} must be from 0 to 1.")
     layers = config.layers_with_routing
     if layers is not None and not set(layers) <= set(range(config.num_hidden_layers)):
         raise ConfigurationError(
-            f"layers_with_routing={shown(layers)} lists indices of layers: 0 to {config.num_hidden_layers - 1} "
+            f"layers_with_routing={shown(layers)} must list indices of layers, 0 to {config.num_hidden_layers - 1} "
             f"(num_hidden_layers={config.num_hidden_layers})."
         )
     check_direction(config)
@@ -47,20 +47,20 @@ def check_direction(config: Any) -> None:
     """Raise ConfigurationError for a choice of keys that does not go with the direction of the model."""
     if config.is_causal and not config.shares_qk:
         raise ConfigurationError(
-            "share_qk=False needs is_causal=False: a causal model keeps the keys of earlier tokens, and not their "
-            "queries, by which they were put into clusters. Leave share_qk out."
+            "share_qk=False needs is_causal=False: a causal model keeps the keys of earlier tokens, but not the "
+            "queries that assigned them to clusters. Leave share_qk out."
         )
     if not config.is_causal and not config.has_balanced_clusters:
         raise ConfigurationError(
-            "membership='causal' lets a token read the last ones of its cluster; it needs is_causal=True. With "
+            "membership='causal' lets a token attend to the last tokens of its cluster, and needs is_causal=True. With "
             "is_causal=False use 'balanced', or leave it out."
         )
     if not config.include_self and not config.is_causal:
         raise ConfigurationError(
-            "include_self=False means that tokens read earlier ones only; it needs is_causal=True."
+            "include_self=False lets tokens attend only to earlier ones, and needs is_causal=True. Leave it out."
         )
     if not config.include_self and config.cluster_tokens < 2:
-        raise ConfigurationError("include_self=False with cluster_tokens=1 leaves nothing to read. Use at least 2.")
+        raise ConfigurationError("include_self=False with cluster_tokens=1 leaves no key. Use at least 2 tokens.")
 
 
 # The authors' networks, as fields of `RoutingTransformerConfig`.
@@ -100,51 +100,50 @@ PIXELS: dict[str, Any] = {"vocab_size": 256, "intermediate_size": 2048, "hidden_
 
 @strict_config
 class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
-    r"""Describe a Transformer some of whose heads read the tokens of their own cluster, found by k-means.
+    r"""Config of a Transformer in which tokens of some heads attend to their own cluster, found by k-means.
 
     The presets `wikitext103`, `wikitext103_short`, `enwik8`, `enwik8_long`, `pg19`, `imagenet64` and `cifar10` are the
     authors' networks; every field can be changed on top.
 
     Args:
         num_attention_heads: all heads of a layer.
-        num_routing_heads: how many of them, the first ones, route; the others are local: they follow
-            `attention_pattern`. In layers that do not route, all do. None: half of them.
+        num_routing_heads: how many of them, the first ones, route. The others are local: they follow
+            `attention_pattern`. In layers that do not route, all heads are local. None: half of the heads route.
         layers_with_routing: the indices of the layers that route; None: all.
-        num_clusters: k, the clusters of a routing head.
-        cluster_tokens: w. With `membership="balanced"` a cluster has this many tokens of a text; with "causal" a
-            token reads the last w tokens of its cluster, itself among them.
-        membership: "balanced", the authors': a cluster has the w tokens of the text that are most similar to its
-            centroid, so that a token is in none, one or several. "causal": a token is in the one cluster whose
+        num_clusters: k, the number of clusters of a routing head.
+        cluster_tokens: w. With `membership="balanced"` a cluster has w tokens of a text; with "causal" a token attends
+            to the last w tokens of its cluster, including itself.
+        membership: "balanced", as in the authors' code: a cluster has the w tokens of the text that are most similar to
+            its centroid, so a token is in none, one or several clusters. "causal": a token is in the one cluster whose
             centroid is most similar to it. None: "causal" if `is_causal`, otherwise "balanced".
 
-            In a causal model "balanced" lets the future leak: which keys a token reads depends on what stands after it,
-            and generation, which does not know that, computes something else than training did; see the module's
-            docstring. With "causal" it depends on the past alone.
-        share_qk: the keys of routing heads are their queries; None: as `is_causal`. Causal models need it.
-        include_self: whether a token of a routing head reads itself. With `share_qk` its own score is the highest that
-            is possible; the authors' code keeps it.
+            In a causal model "balanced" lets the future leak: the keys of a token depend on later tokens, which
+            generation does not know, so generation computes other outputs than training; see the module's docstring.
+            With "causal" they depend only on the past.
+        share_qk: whether the keys of routing heads are their queries; None: as `is_causal`. Causal models need it.
+        include_self: whether a token of a routing head attends to itself. With `share_qk` its own score is the highest
+            possible one; the authors' code keeps it.
         routing_scale: the factor of the scores of routing heads, whose queries and keys have the norm √head_dim. The
             authors' 1.0 gives scores of ±head_dim.
-        centroid_decay: λ of the moving averages that the centroids are; 1.0 keeps them where they are, as methods need
-            it that compute a mini-batch twice in a step (GradCache), between which others are computed. It may be
-            changed in training.
+        centroid_decay: λ of the centroids, which are moving averages. 1.0 keeps them constant, which methods need that
+            compute a mini-batch twice in a step with others in between (GradCache). It may be changed in training.
         commitment_weight: β; training adds β · the mean squared distance of queries and keys to their centroids,
             summed over layers, to the loss.
-        attention_pattern: what local heads read, in any form that `sparsify` takes. Causal models use its causal form.
-            None: the whole text, which costs more than all routing heads.
-            None: full (or causal) attention.
-        is_causal: each token sees the past and itself, or both sides.
-        position_embedding_type: "relative_keys", a trained vector per distance added to the keys of a layer's local
-            heads, and another for its routing heads, in which distances count members of the cluster; "rope", of local
-            heads, and of routing heads after the clusters have been chosen; "learned", "sinusoidal", "none".
-        max_relative_distance: the distance from which on all share a vector of "relative_keys", in tokens.
-        head_map: a map of `head_dim`, shared by all heads, of what each of them has read, as in the authors' code.
+        attention_pattern: the pattern of local heads, in any form that `sparsify` takes. Causal models use its causal
+            form. None: full (or causal) attention, which costs more than all routing heads.
+        is_causal: whether each token attends only to itself and the past; False: to both sides.
+        position_embedding_type: "relative_keys": a trained vector per distance is added to the keys of a layer's local
+            heads, and another one to those of its routing heads, where distances count members of the cluster; "rope":
+            in local heads, and in routing heads after clusters have been assigned; "learned", "sinusoidal", "none".
+        max_relative_distance: the distance in tokens from which on all distances share a vector of "relative_keys".
+        head_map: whether the output of each head passes through a map of `head_dim` that all heads share, as in the
+            authors' code.
         norm_position, norm_type, norm_eps, norm_bias: "post", or "pre" with another norm after the last block;
             "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
             output; MLP; vocabulary.
-        gated_mlp: act(x·W_gate) * (x·W_up).
-        embedding_init_std: standard deviation of embeddings at the start; None: initializer_range.
+        gated_mlp: whether the MLP computes act(x·W_gate) * (x·W_up).
+        embedding_init_std: initial standard deviation of embeddings; None: initializer_range.
         classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
             otherwise "mean".
 
@@ -268,7 +267,7 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
 
     @property
     def has_balanced_clusters(self) -> bool:
-        """Whether clusters choose their tokens, and not tokens their cluster."""
+        """Whether each cluster selects its tokens, instead of each token its cluster."""
         return not self.is_causal if self.membership is None else self.membership == "balanced"
 
     @property
@@ -288,15 +287,15 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
         return heads if routes else 0
 
     def readable_patterns(self) -> tuple[Pattern | None, ...]:
-        """Return what each layer can read, for `PatternCache`.
+        """Return the pattern of each layer, for `PatternCache`.
 
         Raises:
-            ConfigurationError: a layer routes, and can read any token of the past.
+            ConfigurationError: a layer routes, so its tokens can attend to any earlier token.
         """
         if any(self.routing_heads(layer) for layer in range(self.num_hidden_layers)):
             raise ConfigurationError(
-                f"PatternCache holds a band and first tokens, but layers of this {type(self).__name__} have routing "
-                "heads, which may read any token of the past. Generate with the default cache, which holds all."
+                f"PatternCache keeps a band and first tokens, but layers of this {type(self).__name__} have routing "
+                "heads, which may attend to any earlier token. Generate with the default cache, which keeps all."
             )
         return config_patterns(self.attention_pattern, self, DECODER) or ()
 

@@ -114,7 +114,7 @@ def _check_spans(config: Any) -> None:
     if config.span is None:
         if config.frozen_spans is not None:
             raise ConfigurationError(
-                "frozen_spans need span='adaptive', but span is None: every head reads everything."
+                "frozen_spans need span='adaptive', but span is None: every head attends to all tokens."
             )
         return
     check_spans(config)
@@ -156,7 +156,7 @@ class SimplifiedTransformerConfig(
     LibraryConfig,
     PreTrainedConfig,
 ):
-    r"""Describe a Transformer built from Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
+    r"""Config of a Transformer with Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
     Every field left at None takes the paper's value for `block`; `gain()`, `is_trainable()` and `style` resolve them.
 
@@ -164,7 +164,8 @@ class SimplifiedTransformerConfig(
         block: `pre_ln`, `parallel` (one norm, one skip, attention parallel to MLP), `v_skipinit` (no attention skip,
             shaped attention, full W^V and W^P), `sas` (also W^V = W^P = I), `sas_p` (attention parallel to MLP, no skip
             at all), `sas_p_no_norm` (norms only before the first block and after the last).
-        is_causal: each token sees the past and itself (language models), or the whole sequence (masked models).
+        is_causal: whether each token attends only to itself and the past (language models); False: to the whole
+            sequence (masked models).
         num_key_value_heads: groups of heads that share keys and values. Only `pre_ln` and `parallel` can use fewer
             than `num_attention_heads`: elsewhere each head mixes its own slice of the values.
         hidden_act, leaky_relu_slope, gated_mlp: MLP activation, with `hidden_act="leaky_relu"` of that slope; a gated
@@ -173,27 +174,28 @@ class SimplifiedTransformerConfig(
         position_embedding_type: `sinusoidal` (the paper), `scaled_sinusoidal` (its scale is trained; crammed BERT),
             `learned`, `alibi`, `rope`, `none`. Only `learned` limits the length to `max_position_embeddings` tokens.
         attention_bias: which attention maps have a bias vector: `none`, `query_key` or `all`.
-        query_init_std, key_init_std, matrix_init_std, mlp_output_init_std: standard deviation of W^Q, W^K, plain normal
-            W^V and W^P, and the last map of the MLP at the start. W^Q starts at 0 in shaped attention; otherwise,
-            and for the others, `initializer_range`.
+        query_init_std, key_init_std, matrix_init_std, mlp_output_init_std: initial standard deviation of W^Q, of W^K,
+            of plain normal W^V and W^P, and of the last map of the MLP. By default W^Q starts at 0 in shaped attention;
+            otherwise it and all others start with `initializer_range`.
         identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head. With an
-            `attention_pattern` C, too, is over the keys that it allows or, as `BlockTopK`, chooses; so with `index`.
-        per_head_gains: False shares one α, β, γ among the heads of a layer.
+            `attention_pattern` or `index`, C is also restricted to the allowed or selected keys.
+        per_head_gains: whether each head has its own α, β, γ; False: the heads of a layer share them.
         attention_skip_gain, attention_gain, mlp_skip_gain, mlp_gain: α_SA, β_SA, α_FF, β_FF of sequential blocks.
-        combined_skip_gain: the one skip of parallel blocks, in place of the two skip gains above.
+        combined_skip_gain: gain of the single skip of parallel blocks, instead of the two skip gains above.
         reparameterized: W = a·W_init + b·ΔW for W^V and W^P, with ΔW = 0 at the start, instead of plain matrices.
-        value_skip_gain, value_gain, projection_skip_gain, projection_gain: a_V, b_V, a_P, b_P. Where b is 0, ΔW could
-            never move and is left out; an identity with a = 1 and b = 0 is no module at all.
-        first_value_gain, last_projection_gain: b_V of the first layer, b_P of the last, when they differ.
+        value_skip_gain, value_gain, projection_skip_gain, projection_gain: a_V, b_V, a_P, b_P. If b is 0, ΔW could
+            never change and is left out; an identity with a = 1 and b = 0 has no module at all.
+        first_value_gain, last_projection_gain: b_V of the first layer and b_P of the last one, if they differ from the
+            others.
         matrix_init, matrix_init_tie: W_init (or the plain matrix) is normal, orthogonal or the identity. Orthogonal
             W_init can be tied: `last_layer` makes the product of all W^V·W^P the identity through the last W^P;
             `all_layers` sets every W^P to the inverse of its layer's W^V. `matrix_seed` draws the orthogonal ones.
-        trainable_gains: names of the gains that are trained; the others are constants.
+        trainable_gains: names of the trained gains; the others are constants.
         classifier_pooling: token that represents a sequence in classification: `last` real token (default if causal),
             `mean` over real tokens (default otherwise) or `first`.
-        span: how far heads read: None, everything; "adaptive", "dynamic" or "fixed", as in `AdaptiveSpanConfig`, with
-            its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`. C is
-            then taken under the same soft mask, so that A = C at the start as before.
+        span: how far heads attend: None: to all tokens; "adaptive", "dynamic" or "fixed": as in `AdaptiveSpanConfig`,
+            with its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`.
+            C then has the same soft mask, so that A = C at the start still holds.
 
     Raises:
         ConfigurationError: an unknown block or gain, heads that do not divide `hidden_size`, or fields that exclude
@@ -281,9 +283,9 @@ class SimplifiedTransformerConfig(
     def codeparrot_gpt(cls, block: str = "sas_p", **fields: Any) -> "SimplifiedTransformerConfig":
         """Return the paper's causal model (appendix D.1): 18 layers of 768, 12 heads, 50,000 tokens of vocabulary.
 
-        With 72 layers pass `intermediate_size=1536`, as in the depth study. The authors' modules count a bias vector on
-        every map and a LayerNorm at the end, and so does this preset; theirs freeze the biases of W^V, W^P and the MLP
-        at zero, here they are trained (`attention_bias="query_key", mlp_bias=False` leaves them out).
+        With 72 layers pass `intermediate_size=1536`, as in the depth study. Like the authors' modules, this preset has
+        a bias vector on every map and a LayerNorm at the end. The authors freeze the biases of W^V, W^P and the MLP at
+        zero; here they are trained (`attention_bias="query_key", mlp_bias=False` leaves them out).
         """
         defaults: dict[str, Any] = {
             "attention_bias": "all",
@@ -336,7 +338,7 @@ class SimplifiedTransformerConfig(
         mechanism = config_dict.get("mechanism")
         if any(mechanism if isinstance(mechanism, list) else [mechanism]):
             raise ConfigurationError(
-                f"This config has mechanism={shown(mechanism)}, but simplified blocks have softmax attention alone. "
+                f"This config has mechanism={shown(mechanism)}, but simplified blocks only have softmax attention. "
                 "Use a compressed_transformer, whose layers have other mechanisms."
             )
         former = ("mechanism", *FEATURE_FIELDS, *PRIOR_FIELDS)
@@ -351,8 +353,8 @@ class SimplifiedTransformerConfig(
 
     @property
     def attention_notes(self) -> tuple[str, ...]:
-        """What `explain` says of layers that take the mean of what they read."""
-        note = "Shaped attention also takes the mean of what it reads, which costs as much again."
+        """What `explain` says about layers that compute the mean over their keys."""
+        note = "Shaped attention also computes the mean over its keys, which costs as much again."
         return (note,) if self.is_centered and (getattr(self, FIELD, None) is not None or has_indexer(self)) else ()
 
     @property
@@ -362,7 +364,7 @@ class SimplifiedTransformerConfig(
 
     @property
     def include_self(self) -> bool:
-        """Whether a token reads itself: in these blocks it does, as by the identity in shaped attention."""
+        """Whether a token attends to itself: in these blocks it does, as with the identity in shaped attention."""
         return True
 
     @property

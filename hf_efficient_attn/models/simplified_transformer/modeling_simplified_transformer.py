@@ -322,7 +322,7 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
     config_class = model_class.config_class
     if saved.get("model_type", config_class.model_type) != config_class.model_type:
         raise CheckpointError(
-            f"{path} holds a {shown(saved['model_type'])} model; {model_class.__name__} cannot read it. Simplified "
+            f"{path} holds a {shown(saved['model_type'])} model; {model_class.__name__} cannot load it. Simplified "
             "blocks have no counterpart for its skips and projections: train from scratch."
         )
     wanted = kwargs.get("config")

@@ -155,7 +155,7 @@ def groups_of(
 
 @dataclass(init=False, repr=False, eq=False)
 class SpanFields:
-    """Mixin: how far the heads of a config with a `span` read; each family's config explains the fields."""
+    """Mixin: the fields of attention spans; each family's config explains them."""
 
     span_limit: int = 1024
     span_ramp: int = 32

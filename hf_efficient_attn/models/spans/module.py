@@ -210,8 +210,8 @@ def known_spans(model: nn.Module) -> list[Spans]:
 def head_spans(model: nn.Module) -> Tensor:
     """Return the span of every head of a model in tokens, without the ramp: float32 [layers, heads], on the CPU.
 
-    Dynamic spans, which every token chooses for itself, are the mean over the tokens of the last forward pass, or
-    before the first one their start value; fixed ones are the span limit.
+    Dynamic spans, which every token predicts for itself, are averaged over the tokens of the last forward pass; before
+    the first one they have their start value. Fixed spans are the span limit.
 
     Raises:
         InputError: the model has no spans, or offloaded ones.

@@ -66,24 +66,23 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def freeze_spans(model: Model) -> Model:
-    """Make the learned spans of a model constants of its config, in place, and return the model.
+    """Turn the learned spans of a model into constants of its config, in place, and return the model.
 
-    It computes the same function, ramp included, by one static pattern per head, which can be compiled and exported.
+    The outputs stay the same, ramp included: each head then has a static pattern, which can be compiled and exported.
     The spans are saved in `config.frozen_spans`, in tokens; the parameters and the penalty are removed. Spans that are
     already frozen stay as they are.
 
     Raises:
-        InputError: the model has no spans that are learned once for all texts, or its spans are offloaded or not
-            numbers.
+        InputError: the model has no spans of kind "adaptive", or its spans are offloaded or not finite.
     """
     found = known_spans(model)
     if found[0].kind == FROZEN:
         return model
     if found[0].kind != ADAPTIVE:
-        reason = "its tokens choose their spans" if found[0].kind == DYNAMIC else "all its heads read the limit"
+        reason = "spans differ from token to token" if found[0].kind == DYNAMIC else "all spans are the limit"
         raise InputError(
             f"freeze_spans needs span='adaptive', but this model has span={shown(found[0].kind)}: {reason}, so there "
-            "are no numbers to keep."
+            "are no learned spans to freeze."
         )
     tokens = [spans.head_spans().tolist() for spans in found]
     for spans, its_tokens in zip(found, tokens, strict=True):
@@ -97,9 +96,10 @@ def freeze_spans(model: Model) -> Model:
 def set_span_limit(model: Model, span_limit: int) -> Model:
     """Give the spans of a model another limit, in place, and return the model.
 
-    Spans keep their length in tokens, up to the limit: saved as shares of it, they become min(1, share · old limit /
-    new limit). A table of relative positions loses its farthest rows, or gets new ones, initialised as the others were.
-    Dynamic spans, which are shares by nature, become longer or shorter.
+    Spans keep their length in tokens, up to the limit: they are saved as fractions of the limit, and become min(1,
+    fraction · old limit / new limit). A table of relative positions loses its farthest rows, or gets new ones,
+    initialised as the others were. Dynamic spans are predicted as fractions of the limit, so they become longer or
+    shorter.
 
     Raises:
         ConfigurationError: a limit below 1, or below a frozen span.

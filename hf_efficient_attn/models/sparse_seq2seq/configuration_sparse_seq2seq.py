@@ -61,51 +61,52 @@ CHOICES = {
 class SparseSeq2SeqConfig(
     EncoderDecoderFields, SparseFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
-    r"""Describe an encoder-decoder whose encoder follows patterns: LED, BigBird-Pegasus, and the Transformer of 2017.
+    r"""Config of an encoder-decoder with a sparse encoder: LED, BigBird-Pegasus, and the Transformer of 2017.
 
     The presets `led`, `bigbird_pegasus` and `vanilla` set the papers' defaults; every field can be changed on top.
 
     Args:
-        attention_pattern: who reads whom in the encoder, in any form that `sparsify` takes: a pattern, its dict, a list
-            per layer, or a tile; {"encoder": ..., "decoder": ...} also gives the decoder's self-attention a pattern, in
-            its causal form. None: full attention. Every target token reads the whole source.
-        global_tokens: which source tokens read, and are read by, everything, if a call has no
+        attention_pattern: which token attends to which in the encoder, in any form that `sparsify` takes: a pattern,
+            its dict, a list with one per layer, or a tile. {"encoder": ..., "decoder": ...} also gives the decoder's
+            self-attention a pattern, in its causal form. None: full attention. Every target token attends to the whole
+            source.
+        global_tokens: which source tokens attend to all tokens and are attended by all, if a call has no
             `global_attention_mask`: "first"; "question", those before the first `sep_token_id`; "choice", those after
             its second part begins; {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head,
             "first" in sequence classification, "question" in question answering, none elsewhere.
-        global_projections: global tokens read with query, key and value projections of their own, which start as
-            copies.
+        global_projections: whether global tokens have their own query, key and value projections, which start as copies
+            of the others.
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
-            `global_projections`, which cannot count them.
+            `global_projections`; such a model cannot count them.
         random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
             which replaces them by copies of block 0 in eval mode.
-        full_attention_up_to: sources of at most this many tokens are read by full attention (transformers'
-            BigBird-Pegasus: 704); None: the pattern holds at every length.
+        full_attention_up_to: sources of at most this many tokens have full attention (transformers' BigBird-Pegasus:
+            704); None: the pattern holds at every length.
         norm_position: "post", as in Vaswani et al. and BART, or "pre", with another norm after each stack.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
-        norm_before_first_layer: False leaves out the first norm of both stacks in pre-norm models.
-        embedding_norm: a norm on the sum of token and position embeddings.
+        norm_before_first_layer: whether pre-norm stacks have a norm before the first layer.
+        embedding_norm: whether the sum of token and position embeddings has a norm.
         position_embedding_type: "learned", "sinusoidal" or "none".
         max_position_embeddings: longest source in tokens, of "learned" positions.
         max_target_position_embeddings: longest target in tokens, of "learned" positions.
         position_offset: rows of the learned tables before that of position 0; 2 in BART, 0 in LED.
         sinusoid_layout: "interleaved" (Vaswani et al.) or "halves" (Marian, Pegasus).
-        scale_embedding: multiply token embeddings by √hidden_size.
-        matrix_init: start of matrices: "normal" with `initializer_range`, or "glorot" (uniform).
-        embedding_init_std: start of token embeddings; None: `initializer_range`. Scaled embeddings have unit variance
-            with hidden_size**-0.5.
-        embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
-            embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
-            the labels; 0 except in the presets: the papers' networks drop embeddings and hidden states with 0.1
-            (`vanilla` "big": 0.3). Each is an `nn.Dropout` of the model.
+        scale_embedding: whether token embeddings are multiplied by √hidden_size.
+        matrix_init: initialisation of matrices: "normal" with `initializer_range`, or "glorot" (uniform).
+        embedding_init_std: initial standard deviation of token embeddings; None: `initializer_range`. Scaled embeddings
+            have unit variance with hidden_size**-0.5.
+        embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: dropout of the sum
+            of the embeddings, of the outputs of attention and MLP, of the MLP's inner activations, of attention
+            weights, and before the classifier. By default 0, except in the presets: the papers' networks drop
+            embeddings and hidden states with 0.1 (`vanilla` "big": 0.3). Each is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
-        lm_head_bias: a bias on the projection to the vocabulary, which is the token embedding if
-            `tie_word_embeddings`. Source and target always share the embedding.
+        lm_head_bias: whether the projection to the vocabulary has a bias. With `tie_word_embeddings` this projection is
+            the token embedding. Source and target always share the embedding.
         label_smoothing: ε of the training loss of `SparseSeq2SeqForConditionalGeneration`: weight 1 − ε on the target
             and ε / vocab_size on every token. In eval mode the loss is the plain cross-entropy, whose exponential is
             the perplexity.
-        classifier_head, classifier_activation: "dense", a map of `hidden_size` and an activation before the labels, as
-            in BART; or "linear".
+        classifier_head, classifier_activation: "dense": a layer of `hidden_size` and this activation come first, as in
+            BART; or "linear".
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -154,8 +155,8 @@ class SparseSeq2SeqConfig(
 
         Args:
             size: "base" (6 + 6 layers of 768) or "large" (12 + 12 layers of 1,024).
-            attention_window: how many source tokens a source token reads around itself, both sides together, an even
-                number; a list gives one per encoder layer.
+            attention_window: how many source tokens around itself a source token attends to, both sides together, an
+                even number; a list gives one per encoder layer.
 
         Source: Beltagy et al. (arXiv:2004.05150), section 7; position tables of 16,384 and 1,024 rows as released.
         """
@@ -186,8 +187,8 @@ class SparseSeq2SeqConfig(
         """Return BigBird-Pegasus large: Pegasus' pre-norm layout without attention biases, BigBird-ITC in the encoder.
 
         Args:
-            plan: of the random blocks: "authors", "transformers" or "seeded"; see `patterns.bigbird`.
-            seed: of the random blocks; 0 is the authors'.
+            plan: how random blocks are drawn: "authors", "transformers" or "seeded"; see `patterns.bigbird`.
+            seed: seed of the random blocks; 0 is that of the authors.
 
         Source: Zaheer et al. (arXiv:2007.14062), section 4.1, and the fields of transformers' BigBirdPegasusConfig.
         """
@@ -221,8 +222,8 @@ class SparseSeq2SeqConfig(
         """Return the original Transformer: full attention, post-norm, interleaved sinusoids, one shared scaled
         embedding.
 
-        Attention weights and inner MLP activations are not dropped, as in the paper. Biases, on which the paper is
-        silent, are those of `torch.nn.Transformer`; there is no norm after the stacks. Matrices are initialised by
+        As in the paper, there is no dropout of attention weights and inner MLP activations. The paper does not mention
+        biases; they are those of `torch.nn.Transformer`. There is no norm after the stacks. Matrices are initialised by
         Glorot's uniform rule, the embedding with unit variance after scaling.
 
         Args:

@@ -183,8 +183,8 @@ class SparseSeq2SeqEncoder(SparseSeq2SeqStack):
 class SparseSeq2SeqModel(EncoderDecoder, SparseSeq2SeqPreTrainedModel):
     """The backbone: a shared token embedding, encoder and decoder.
 
-    Beside the inputs of every encoder-decoder it takes `global_attention_mask`: 1 = a source token that reads and is
-    read by the whole source, [B, S]; instead of the config's `global_tokens`.
+    Besides the inputs of every encoder-decoder it takes `global_attention_mask`, [B, S]: 1 = a source token that
+    attends to the whole source and is attended by all of it; instead of the config's `global_tokens`.
 
     Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size].
     """

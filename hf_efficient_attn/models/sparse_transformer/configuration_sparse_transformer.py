@@ -70,59 +70,61 @@ CHOICES = {
 class SparseTransformerConfig(
     BertBlockFields, SparseFields, GatedMLPFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig
 ):
-    r"""Describe a Transformer whose layers follow patterns: Longformer, BigBird, or any other.
+    r"""Config of a Transformer with sparse attention patterns: Longformer, BigBird, or any other.
 
     The presets `longformer`, `longformer_char_lm`, `bigbird_itc`, `block_local`, `strided` and `sliding` set the
     papers' defaults; every field can be changed on top.
 
     Args:
-        attention_pattern: who reads whom, in any form that `sparsify` takes; a pattern, its dict, a list per layer, or
-            a tile. Causal models use its causal form. None: full (or causal) attention.
-        is_causal: each token sees the past and itself (language models), or both sides.
-        global_tokens: which tokens read, and are read by, everything (in a causal model, all that lies before),
-            whatever the pattern says, if a call has no `global_attention_mask`:
-            "first"; "question", those before the first `sep_token_id`; "choice", those after its second part begins;
-            {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence
-            classification, "question" in question answering, "choice" in multiple choice, none elsewhere.
-        global_projections: global tokens read with query, key and value projections of their own, which start as
-            copies.
+        attention_pattern: which token attends to which, in any form that `sparsify` takes: a pattern, its dict, a list
+            with one per layer, or a tile. Causal models use its causal form. None: full (or causal) attention.
+        is_causal: whether each token attends only to itself and the past (language models); False: to both sides.
+        global_tokens: which tokens attend to all tokens and are attended by all (in a causal model only earlier tokens
+            are attended), whatever the pattern says, if a call has no `global_attention_mask`: "first"; "question",
+            those before the first `sep_token_id`; "choice", those after its second part begins; {"positions": [...]};
+            {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence classification,
+            "question" in question answering, "choice" in multiple choice, none elsewhere.
+        global_projections: whether global tokens have their own query, key and value projections, which start as copies
+            of the others.
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
-            `global_projections`, which cannot count them.
-        random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
-            which replaces them by copies of block 0 in eval mode (padded rows still differ from transformers, which
-            takes padding for text). Causal models have "fixed" only.
-        full_attention_up_to: inputs of at most this many tokens are read by full attention (transformers' BigBird:
-            704), padding included, as there; None: the pattern holds at every length. Not for causal models; with
-            it, longer rows cannot be packed.
+            `global_projections`; such a model cannot count them.
+        random_blocks_in_eval: "fixed": always the same random blocks (BigBird's paper and authors); "transformers": in
+            eval mode copies of block 0 replace them (padded rows still differ from transformers, which treats padding
+            as text). Causal models have only "fixed".
+        full_attention_up_to: inputs of at most this many tokens, padding included, have full attention (transformers'
+            BigBird: 704); None: the pattern holds at every length. Causal models cannot have it, and with it longer
+            rows cannot be packed.
         norm_position: "post", as in BERT, or "pre", with another norm after the last block.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
-        norm_before_first_layer: False leaves out the first norm of pre-norm models, as ModernBERT does.
-        embedding_norm: a norm on the sum of the embeddings.
+        norm_before_first_layer: whether a pre-norm model has a norm before the first layer; ModernBERT has none.
+        embedding_norm: whether the sum of the embeddings has a norm.
         position_embedding_type: "learned", "sinusoidal", "relative" (Transformer-XL's, within windows), "rope", "none".
         max_position_embeddings: longest input in tokens of "learned" positions.
         position_offset: rows of the learned table before that of position 0; 2 in RoBERTa. `position_ids` count from 0.
         sinusoid_layout: "interleaved" (Vaswani et al.) or "halves" (Marian, Pegasus).
-        scale_embedding: multiply token embeddings by √hidden_size.
-        rope_theta_per_layer: base of the rotary frequencies of each layer, instead of `rope_parameters`.
-        type_vocab_size: token types; 0: none.
-        embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: of the sum of the
-            embeddings, of what attention and MLP add, of the MLP's inner activations, of attention weights, and before
-            the labels; 0 except in the presets of papers that use it: 0.1 in `longformer` and `bigbird_itc`, as in
-            RoBERTa and BERT (not in their causal forms, which no paper has), 0.2 or 0.4 in `longformer_char_lm`. Each
-            is an `nn.Dropout` of the model.
+        scale_embedding: whether token embeddings are multiplied by √hidden_size.
+        rope_theta_per_layer: a list with the base of the rotary frequencies of each layer, instead of
+            `rope_parameters`.
+        type_vocab_size: number of token types; 0: none.
+        embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: dropout of the sum
+            of the embeddings, of the outputs of attention and MLP, of the MLP's inner activations, of attention
+            weights, and before the classifier. By default 0, except in the presets of papers that use dropout: 0.1 in
+            `longformer` and `bigbird_itc`, as in RoBERTa and BERT (not in their causal forms, which no paper has), 0.2
+            or 0.4 in `longformer_char_lm`. Each is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
-        gated_mlp: act(x·W_gate) * (x·W_up), as ModernBERT.
-        lm_head_transform, lm_head_bias: a linear map, activation and norm before the projection to the vocabulary, as
-            BERT; and a bias on it.
-        lm_transform_bias, lm_transform_activation: a bias on that linear map, and the activation after it (None: the
-            MLP's), also for other heads that have such a map ("transform"). RoBERTa and Longformer always have "gelu"
-            there.
-        classifier_head, classifier_activation: "linear"; "dense": a map of `hidden_size` and an activation before; or
-            "transform": a map, `lm_transform_activation` and a norm, as ModernBERT.
+        gated_mlp: whether the MLP computes act(x·W_gate) * (x·W_up), as in ModernBERT.
+        lm_head_transform, lm_head_bias: whether a linear map, activation and norm come before the projection to the
+            vocabulary, as in BERT; and whether the projection has a bias.
+        lm_transform_bias, lm_transform_activation: whether that linear map has a bias, and the activation after it
+            (None: the MLP's), also in other heads with such a map ("transform"). RoBERTa and Longformer always have
+            "gelu" there.
+        classifier_head, classifier_activation: "linear"; "dense": a layer of `hidden_size` and this activation come
+            first; or "transform": a linear map, `lm_transform_activation` and a norm come first, as in ModernBERT.
         classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
             otherwise "mean".
-        question_answering_head: "linear"; "residual_mlp", as transformers' BigBird; or "transform", as above.
-        question_answering_excludes_question: answers never begin or end in the question, as transformers' BigBird.
+        question_answering_head: "linear"; "residual_mlp", as in transformers' BigBird; or "transform", as above.
+        question_answering_excludes_question: whether answers never begin or end in the question, as in transformers'
+            BigBird.
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -155,10 +157,12 @@ class SparseTransformerConfig(
         """Return Longformer-base: RoBERTa's layout, a window per layer, global tokens with projections of their own.
 
         Args:
-            attention_window: keys that a query reads around itself, both sides together, an even number, or one per
+            attention_window: how many keys around itself a query attends to, both sides together, an even number, or
+                one per
             layer. attention_dilation: step between them, 1 = none; a list gives one per layer, or a list with one per
             head. num_dilated_heads: how many of the last heads of a layer are dilated, if it has one step; None: all.
-            is_causal: a language model: the window's left half, no global tokens unless asked for, pre-norm, rotary.
+            is_causal: whether it is a language model: the left half of the window, no global tokens by default,
+                pre-norm, rotary positions.
 
         Source: Beltagy et al. (arXiv:2004.05150), section 3, and the sizes of longformer-base-4096.
         """
@@ -207,11 +211,11 @@ class SparseTransformerConfig(
             size: "small" (12 layers, 41M parameters) or "large" (30 layers, 102M), both of width 512 with 8 heads.
             phase: 1 to 5. Each doubles the windows; training starts phase p from the weights of p - 1.
 
-        The paper's table garbles the windows. We read it as 32 tokens at the bottom to 512 at the top in phase 1, 512
-        to 8,192 in phase 5, in powers of two; where they do not divide the layers evenly, the larger ones get more, so
-        that the small model's average is 229, to match the paper's control with equal windows of 230. The table's
-        dilations 0 to 3 count gaps: steps of 1 to 4. Source: Beltagy et al. (arXiv:2004.05150), section 4 and appendix
-        B.
+        The windows in the paper's table are garbled. We understand them as powers of two, from 32 tokens at the bottom
+        to 512 at the top in phase 1, and from 512 to 8,192 in phase 5. If they do not divide the layers evenly, the
+        larger windows get more layers: the small model's average is then 229, which matches the paper's control with
+        equal windows of 230. The table's dilations 0 to 3 count gaps: steps of 1 to 4. Source: Beltagy et al.
+        (arXiv:2004.05150), section 4 and appendix B.
         """
         if size not in ("small", "large") or phase not in range(1, 6):
             raise ConfigurationError(
@@ -262,9 +266,9 @@ class SparseTransformerConfig(
         blocks.
 
         Args:
-            plan: of the random blocks: "authors", "transformers" or "seeded"; see `patterns.bigbird`. The causal form,
-                which no paper has, is always seeded.
-            seed: of the random blocks; 0 is the authors'.
+            plan: how random blocks are drawn: "authors", "transformers" or "seeded"; see `patterns.bigbird`. The causal
+                form, which no paper has, is always seeded.
+            seed: seed of the random blocks; 0 is that of the authors.
 
         Source: Zaheer et al. (arXiv:2007.14062), sections 2 and E; sizes of bigbird-roberta-base.
         """
@@ -290,16 +294,14 @@ class SparseTransformerConfig(
 
     @classmethod
     def block_local(cls, block_tokens: int = 512, is_causal: bool = False, **fields: Any) -> "SparseTransformerConfig":
-        """Return a model whose tokens read their own block; "Efficient Transformers" survey (arXiv:2106.04554),
-        4.1.1.
-        """
+        """Return a model in which tokens attend to their own block; survey (arXiv:2106.04554), section 4.1.1."""
         return cls(**{"attention_pattern": BlockLocal(block_tokens), **(CAUSAL if is_causal else {}), **fields})
 
     @classmethod
     def strided(cls, stride: int = 128, is_causal: bool = True, **fields: Any) -> "SparseTransformerConfig":
         """Return the strided Sparse Transformer: the last `stride` tokens, and every `stride`-th of all.
 
-        Every head reads both (the "merged" form). Source: Child et al. (arXiv:1904.10509), section 4.2.
+        Every head attends to both (the "merged" form). Source: Child et al. (arXiv:1904.10509), section 4.2.
         """
         pattern = Band(stride, stride) | Strided(stride)
         return cls(**{"attention_pattern": pattern, **(CAUSAL if is_causal else {}), **fields})
@@ -308,12 +310,12 @@ class SparseTransformerConfig(
     def sliding(
         cls, left: int = 256, right: int | None = None, is_causal: bool = False, **fields: Any
     ) -> "SparseTransformerConfig":
-        """Return a model whose tokens read `left` tokens before and `right` (default: as many) after themselves."""
+        """Return a model in which tokens attend to `left` tokens before and `right` (default: as many) after them."""
         pattern = Band(left, 0 if is_causal else left if right is None else right)
         return cls(**{"attention_pattern": pattern, **(CAUSAL if is_causal else {}), **fields})
 
     def readable_patterns(self) -> tuple[Pattern | None, ...]:
-        """Return what each layer can read, global tokens included, for `PatternCache`.
+        """Return the pattern of each layer, global tokens included, for `PatternCache`.
 
         Raises:
             ConfigurationError: global tokens without fixed positions, or with keys of their own.

@@ -81,8 +81,8 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
 
         Args:
             attention_mask, position_ids: see `prepare`.
-            global_attention_mask: 1 = reads and is read by everything, [B, K] over cached and new tokens; instead of
-                the config's `global_tokens`.
+            global_attention_mask: 1 = attends to all tokens and is attended by all, [B, K] over cached and new tokens;
+                instead of the config's `global_tokens`.
         """
         asked = looked_at(self.config, self.task, input_ids)
         read = (asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
@@ -108,7 +108,7 @@ class SparseTransformerForCausalLM(TableGeneration, CausalLMHead, SparseTransfor
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As in transformers; chosen global tokens are known for the whole text, cached tokens included."""
+        """As in transformers; `global_attention_mask` covers the whole text, cached tokens included."""
         chosen = extend_global_mask(
             self.config, input_ids, attention_mask, inputs_embeds, kwargs.pop("global_attention_mask", None)
         )

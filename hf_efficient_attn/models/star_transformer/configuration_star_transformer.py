@@ -26,10 +26,10 @@ def check_star(config: Any) -> None:
     """Raise ConfigurationError for fields that no star can have; write `head_dim` if it is None."""
     if config.is_causal:
         raise ConfigurationError(
-            "is_causal=True: the relay reads every token of a text, and every token reads the relay, so that each "
+            "is_causal=True: the relay attends to every token of a text, and every token to the relay, so that each "
             "would know what follows it. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
         )
-    refuse_pattern(config, "tokens of a star read their neighbours, their embedding and the relay")
+    refuse_pattern(config, "tokens of a star attend to their neighbours, their embedding and the relay")
     config.check_head_sizes()
     if config.position_embedding_type == "sinusoidal" and config.hidden_size % 2:
         raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, not {config.hidden_size}.")
@@ -77,39 +77,40 @@ SCRIPTS: dict[str, Any] = {
 
 @strict_config
 class StarTransformerConfig(NormFields, DropoutFields, OwnHeadDim, LibraryConfig, PreTrainedConfig):
-    r"""Describe a Star-Transformer: tokens on a ring, which read their two neighbours, and a relay in the middle.
+    r"""Config of a Star-Transformer: tokens on a ring attend to their two neighbours and to a relay in the middle.
 
-    The defaults are the update of the paper. The presets `fastnlp`, `sst`, `snli` and `tagging` are the networks of the
-    library fastNLP, which updates otherwise; every field can be changed on top.
+    By default updates are those of the paper. The presets `fastnlp`, `sst`, `snli` and `tagging` are the networks of
+    the library fastNLP, whose updates differ; every field can be changed on top.
 
     Args:
-        num_hidden_layers: T, how often all tokens and then the relay are updated.
-        share_layers: all updates have the same parameters; False: each has its own.
-        norm_position: "post", the paper's: h ← N(act(attention)), for tokens and relay. "pre", fastNLP's:
-            h ← act(attention), where tokens read the normed states of themselves and their neighbours, and their
-            embedding and the relay as they are; the relay has no norm.
+        num_hidden_layers: T, the number of updates of all tokens and then the relay.
+        share_layers: whether all updates share their parameters; False: each has its own.
+        norm_position: "post", as in the paper: h ← N(act(attention)), for tokens and relay. "pre", as in fastNLP: h ←
+            act(attention), where tokens attend to the normed states of themselves and their neighbours, and to their
+            embedding and the relay without a norm; the relay has no norm.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         hidden_act: the activation of an update, "relu" (the paper) or "leaky_relu" (fastNLP) among others.
-        ring: what the first and the last token of a text read where a neighbour is missing. "closed": each other;
-            "open": nothing; "zero_ends": a key and a value of zeros, which take part in the softmax (fastNLP).
-        relay_init: the relay before the first update: "mean" of the embeddings of a text, or "learned", a parameter.
+        ring: what the first and the last token of a text attend to instead of the missing neighbour. "closed": each
+            other; "open": nothing; "zero_ends": a key and a value of zeros, which take part in the softmax (fastNLP).
+        relay_init: the initial relay: the "mean" of the embeddings of a text, or a "learned" parameter.
         head_dim: width of a head; None: hidden_size / num_attention_heads.
-        embedding_size: width of the token embeddings, which a linear map then brings to hidden_size; None: hidden_size,
+        embedding_size: width of the token embeddings; a linear map then brings them to hidden_size. None: hidden_size,
             without a map.
         attention_bias, attention_output_bias: bias vectors of queries, keys and values; of the output of attention.
-        position_embedding_type: "learned", "sinusoidal" or "none". Without positions a text read backwards gives the
-            same states: a token does not know which neighbour is the left one.
-        separate_sentences: tokens of type 0 and of type 1 (`token_type_ids`) are two sentences that read nothing of
-            each other, each with a relay of its own; classifiers compare them, see `classifier_pooling`.
-        type_vocab_size: kinds of tokens that have an embedding of their own; 0: there are none.
+        position_embedding_type: "learned", "sinusoidal" or "none". Without positions a reversed text gives the same
+            states, because a token does not know which neighbour is the left one.
+        separate_sentences: whether tokens of type 0 and type 1 (`token_type_ids`) are two sentences, which do not
+            attend to each other and have a relay each; classifiers compare them, see `classifier_pooling`.
+        type_vocab_size: number of token types, which have an embedding each; 0: none.
         classifier_pooling: what represents a text: "relay_max", the mean of the relay and of the maximum over tokens,
             "relay", "max" or "mean". With `separate_sentences` u and v of the two sentences become
             [u; v; |u − v|; u · v].
-        classifier_head: of texts and tokens, "linear" or "dense", with a map and `classifier_activation` before.
-        intermediate_size: width of that map; updates have no MLP.
-        hidden_dropout, activation_dropout: of the output of attention, before and after the activation.
-        embedding_dropout: of the embeddings, as they are read at every update.
-        is_causal: False. The relay reads every token, and every token the relay.
+        classifier_head: head for texts and tokens: "linear", or "dense": a dense layer and `classifier_activation` come
+            first.
+        intermediate_size: width of that dense layer; updates have no MLP.
+        hidden_dropout, activation_dropout: dropout of the output of attention, before and after the activation.
+        embedding_dropout: dropout of the embeddings wherever an update uses them.
+        is_causal: only False, because the relay attends to every token, and every token to the relay.
 
     Raises:
         ConfigurationError: fields that exclude each other; the message lists what is allowed.
@@ -163,7 +164,7 @@ class StarTransformerConfig(NormFields, DropoutFields, OwnHeadDim, LibraryConfig
         """Return the update form and the default sizes of fastNLP: pre-norm, LeakyReLU, a relay without norm, an open
         ring.
 
-        Its scripts set norms to 0 and matrices to N(0, 0.05²) at the start, of which only the latter is a field here.
+        Its scripts initialise norms with 0 and matrices with N(0, 0.05²); only the latter is a field here.
         """
         return cls(**{**FASTNLP, **fields})
 
@@ -183,7 +184,7 @@ class StarTransformerConfig(NormFields, DropoutFields, OwnHeadDim, LibraryConfig
     def tagging(cls, **fields: Any) -> "StarTransformerConfig":
         """Return the network of fastNLP's scripts for parts of speech and names; set `num_labels`.
 
-        For parts of speech they drop 0.3 and not 0.4.
+        For parts of speech they have a dropout of 0.3, not 0.4.
         """
         return cls(**{**SCRIPTS, **fields})
 

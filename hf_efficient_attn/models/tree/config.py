@@ -40,7 +40,7 @@ class TreeFields(NormFields):
 
     @property
     def pattern(self) -> InterleavedSpanTree:
-        """Which node reads which: node 2t is token t, node 2t + 1 a span."""
+        """Which node attends to which: node 2t is token t, node 2t + 1 a span."""
         return InterleavedSpanTree(self.num_nodes, self.is_causal)  # type: ignore[attr-defined]
 
     @property

@@ -224,9 +224,9 @@ def test_pairs_must_be_told_apart() -> None:
     model, ids = build("AutoModel", **PAIRS), random_ids(2, 6)
     with pytest.raises(hea.InputError, match="token_type_ids"):
         model(ids)
-    with pytest.raises(hea.InputError, match="row 1 change 2 times, but each sentence must stand in one piece"):
+    with pytest.raises(hea.InputError, match="row 1 change 2 times"):
         model(ids, token_type_ids=torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]]))
-    with pytest.raises(hea.InputError, match="other than 0, but this model reads no pairs"):
+    with pytest.raises(hea.InputError, match="other than 0, but this model takes no pairs"):
         build("AutoModel")(ids, token_type_ids=torch.ones_like(ids))
 
 

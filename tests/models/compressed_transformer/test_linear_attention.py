@@ -106,7 +106,7 @@ def test_weights_are_those_of_which_outputs_are_made(is_causal: bool) -> None:
     assert (weights[:, :, 0, 1:].count_nonzero() == 0) == is_causal
     if is_causal:
         cache = model(random_ids(1, 4), use_cache=True).past_key_values
-        with pytest.raises(hea.UnsupportedBackendError, match="has added up its cached tokens"):
+        with pytest.raises(hea.UnsupportedBackendError, match="keeps only sums over its cached tokens"):
             model(random_ids(1, 1), **{CACHE_ARGUMENT: cache}, output_attentions=True)
 
 
@@ -176,7 +176,7 @@ def test_caches_of_which_a_part_was_cropped_are_refused() -> None:
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(hea.UnsupportedBackendError, match="cannot be cropped"):
         cache.crop(-3)
-    with pytest.raises(hea.InputError, match="Layer 0 of this cache holds 10 tokens, and layer 1 sums over 13"):
+    with pytest.raises(hea.InputError, match="Layer 0 of this cache holds 10 tokens, but layer 1 holds sums over 13"):
         model(ids[:, -3:], past_key_values=cache)
 
 
@@ -296,5 +296,5 @@ def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
     with pytest.raises(hea.InputError, match="an adapter is saved without them"):
         trainer.train()
     trainer.model, config.feature_redraw_steps = model, None
-    with pytest.raises(hea.InputError, match="so that nothing is redrawn"):
+    with pytest.raises(hea.InputError, match="nothing is redrawn"):
         trainer.train()

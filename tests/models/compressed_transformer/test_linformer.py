@@ -153,14 +153,14 @@ def test_ignored_padding_is_read_as_in_the_authors_code() -> None:
     for layer in ignoring.layers:
         embedded = layer(embedded, sequences=whole_rows())
     torch.testing.assert_close(padded, embedded[:, :6])
-    with pytest.raises(hea.InputError, match="looks at no masks"):
+    with pytest.raises(hea.InputError, match="ignores masks"):
         ignoring(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
 
 
 @pytest.mark.parametrize("projection_type", ["linear", "convolution", "mean"])
 def test_a_conversion_has_the_length_of_its_source(projection_type: str) -> None:
     model = build("AutoModelForMaskedLM", projection_type=projection_type, projected_tokens=16)
-    with pytest.raises(hea.ConfigurationError, match="made for texts of up to 64 tokens"):
+    with pytest.raises(hea.ConfigurationError, match="for texts of up to 64 tokens"):
         hea.convert(model, max_position_embeddings=128)
     ids = random_ids(1, 9)
     with torch.no_grad():

@@ -147,7 +147,7 @@ def test_a_cache_is_reordered_with_what_its_rows_have_and_no_fuller_than_its_roo
                 torch.testing.assert_close(found[row, :, :waiting], wanted[row, :, :waiting])
                 torch.testing.assert_close(found[row, :, 2 : 2 + complete], wanted[row, :, 2 : 2 + complete])
     full = transformers.StaticCache(config=model.config, max_cache_len=8)
-    with pytest.raises(hea.InputError, match="has room for 8 tokens, and holds 0: 9 more do not fit"):
+    with pytest.raises(hea.InputError, match="has room for 8 tokens and holds 0: 9 more do not fit"):
         model(ids, **{CACHE_ARGUMENT: full})
 
 

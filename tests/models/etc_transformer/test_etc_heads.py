@@ -61,7 +61,7 @@ def test_no_masked_sentence_is_no_loss_and_wrong_shapes_are_refused() -> None:
         with pytest.raises(hea.InputError, match=f"{name} has shape"):
             model(**{**inputs, name: wrong})
     for name in ("output_hidden_states", "output_attentions", "output_global_attentions"):
-        with pytest.raises(hea.InputError, match=f"{name}=True beside cpc_mask"):
+        with pytest.raises(hea.InputError, match=f"{name}=True with cpc_mask"):
             model(**inputs, **{name: True})
 
 
@@ -111,7 +111,7 @@ def test_losses_of_one_kind_reach_every_parameter() -> None:
     ("right", "message"),
     [
         ([0, 2, 1], r"has shape \[3\]; it must be \[2\]"),
-        ([2, 0], "has 2 in row 0, which has 1 global tokens; give the number of one of them that is no padding"),
+        ([2, 0], "has 2 in row 0, which has 1 global tokens; give the number of one of them that is not padding"),
     ],
 )
 def test_a_long_answer_is_a_global_token(right: list[int], message: str) -> None:

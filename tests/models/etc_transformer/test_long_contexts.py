@@ -191,7 +191,7 @@ def test_candidates_are_of_the_context_where_they_are_listed() -> None:
     options: dict[str, Any] = {"parts": [parts], "candidates": [[0, 1]], "contexts": [[0, 1, 2]]}
     found = hea.structured_inputs(word_tokenizer(61), [("w1 w2", text)], **options)
     assert found["long_contexts"].tolist() == [[0, 0, 1, 2, 3, 3, 3]]
-    with pytest.raises(hea.InputError, match="the letter at 10 of a text is in parts of the contexts 2 and 0"):
+    with pytest.raises(hea.InputError, match="The letter at 10 of a text is in parts of the contexts 2 and 0"):
         hea.structured_inputs(
             word_tokenizer(61), [("w1 w2", text)], parts=[[(7, 15), (10, 12), (3, 5)]], contexts=[[2, 0, 1]]
         )
@@ -203,7 +203,7 @@ def test_the_collator_takes_contexts(tmp_path: Path) -> None:
     inputs = collate(items)
     assert inputs["long_contexts"].tolist() == [[0, 0, 1, 1]] * 4
     assert inputs["global_contexts"].tolist() == [[0, 1, 2]] * 4
-    with pytest.raises(hea.InputError, match="Some items of a batch have contexts, and others have none"):
+    with pytest.raises(hea.InputError, match="Some items of a batch have contexts, and others do not"):
         collate([items[0], {"text": "w1", "parts": [(0, 2)]}])
     args = trainer_arguments(tmp_path, max_steps=1, remove_unused_columns=False)
     model = build("AutoModelForMaskedLM", cpc_loss_weight=0.25, num_hidden_layers=1)

@@ -250,7 +250,7 @@ def test_whole_numbers_of_any_kind(kind: Any) -> None:
         (3, "contexts is 3 for 1 texts; give one for each text"),
         ([[0, 0, 0]], r"contexts has \[0, 0, 0\] for a text of 5 parts; give an integer for each"),
         ([[0, 0, 0, 0, 1.0]], r"contexts has \[0, 0, 0, 0, 1.0\] for a text of 5 parts"),
-        ([[0, 1, 0, 2, 2]], r"contexts has \[0, 1, 0, 2, 2\], where parts of a context lie between"),
+        ([[0, 1, 0, 2, 2]], r"contexts has \[0, 1, 0, 2, 2\], but parts of one context lie between"),
     ],
 )
 def test_contexts_that_are_not_those_of_the_parts(contexts: Any, message: str) -> None:
@@ -368,7 +368,7 @@ def test_without_links_of_the_whole_text_and_with_other_ids() -> None:
     ("texts", "options", "message"),
     [
         ([("w1", "w2", "w3")], {}, "'w1'"),
-        ([3], {}, "texts has 3; give texts alone"),
+        ([3], {}, "texts has 3; give only texts"),
         (["w1 w2"], {"answers": [(0, 2)]}, "answers has 1 of 1 texts"),
         (PAIRS, {"answers": [{"start": 0, "end": 2}, None]}, "'end'"),
         (PAIRS, {"max_length": 3}, "max_length=3"),

@@ -186,7 +186,7 @@ def counted(config: hea.RoutingTransformerConfig) -> int:
 
 def test_a_cache_of_a_pattern_holds_too_little_for_layers_that_route() -> None:
     model = build()
-    with pytest.raises(hea.ConfigurationError, match="routing heads, which may read any token of the past"):
+    with pytest.raises(hea.ConfigurationError, match="routing heads, which may attend to any earlier token"):
         hea.PatternCache(model.config)
     local = build(layers_with_routing=[])
     ids = tokens(1, 12)

@@ -439,7 +439,7 @@ def test_mechanisms_of_other_families_are_refused(mechanism: Any) -> None:
     with pytest.raises(hea.ConfigurationError, match="mechanism=.* is no field of SimplifiedT"):
         hea.SimplifiedTransformerConfig(mechanism=mechanism)
     saved = {**hea.SimplifiedTransformerConfig().to_dict(), "mechanism": mechanism, "chunk_tokens": 128}
-    with pytest.raises(hea.ConfigurationError, match="simplified blocks have softmax attention alone"):
+    with pytest.raises(hea.ConfigurationError, match="simplified blocks only have softmax attention"):
         hea.SimplifiedTransformerConfig.from_dict(saved)
     loaded = hea.SimplifiedTransformerConfig.from_dict({**saved, "mechanism": None})
     assert loaded.to_dict() == hea.SimplifiedTransformerConfig().to_dict()

@@ -148,7 +148,7 @@ def test_classification_reads_the_last_end_token() -> None:
     ids = random_ids(1, 9)
     with pytest.raises(hea.InputError, match="eos_token_id=2"):
         model(ids)
-    with pytest.raises(hea.InputError, match="decoder reads 4 tokens and the source has 9"):
+    with pytest.raises(hea.InputError, match="decoder gets 4 tokens and the source has 9"):
         model(ids, decoder_input_ids=ids[:, :4])
     ids[0, [3, 6]] = TINY["eos_token_id"]
     with torch.no_grad():

@@ -295,7 +295,7 @@ def test_a_compiled_model_refuses_a_matrix() -> None:
     torch.compiler.reset()
     model, ids = build("AutoModel", num_hidden_layers=1), random_ids(1, 5)
     matrix = torch.ones(1, 1, 5, 5, dtype=torch.bool)
-    with pytest.raises(Exception, match="cannot look which pairs it closes"):
+    with pytest.raises(Exception, match="cannot see which pairs it masks"):
         torch.compile(model, backend="eager")(ids, attention_mask=matrix)
 
 
