@@ -6,8 +6,8 @@
 The command lets every token of SmolLM2 (135 million parameters, 93 MB, downloaded once) attend to only the 28 tokens
 before it and the first four, and trains LoRA adapters on the source code of Python's standard library. On held-out
 source code the perplexity is 8.7 with full attention, 17.6 with this narrow pattern, and 14.8 after training on 64
-sequences of 512 tokens. That takes 4 minutes on a core that computes in bfloat16, with `--bf16 --use_cpu`. With your
-model and text:
+sequences of 512 tokens. That takes 4 minutes on a core that computes in bfloat16, with `--bf16 --use_cpu`. To use your
+own model and text:
 
     python examples/run_lora.py --model_name_or_path HuggingFaceTB/SmolLM2-360M --train_file my.jsonl --left 508 --merge
     torchrun --nproc_per_node 8 examples/run_lora.py --dataset_name imdb --block_size 8192 --left 1020

@@ -7,7 +7,8 @@
 
 The first command trains a pretrained BERT with a new head on Python's documentation. It takes minutes on one core and
 reaches a loss of 5.6 on held-out pages; predicting each token by its frequency gives 6.7. The second command extends
-the trained model to 4,096 tokens; each token attends to the 256 on each side of it. A new model, your own text:
+the trained model to 4,096 tokens; each token attends to the 256 on each side of it. To train a new model, or to use
+your own text:
 
     python examples/run_mlm.py --model_type sparse_transformer --config_overrides "hidden_size=384,num_hidden_layers=6"
     torchrun --nproc_per_node 8 examples/run_mlm.py --model_name_or_path roberta-base --train_file my.jsonl

@@ -4,9 +4,10 @@
     python examples/run_qa.py
 
 The command trains a small sparse encoder, from random weights, on 1,000 questions about a dictionary (2.4 MB,
-downloaded once). It takes 2 minutes on one core and reaches an F1 of 96. Each text is 16 entries, 2,000 tokens, and the
-answer is the first sentence of one of them; always answering the first sentence of the text reaches 10. The task is
-easy: tokens of the question are global, and token type 1 marks words of the text that are also in the question.
+downloaded once). It takes 2 minutes on one core and reaches an F1 of 96. Each text consists of 16 entries of the
+dictionary, 2,000 tokens in all, and the answer is the first sentence of one of them. A model that always answers with
+the first sentence of the text would reach 10. The task is easy: tokens of the question are global, and token type 1
+marks words of the text that are also in the question.
 
 Longer texts are split into windows that overlap by `--doc_stride` tokens, and the best span of all windows is the
 answer: `--max_seq_length 512` reaches 96, too. With your own rows, in the format of SQuAD:

@@ -5,10 +5,10 @@
 
 The command reads pages of Python's documentation, 8,192 tokens each, with SmolLM2 (135 million parameters, 93 MB,
 downloaded once). It compares full attention; a band; a band and the first tokens ("attention sinks"), in all layers or
-in every second layer; and the latter pattern in all layers with positions counted in the cache (StreamingLLM). It
-prints the perplexity by position and the time to read a prompt into a cache, and writes them to
-`outputs/sparsify_llama` with the sparse model, after ten to twenty minutes on two cores. Nothing is trained:
-`run_lora.py` recovers quality by training. With your model and text:
+in every second layer; and that pattern in all layers with positions counted in the cache (StreamingLLM). It prints the
+perplexity by position and the time to read a prompt into a cache, and writes them to `outputs/sparsify_llama` with the
+sparse model, after ten to twenty minutes on two cores. Nothing is trained: `run_lora.py` recovers quality by training.
+With your model and text:
 
     python examples/sparsify_llama.py --model_name_or_path my_llama --text_file book.txt --dense_layers 0 2 4 6
 """

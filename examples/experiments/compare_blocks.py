@@ -3,11 +3,11 @@
     pip install ".[train]"
     python examples/experiments/compare_blocks.py
 
-needs no network and no argument. It trains transformers' own GPT-2, this package's `pre_ln` and its `sas_p` on the
-source of the Python standard library, each for about a minute on two cores, with the same text, width, depth,
+The command needs no network and no argument. It trains transformers' own GPT-2, this package's `pre_ln` and its `sas_p`
+on the source of the Python standard library, each for about a minute on two cores, with the same text, width, depth,
 positions (learned), activation, batches and schedule. Each has the learning rate that was best for it in
-`model_cards/results/compare_blocks.json`. The last screen says which has the lowest held-out loss, by how much, and
-how much the seed alone changes. In `outputs/compare_blocks` it leaves, for each model, a folder that
+`model_cards/results/compare_blocks.json`. The last screen says which has the lowest held-out loss, by how much, and how
+much the seed alone changes. In `outputs/compare_blocks` it leaves, for each model, a folder that
 `AutoModelForCausalLM.from_pretrained` and `pipeline` load, and results.json, results.md, loss_curves.png.
 
 After Ctrl-C the same command with `--resume` goes on from the last checkpoint. Other models, other fields of their

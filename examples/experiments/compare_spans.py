@@ -1,16 +1,16 @@
-r"""Train language models of bytes whose heads read a fixed, an adaptive or a dynamic span, and compare them.
+r"""Train byte-level language models whose heads read a fixed, an adaptive or a dynamic span, and compare them.
 
     pip install ".[train]"
     python examples/experiments/compare_spans.py
 
-needs no network and no argument. It trains three models that differ only in their spans on the source of the Python
-standard library, segment by segment, with the states of earlier segments remembered (Sukhbaatar et al.,
-arXiv:1905.07799): equal text and equal steps; the picture also shows them at equal time. A table compares bits per byte
-of held-out text, spans, multiply-adds and speed. Expect 3.58 (fixed), 2.81 (adaptive) and 2.84 (dynamic) bits per byte
-and average spans of 1,024, 49 and about 100 bytes (Python 3.11), in a quarter of an hour on one core.
-`outputs/compare_spans` then holds `fixed_1024`, `adaptive_1024` and `dynamic_1024` (folders that
-`AutoModelForCausalLM` and `pipeline` load), results.json, results.md and a picture. More: several limits, as in figure
-3 of the paper, and your own text:
+The command needs no network and no argument. It trains three models that differ only in their spans on the source of
+the Python standard library, segment by segment, with the states of earlier segments remembered (Sukhbaatar et al.,
+arXiv:1905.07799). All three get the same text and the same number of steps; the picture also compares them at equal
+time. A table compares bits per byte of held-out text, spans, multiply-adds and speed. Expect 3.58 (fixed), 2.81
+(adaptive) and 2.84 (dynamic) bits per byte and average spans of 1,024, 49 and about 100 bytes (Python 3.11), in a
+quarter of an hour on one core. `outputs/compare_spans` then holds `fixed_1024`, `adaptive_1024` and `dynamic_1024`
+(folders that `AutoModelForCausalLM` and `pipeline` load), results.json, results.md and a picture. To compare several
+limits, as in figure 3 of the paper, or to train on your own text:
 
     python examples/experiments/compare_spans.py --spans fixed adaptive --span_limits 64 128 256 512 1024 \
         --max_steps 800 --output_dir outputs/limits

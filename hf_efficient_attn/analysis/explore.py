@@ -4,9 +4,9 @@
     hf-efficient-attn explore "band(256, 256) | global(0)" path/to/config.json --tokens 8192 --output patterns.html
     hf-efficient-attn explore --model path/to/model --text document.txt --output document.html
 
-The page is one HTML file that opens in a browser without a network. Your patterns are shown beside some of this
-package. With --model and --text it also shows what each head attends to. The weights of all tokens would make the page
-too large, so it holds those of some tokens: they are underlined in the text, and only they can be clicked.
+The page is one HTML file that opens in a browser without a network. Your patterns are shown beside some patterns of
+this package. With --model and --text it also shows what each head attends to. The weights of all tokens would make the
+page too large, so it holds those of some tokens: they are underlined in the text, and only they can be clicked.
 """
 
 import argparse

@@ -82,7 +82,7 @@ COUNTS = {
     "batch_size": (1, "batch size: examples in a call"),
     "heads": (8, "attention heads"),
     "head_dim": (64, "width of a head"),
-    "repeats": (20, "most timed rounds for each length; a round runs every call once"),
+    "repeats": (20, "largest number of timed rounds for each length; a round runs every call once"),
 }
 # device -> dtype, and the longest lengths of dense attention and of peers
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -256,10 +256,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dtype(parser, "the inputs")
     add_device(parser)
     add_max_seconds(parser, 25)
-    text = "longest sequence of dense attention in tokens; times beyond it are extrapolated (default 8192, on a GPU "
-    text += "131072)"
+    text = (
+        "longest sequence, in tokens, on which dense attention is timed; longer ones are extrapolated (default 8192, "
+    )
+    text += "on a GPU 131072)"
     parser.add_argument("--dense-limit", type=int, metavar="N", help=text)
-    text = "longest sequence of other libraries in tokens (default 4096, on a GPU 32768)"
+    text = "longest sequence, in tokens, on which other libraries are timed (default 4096, on a GPU 32768)"
     parser.add_argument("--peer-limit", type=int, metavar="N", help=text)
     text = "shortest length, in tokens, at which peak memory is measured (default 65536)"
     parser.add_argument("--memory-from", type=int, default=65536, metavar="N", help=text)

@@ -1,17 +1,17 @@
-"""Measure the costs of attention on this machine, so that backends and block sizes are chosen by them from then on.
+"""Measure the costs of attention on this machine, and use them from then on to choose backends and block sizes.
 
     hf-efficient-attn bench calibrate --threads 1
     hf-efficient-attn bench calibrate --show-only --check --lengths 128 1024 8192
     hf-efficient-attn bench calibrate --show-only --check --max-seconds 2 --max-minutes 10
 
 It takes about a minute on an idle machine. The costs are kept in the user's cache and replace the package's costs of
-the most similar processor. They change how attention is computed, not its result. The fastest round counts; if rounds
-differ too much, as they do beside other work, nothing is kept. To go back to the costs of the package, delete the file
-whose path is printed; the environment variable HF_EFFICIENT_ATTN_MACHINES names another file.
+the most similar processor. They change how attention is computed, not its result. The fastest round counts. If
+rounds differ too much, as they do while other programs run, nothing is kept. To go back to the costs of the package,
+delete the file whose path is printed. The environment variable HF_EFFICIENT_ATTN_MACHINES names another file.
 
-A cost is a time in units of one score of torch's dense attention: the cost of a score in blocks of each size, with a
-mask and with caps, terms or dropout; of a key; and of a call. --check adds a table that compares the choice of "auto"
-with every backend and block size.
+The unit of costs is the time that torch's dense attention takes for one score. The costs are those of a score, in
+blocks of each size, also with a mask and with caps, terms or dropout; of a key; and of a call. --check adds a table
+that compares the choice of "auto" with every backend and block size.
 """
 
 import argparse
@@ -452,7 +452,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-minutes",
         type=float,
         metavar="M",
-        help="end --check after so many minutes, with the comparisons made until then (default: no limit)",
+        help="stop --check after this number of minutes and show the comparisons made so far (default: no limit)",
     )
     add_results(parser, "outputs/bench_calibrate")
 

@@ -56,14 +56,14 @@ from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 MECHANISMS = ("dense", "band", "bigbird", "reformer", "routing", "linformer", "adaptive_span", "block_top_k")
 SECONDS = 60.0
 COUNTS = {
-    "max_length": (512, "tokens of a block of text"),
-    "keys": (64, "keys that a token attends to, about, where a mechanism lets this be chosen"),
+    "max_length": (512, "tokens in each block of text"),
+    "keys": (64, "approximate number of keys per token, for mechanisms that let you choose it"),
     "batch_size": (4, "blocks of text in a step"),
-    "hidden_size": (128, "width; MLPs are four times as wide"),
+    "hidden_size": (128, "hidden size; MLPs are four times as wide"),
     "layers": (2, "layers"),
     "heads": (4, "attention heads"),
-    "vocab_size": (2048, "tokens of the tokenizer that is trained on the text"),
-    "eval_blocks": (128, "most blocks of held-out text; one half chooses the learning rate, the other is the test"),
+    "vocab_size": (2048, "vocabulary size of the tokenizer that is trained on the text"),
+    "eval_blocks": (128, "most blocks of held-out text; half of them choose the learning rate, half are the test"),
 }
 # of the training, for the rate to rise; then it falls to 0
 WARMUP = 0.1
@@ -456,19 +456,20 @@ def results_figure(results: dict[str, Any]) -> Any:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `compare`."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8")
-    text = f"some of {', '.join(ALL)} (default {' '.join(MECHANISMS)}); differences are to dense, or else to the first"
+    text = f"mechanisms to train, from {', '.join(ALL)} (default {' '.join(MECHANISMS)}); differences in loss are "
+    text += "measured from dense, or from the first one if dense is not among them"
     parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS), metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
     text = f"seconds of training for each model (default {SECONDS:g})"
     group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
-    group.add_argument("--max-steps", type=int, metavar="N", help="steps of training for each model, no seconds")
+    group.add_argument("--max-steps", type=int, metavar="N", help="training steps for each model, instead of seconds")
     add_counts(parser, COUNTS)
-    text = "highest learning rates of AdamW; the best is kept for each mechanism (default 2e-3)"
+    text = "peak learning rates of AdamW to try; the best is kept for each mechanism (default 2e-3)"
     parser.add_argument("--learning-rates", nargs="+", type=float, default=[2e-3], metavar="R", help=text)
-    text = "seeds of the weights and of the order of the text; each trains every model once more (default 0)"
+    text = "seeds of the weights and of the order of the text; every model is trained once per seed (default 0)"
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help=text)
-    text = "positions of mechanisms that have both (default rope)"
+    text = "position encoding of mechanisms that support both (default rope)"
     parser.add_argument("--positions", choices=("rope", "learned"), default="rope", help=text)
     text = "a saved tokenizer to use (default: byte-level BPE, trained on the text)"
     parser.add_argument("--tokenizer", metavar="FOLDER", help=text)

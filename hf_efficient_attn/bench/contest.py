@@ -274,7 +274,7 @@ class Contest:
         parser.add_argument(f"--{self.kind}s", nargs="+", choices=self.contestants, help=text)
         for name, how in self.options.items():
             parser.add_argument(name, **how)
-        counts = {**self.counts, "repeats": (10, "most timed rounds; a round runs each contestant once")}
+        counts = {**self.counts, "repeats": (10, "largest number of timed rounds; a round runs each contestant once")}
         add_counts(parser, counts)
         if self.group != "dtype":
             add_dtype(parser, f"all {self.kind}s")

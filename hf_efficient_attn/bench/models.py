@@ -75,7 +75,7 @@ OPPONENTS = {
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 MEASURES = ("forward", "training")
 COUNTS = {
-    "layers": (12, "most layers of a model"),
+    "layers": (12, "largest number of layers of a model"),
     "hidden_size": (768, "hidden size of the models"),
     "num_heads": (12, "attention heads"),
     "intermediate_size": (3072, "width of the MLP"),
@@ -85,7 +85,7 @@ COUNTS = {
         "long sequences are timed with fewer layers: layers x tokens is at most N, with at least one layer",
     ),
     "memory_layers": (2, "number of layers of the models whose peak memory is measured"),
-    "repeats": (10, "most timed rounds for each length; a round runs every encoder once"),
+    "repeats": (10, "largest number of timed rounds for each length; a round runs every encoder once"),
 }
 # device -> dtype, and the longest input of transformers' sparse encoders and of the ours that are only their twins
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -339,7 +339,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peer-limit",
         type=int,
         metavar="N",
-        help="longest sequence of transformers' sparse encoders in tokens (default 4096, on a GPU 16384)",
+        help="longest sequence, in tokens, on which transformers' sparse encoders are timed (default 4096, on a GPU "
+        "16384)",
     )
     parser.add_argument(
         "--memory-lengths",

@@ -6,9 +6,10 @@
     hf-efficient-attn convert roberta-base etc_roberta --to etc_transformer
     hf-efficient-attn convert roberta-base short_keys --to compressed_transformer --mechanism linformer
 
-Longformer, LED, BigBird, BigBird-Pegasus, Reformer and Nyströmformer keep what they compute. Dense models (BERT,
-RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts; on texts of at most half a window
-they compute the same as before. Fine-tune those. The source is never changed. Lengths are in tokens.
+Converted Longformer, LED, BigBird, BigBird-Pegasus, Reformer and Nyströmformer models compute the same as before.
+Dense models (BERT, RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts. They compute the
+same as before only on texts of at most half a window, so fine-tune them. The source is never changed. Lengths are in
+tokens.
 """
 
 import argparse
@@ -43,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         metavar="TYPE",
-        help=f"model type of the result: {ours} (default: the counterpart of the source), {', '.join(lifted)}; "
-        f"or a type of transformers: {', '.join(both_ways)}",
+        help=f"model type of the result (default: the type among {ours} that corresponds to the source). Some sources "
+        f"can become other types, too: {', '.join(lifted)}. A model of this package can become a type of transformers: "
+        f"{', '.join(both_ways)}",
     )
     parser.add_argument(
         "--head",
@@ -61,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--global-projections",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="give global tokens query, key and value projections of their own (default: if source or target has them)",
+        help="give global tokens query, key and value projections of their own (default: yes, if the "
+        "source or the target has them)",
     )
     parser.add_argument(
         "--mechanism",
