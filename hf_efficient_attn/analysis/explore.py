@@ -64,14 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokens = f"length of the sequence in tokens (default {TOKENS}); with --text, the first N tokens are used (default "
     tokens += f"{MAX_TOKENS}, or as many as the model has positions)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
-    parser.add_argument("--layers", type=int, metavar="N", help=f"number of layers, for patterns (default {LAYERS})")
-    parser.add_argument("--heads", type=int, metavar="N", help=f"attention heads, for patterns (default {HEADS})")
+    parser.add_argument("--layers", type=int, metavar="N", help=f"how many layers to show, for patterns (default {LAYERS})")
+    parser.add_argument("--heads", type=int, metavar="N", help=f"how many heads to show, for patterns (default {HEADS})")
     parser.add_argument("--model", metavar="FOLDER", help="folder or name on the Hub of a model; needs --text")
     parser.add_argument("--text", type=Path, metavar="FILE", help="text for the model, in UTF-8")
-    rows = f"number of tokens whose attention weights are kept, spread evenly over the text (default {DEFAULT_ROWS})"
+    rows = f"how many tokens' attention weights to keep, spread evenly over the text (default {DEFAULT_ROWS})"
     parser.add_argument("--num-rows", type=int, metavar="N", help=rows)
     parser.add_argument(
-        "--rows", default="", metavar="N,N", help="other tokens whose weights are kept, counted from 0, such as 0,17"
+        "--rows", default="", metavar="N,N", help="further tokens whose weights to keep, counted from 0, such as 0,17"
     )
     parser.add_argument(
         "--causal", action="store_true", help="show the causal form of the given patterns, which a decoder uses"

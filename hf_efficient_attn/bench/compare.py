@@ -461,7 +461,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS), metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
-    text = f"seconds of training for each model (default {SECONDS:g})"
+    text = f"seconds of training for each model (default {SECONDS:g}); evaluation and memory take further time. With "
+    text += "--threads 1 on a CPU, these are seconds of the processor"
     group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
     group.add_argument("--max-steps", type=int, metavar="N", help="training steps for each model, instead of seconds")
     add_counts(parser, COUNTS)

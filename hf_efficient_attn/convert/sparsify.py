@@ -183,11 +183,11 @@ def _save(model: PreTrainedModel, tokenizer: Any, source: str, folder: Path) -> 
 
 
 def _cost(model: PreTrainedModel) -> str:
-    """Return what `explain` says of the model in a line."""
+    """Return what `explain` says of a sparse layer, and of all layers together."""
     try:
         tokens = described_tokens(model.config)
         answer = explain(model, tokens).answer
     except EfficientAttentionError as refusal:
         return f"The cost of its attention is unknown: {refusal}"
-    named = ", ".join(f"{name} {text}" for name, text in answer.items())
-    return f"Attention of a sparse layer at {tokens:,} tokens: {named}."
+    sparse = f"A sparse layer at {tokens:,} tokens, computed by {answer['backend']}: {answer['cost']}."
+    return f"{sparse}\nAll layers: {answer['all layers']}." if "all layers" in answer else sparse

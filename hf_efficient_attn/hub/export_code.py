@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers.utils import CONFIG_NAME
 
 from hf_efficient_attn.errors import CheckpointError
+from hf_efficient_attn.hub.card import auto_class
 from hf_efficient_attn.hub.copies import copy_files, include_code
 from hf_efficient_attn.hub.saved_config import load_config
 
@@ -31,4 +32,5 @@ def main(args: argparse.Namespace) -> None:
         raise CheckpointError(f"{args.folder} has no config.json. Give a folder that save_pretrained wrote.")
     config = include_code(load_config(args.folder))
     config.save_pretrained(args.folder)
-    print(f"{args.folder}: {len(copy_files(config))} files of code. Load it with trust_remote_code=True.")
+    print(f"{args.folder}: {len(copy_files(config))} files of code. Load it with:")
+    print(f"    model = {auto_class(config)}.from_pretrained({args.folder!r}, trust_remote_code=True)")
