@@ -64,8 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokens = f"length of the sequence in tokens (default {TOKENS}); with --text, the first N tokens are used (default "
     tokens += f"{MAX_TOKENS}, or as many as the model has positions)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
-    parser.add_argument("--layers", type=int, metavar="N", help=f"how many layers to show, for patterns (default {LAYERS})")
-    parser.add_argument("--heads", type=int, metavar="N", help=f"how many heads to show, for patterns (default {HEADS})")
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help=f"how many layers to show, for patterns (default {LAYERS})"
+    )
+    parser.add_argument(
+        "--heads", type=int, metavar="N", help=f"how many heads to show, for patterns (default {HEADS})"
+    )
     parser.add_argument("--model", metavar="FOLDER", help="folder or name on the Hub of a model; needs --text")
     parser.add_argument("--text", type=Path, metavar="FILE", help="text for the model, in UTF-8")
     rows = f"how many tokens' attention weights to keep, spread evenly over the text (default {DEFAULT_ROWS})"

@@ -160,7 +160,7 @@ class Explanation:
     @property
     def answer(self) -> dict[str, str]:
         """The first rows of the table: the backend, its cost against dense attention, and its memory."""
-        low = "; measured: 1.0 to 2.8 times as much" if self.call.inputs.device == "cpu" else ""
+        low = "; measured: 1.0 to 2.8 times this" if self.call.inputs.device == "cpu" else ""
         return {
             "backend": self.backend + self._elsewhere(),
             "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated{low})",
