@@ -5,10 +5,9 @@
 
 The command reads pages of Python's documentation, 8,192 tokens each, with SmolLM2 (135 million parameters, 93 MB,
 downloaded once). It compares full attention; a band; a band and the first tokens ("attention sinks"), in all layers or
-in every second layer; and that pattern in all layers with positions counted in the cache (StreamingLLM). It prints the
-perplexity by position and the time to read a prompt into a cache, and writes them to `outputs/sparsify_llama` with the
-sparse model, after ten to twenty minutes on two cores. Nothing is trained: `run_lora.py` recovers quality by training.
-With your model and text:
+in every second layer; and the latter pattern in all layers with positions counted in the cache (StreamingLLM). After
+ten to twenty minutes on two cores it prints the perplexity by position and the time to read a prompt into a cache, and
+writes both to `outputs/sparsify_llama` with the sparse model. `run_lora.py` recovers quality. With your model and text:
 
     python examples/sparsify_llama.py --model_name_or_path my_llama --text_file book.txt --dense_layers 0 2 4 6
 """
@@ -33,9 +32,7 @@ from hf_efficient_attn.bench.timing import Case, time_interleaved
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.patterns import Band, GlobalTokens
 
-DENSE, BAND, SINKS = "dense", "band", "band + first tokens"
-HALF, STREAMED = "the same, every second layer", "the same, positions in the cache"
-CHUNK_TOKENS, REPEATS = 256, 3
+DENSE, SINKS = "dense", "band + first tokens"
 
 
 @dataclass
@@ -52,18 +49,25 @@ class Arguments:
 
 def main() -> None:
     (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
-    if (source := args.model_name_or_path) is None:
+    if args.model_name_or_path is None:
         from example_data import pretrained_llama
-
-        source = pretrained_llama()
+    source = args.model_name_or_path or pretrained_llama()
     tokenizer = AutoTokenizer.from_pretrained(source)
-    texts = load_texts(args, tokenizer)
     model = AutoModelForCausalLM.from_pretrained(source).to(resolve_device("auto")).eval()
-    texts = texts.to(model.device)
-    models, num_layers = {DENSE: hea.sparsify(model, None)}, model.config.num_hidden_layers
+    if args.text_file:
+        documents = [Path(args.text_file).read_text(encoding="utf-8")]
+    else:
+        from example_data import python_documentation
+
+        documents = list(python_documentation()["validation"]["text"])
+    size, ids = args.text_tokens, tokenizer(documents, verbose=False)["input_ids"]
+    parts = [document[end - size : end] for document in ids for end in range(size, len(document) + 1, size)]
+    texts = torch.tensor(parts[: args.max_eval_samples], device=model.device)
     band, both = Band(args.left, 0), Band(args.left, 0) | GlobalTokens(list(range(args.num_first)))
-    for way, patterns in {BAND: [band, band], SINKS: [both, both], HALF: [None, both]}.items():
-        layers = [patterns[layer % 2] for layer in range(num_layers)]
+    patterns = {"band": (band, band), SINKS: (both, both), "the same, every second layer": (None, both)}
+    models = {DENSE: hea.sparsify(model, None)}
+    for way, (even, odd) in patterns.items():
+        layers = [odd if layer % 2 else even for layer in range(model.config.num_hidden_layers)]
         for layer in args.dense_layers:
             layers[layer] = None
         models[way] = hea.sparsify(copy.deepcopy(model), layers)
@@ -71,9 +75,8 @@ def main() -> None:
         "command": " ".join(["python examples/sparsify_llama.py", *sys.argv[1:]]),
         "machine": describe_machine(model.device),
         "settings": {**asdict(args), "texts": len(texts)},
-        "model": {"parameters": model.num_parameters(), "positions": model.config.max_position_embeddings},
         "perplexity": {way: perplexities(each, texts) for way, each in models.items()}
-        | {STREAMED: perplexities(models[SINKS], texts, is_streamed=True)},
+        | {"the same, positions in the cache": perplexities(models[SINKS], texts, is_streamed=True)},
         "prompt_seconds": prompt_seconds(models, args.text_tokens),
     }
     models[SINKS].save_pretrained(args.output_dir)
@@ -85,35 +88,19 @@ def main() -> None:
     print(f"\nWritten to {args.output_dir}: results.json, and the model with {SINKS}.")
 
 
-def load_texts(args: Arguments, tokenizer: Any) -> torch.Tensor:
-    """Return parts of documents of `text_tokens` tokens, [texts, tokens]."""
-    if args.text_file:
-        documents = [Path(args.text_file).read_text(encoding="utf-8")]
-    else:
-        from example_data import python_documentation
-
-        documents = list(python_documentation()["validation"]["text"])
-    size, ids = args.text_tokens, tokenizer(documents, verbose=False)["input_ids"]
-    rows = [document[end - size : end] for document in ids for end in range(size, len(document) + 1, size)]
-    return torch.tensor(rows[: args.max_eval_samples])
-
-
 @torch.no_grad()
-def losses(model: Any, text: torch.Tensor, is_streamed: bool) -> torch.Tensor:
-    """Return the loss of each token after the first. If `is_streamed`, chunks of the text go through a cache."""
-    cache = hea.PatternCache(model, positions="cache") if is_streamed else None
-    found, size = [], CHUNK_TOKENS if is_streamed else len(text)
-    for ids, after in zip(text[:-1].split(size), text[1:].split(size), strict=True):
-        logits = model(ids[None], **{CACHE_ARGUMENT: cache}, use_cache=is_streamed).logits[0]
-        found.append(torch.nn.functional.cross_entropy(logits.float(), after, reduction="none"))
-    return torch.cat(found)
-
-
 def perplexities(model: Any, texts: torch.Tensor, is_streamed: bool = False) -> dict[int, float]:
     """Return the perplexity of tokens at positions 0 to 512, 512 to 1,024, 1,024 to 2,048 and so on."""
-    found, num_tokens = torch.stack([losses(model, text, is_streamed) for text in texts]), texts.shape[1]
+    losses, num_tokens = [], texts.shape[1]
+    for text in texts:
+        # chunks of a text go through a cache
+        cache = hea.PatternCache(model, positions="cache") if is_streamed else None
+        for chunk in torch.arange(num_tokens - 1).split(256 if is_streamed else num_tokens):
+            logits = model(text[None, chunk], **{CACHE_ARGUMENT: cache}, use_cache=is_streamed).logits[0]
+            losses.append(torch.nn.functional.cross_entropy(logits.float(), text[chunk + 1], reduction="none"))
+    of_texts = torch.cat(losses).view(len(texts), -1)
     ends = [0, *(2**power for power in range(9, 31) if 2**power < num_tokens), num_tokens]
-    return {end: math.exp(found[:, start:end].mean()) for start, end in pairwise(ends)}
+    return {end: math.exp(of_texts[:, start:end].mean()) for start, end in pairwise(ends)}
 
 
 @torch.no_grad()
@@ -124,7 +111,7 @@ def prompt_seconds(models: dict[str, Any], longest: int) -> dict[str, dict[int, 
         ids = torch.randint(models[DENSE].config.vocab_size, (1, tokens), device=models[DENSE].device)
         read = {"input_ids": ids, "use_cache": True, "logits_to_keep": 1}
         cases = {way: Case(lambda _, model=model, read=read: model(**read)) for way, model in models.items()}
-        for way, timing in time_interleaved(cases, REPEATS, ids.device, description=f"{tokens:,} tokens").items():
+        for way, timing in time_interleaved(cases, 3, ids.device, description=f"{tokens:,} tokens").items():
             found[way][tokens] = timing.seconds
     return found
 
