@@ -18,14 +18,12 @@ from dataclasses import dataclass
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Value, load_dataset
 from sklearn.metrics import accuracy_score, f1_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, set_seed
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments, set_seed
+from transformers.data.data_collator import DataCollatorWithPadding
 from transformers.hf_argparser import HfArg, HfArgumentParser
-from transformers.trainer import Trainer
-from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
-from hf_efficient_attn.training import last_complete_checkpoint
 
 
 @dataclass
@@ -46,7 +44,7 @@ class Arguments:
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_classification", do_train=True, do_eval=True, save_strategy="epoch")
-    parser.set_defaults(per_device_train_batch_size=16, train_sampling_strategy="group_by_length", report_to="none")
+    parser.set_defaults(per_device_train_batch_size=16, train_sampling_strategy="group_by_length")
     parser.set_defaults(num_train_epochs=3, learning_rate=2e-3, warmup_steps=0.1)
     parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
@@ -67,7 +65,7 @@ def main() -> None:
     trainer = Trainer(model, training, DataCollatorWithPadding(tokenizer), *data.values(), tokenizer)
     trainer.compute_metrics = compute_metrics
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:
@@ -79,11 +77,10 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`. Labels are numbers of named classes."""
-    files = {"train": args.train_file, "validation": args.validation_file}
-    files = {split: file for split, file in files.items() if file}
+    files = {"train": args.train_file, "validation": args.validation_file} if args.validation_file else args.train_file
     if files or args.dataset_name:
         kind = "csv" if (args.train_file or "").endswith(".csv") else "json"
-        data = load_dataset(args.dataset_name or kind, args.dataset_config_name, data_files=files or None)
+        data = load_dataset(args.dataset_name or kind, args.dataset_config_name, data_files=files)
     else:
         from example_data import mails
 

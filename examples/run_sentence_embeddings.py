@@ -27,7 +27,6 @@ from transformers import set_seed
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.training import last_complete_checkpoint
 
 SCORES = ("cosine_accuracy@1", "cosine_mrr@10")
 
@@ -53,7 +52,7 @@ def main() -> None:
     parser = HfArgumentParser((Arguments, SentenceTransformerTrainingArguments))
     parser.set_defaults(output_dir="outputs/run_sentence_embeddings", do_train=True, do_eval=True)
     parser.set_defaults(per_device_train_batch_size=16, batch_sampler="no_duplicates", save_strategy="epoch")
-    parser.set_defaults(num_train_epochs=1, learning_rate=1e-4, warmup_steps=0.1, logging_steps=1, report_to="none")
+    parser.set_defaults(num_train_epochs=1, learning_rate=1e-4, warmup_steps=0.1, logging_steps=1)
     parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
@@ -80,7 +79,7 @@ def main() -> None:
     loss = CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=args.max_seq_length)
     trainer = SentenceTransformerTrainer(model, training, data["train"], loss=loss, evaluator=retrieval)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
         measure(f"after_training_{args.short_seq_length}_tokens", args.short_seq_length)
@@ -92,11 +91,10 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation` with two columns: a query and its document."""
-    files = {"train": args.train_file, "validation": args.validation_file}
-    files = {split: file for split, file in files.items() if file}
+    files = {"train": args.train_file, "validation": args.validation_file} if args.validation_file else args.train_file
     if files or args.dataset_name:
         kind = "csv" if (args.train_file or "").endswith(".csv") else "json"
-        data = load_dataset(args.dataset_name or kind, args.dataset_config_name, data_files=files or None)
+        data = load_dataset(args.dataset_name or kind, args.dataset_config_name, data_files=files)
     else:
         from example_data import code_search_pairs
 
