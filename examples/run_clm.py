@@ -17,16 +17,12 @@ from dataclasses import dataclass
 
 import torch
 from datasets import DatasetDict, load_dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, default_data_collator, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, set_seed
+from transformers.data.data_collator import default_data_collator
 from transformers.hf_argparser import HfArg, HfArgumentParser
-from transformers.trainer import Trainer
-from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band, GlobalTokens
-from hf_efficient_attn.training import last_complete_checkpoint
-
-SHAPE = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 6}
 
 
 @dataclass
@@ -34,7 +30,7 @@ class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a new model, random weights.")
     model_type: str = HfArg(default="simplified_transformer", help="Model type of a new model.")
     config_overrides: str | None = HfArg(default=None, help='Of a new model: "hidden_size=96,num_hidden_layers=4".')
-    tokenizer_name: str | None = HfArg(default=None, help="Default: the checkpoint's, or one trained on the text.")
+    tokenizer_name: str | None = HfArg(default=None, help="Of a new model. Default: one trained on the text.")
     attention_window: int | None = HfArg(default=None, help="Attend to this number of tokens before, and the first 4.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the Hub.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
@@ -49,9 +45,9 @@ class Arguments:
 
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
-    parser.set_defaults(output_dir="outputs/run_clm", do_train=True, do_eval=True, do_predict=True, report_to="none")
-    parser.set_defaults(num_train_epochs=0.3, per_device_train_batch_size=4, learning_rate=2e-3, weight_decay=0.1)
-    parser.set_defaults(warmup_steps=0.05, logging_steps=0.05, use_cpu=not torch.accelerator.is_available())
+    parser.set_defaults(output_dir="outputs/run_clm", do_train=True, do_eval=True, num_train_epochs=0.3)
+    parser.set_defaults(per_device_train_batch_size=4, learning_rate=2e-3, weight_decay=0.1, warmup_steps=0.05)
+    parser.set_defaults(logging_steps=0.05, use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
     set_seed(training.seed)
     data = load_data(args, training.seed)
@@ -59,8 +55,7 @@ def main() -> None:
     # transformers computes longer texts than a model with RoPE was trained for, with poor results
     if args.block_size > (limit := getattr(model.config, "max_position_embeddings", args.block_size)):
         raise ValueError(f"--block_size {args.block_size}: the model takes at most {limit} tokens.")
-    # the rows of a .txt file are lines
-    end = "\n" if (args.train_file or "").endswith(".txt") else tokenizer.eos_token or ""
+    end = "\n" if (args.train_file or "").endswith(".txt") else tokenizer.eos_token or ""  # rows of .txt are lines
 
     def group(rows: dict[str, list]) -> dict[str, list]:
         texts = [text + end for text in rows[args.text_column]]
@@ -78,17 +73,16 @@ def main() -> None:
     options = {"processing_class": tokenizer, "optimizer_cls_and_kwargs": optimizer}
     trainer = Trainer(model, training, default_data_collator, *blocks.values(), **options)
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
-    texts = tokenizer.batch_decode(blocks["validation"][:]["input_ids"], skip_special_tokens=True)
     if training.do_eval:
+        texts = tokenizer.batch_decode(blocks["validation"][:]["input_ids"], skip_special_tokens=True)
         metrics = trainer.evaluate()
         bits = metrics["eval_loss"] / math.log(2) * args.block_size * len(texts)
         metrics |= {"perplexity": math.exp(metrics["eval_loss"]), "bits_per_byte": bits / len("".join(texts).encode())}
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if training.do_predict:
         prompt = tokenizer(texts[0][: args.block_size // 4], return_tensors="pt").to(model.device)
         ids = model.generate(**prompt, max_length=args.block_size, do_sample=True, synced_gpus=training.world_size > 1)
         if trainer.is_world_process_zero():
@@ -97,38 +91,27 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation`."""
-    files = {"train": args.train_file, "validation": args.validation_file}
-    files, is_text = {split: file for split, file in files.items() if file}, (args.train_file or "").endswith(".txt")
+    files = {"train": args.train_file, "validation": args.validation_file} if args.validation_file else args.train_file
+    kind = "text" if (args.train_file or "").endswith(".txt") else "json"
     if files or args.dataset_name:
-        name = args.dataset_name or ("text" if is_text else "json")
-        data = load_dataset(name, args.dataset_config_name, data_files=files or None)
+        data = load_dataset(args.dataset_name or kind, args.dataset_config_name, data_files=files)
     else:
         from example_data import python_sources
 
         data = python_sources()
     if len(data) == 1:
-        data = data["train"].train_test_split(0.1, seed=seed, shuffle=not is_text)
+        data = data["train"].train_test_split(0.1, seed=seed, shuffle=kind != "text")
     return DatasetDict(train=data["train"], validation=data["validation" if "validation" in data else "test"])
 
 
 def load_model(args: Arguments, texts: list[str]) -> tuple:
     """Return the checkpoint, or a new model, and its tokenizer."""
-    if name := args.tokenizer_name or args.model_name_or_path:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+    if name := args.model_name_or_path:
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     else:
-        from example_data import new_tokenizer
+        from example_data import new_clm
 
-        tokenizer = new_tokenizer(texts, vocab_size=4096, ends="$A")
-    if source := args.model_name_or_path:
-        model = AutoModelForCausalLM.from_pretrained(source)
-    else:
-        fields = {"vocab_size": len(tokenizer), "max_position_embeddings": args.block_size, "is_causal": True, **SHAPE}
-        if args.model_type == "simplified_transformer":
-            fields["position_embedding_type"] = "rope"
-        config = AutoConfig.for_model(args.model_type, **fields)
-        if args.config_overrides:
-            config.update_from_string(args.config_overrides)
-        model = AutoModelForCausalLM.from_config(config)
+        model, tokenizer = new_clm(args.model_type, args.config_overrides, args.tokenizer_name, texts, args.block_size)
     if args.attention_window:
         hea.sparsify(model, Band(left=args.attention_window, right=0) | GlobalTokens([0, 1, 2, 3]))
     return model, tokenizer

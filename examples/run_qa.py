@@ -21,14 +21,11 @@ from dataclasses import dataclass
 import torch
 from datasets import Dataset, DatasetDict, load_dataset
 from torch.utils.data import SequentialSampler
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer, DataCollatorWithPadding, set_seed
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, Trainer, TrainingArguments, set_seed
+from transformers.data.data_collator import DataCollatorWithPadding
 from transformers.hf_argparser import HfArg, HfArgumentParser
-from transformers.trainer import Trainer
-from transformers.training_args import TrainingArguments
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.patterns import Band
-from hf_efficient_attn.training import last_complete_checkpoint
 from hf_efficient_attn.training.question_answering import best_answers, squad_scores, windows_of
 
 
@@ -37,9 +34,7 @@ class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a small model, random weights.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the Hub. Default: questions about a dictionary.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
-    train_file: str | None = HfArg(
-        default=None, help="Your training data: a .json or .jsonl file of rows like SQuAD's."
-    )
+    train_file: str | None = HfArg(default=None, help="Your training data: .json or .jsonl, rows like SQuAD's.")
     validation_file: str | None = HfArg(default=None, help="Your validation data. Default: a tenth of the rows.")
     max_seq_length: int = HfArg(default=4096, help="Tokens of a window: the question and a part of the text.")
     doc_stride: int = HfArg(default=128, help="Tokens that neighbouring windows of a longer text have in common.")
@@ -59,7 +54,7 @@ class InOrder(Trainer):
 def main() -> None:
     parser = HfArgumentParser((Arguments, TrainingArguments))
     parser.set_defaults(output_dir="outputs/run_qa", do_train=True, do_eval=True, save_strategy="epoch")
-    parser.set_defaults(per_device_train_batch_size=8, train_sampling_strategy="group_by_length", report_to="none")
+    parser.set_defaults(per_device_train_batch_size=8, train_sampling_strategy="group_by_length")
     parser.set_defaults(num_train_epochs=1, learning_rate=2e-3, warmup_steps=0.1, logging_steps=50)
     parser.set_defaults(use_cpu=not torch.accelerator.is_available())
     args, training = parser.parse_args_into_dataclasses()
@@ -83,7 +78,7 @@ def main() -> None:
     trainer = InOrder(model, training, DataCollatorWithPadding(tokenizer), *windows.values(), tokenizer)
     trainer.compute_metrics = compute_metrics
     if training.do_train:
-        resume = training.resume_from_checkpoint or args.resume and last_complete_checkpoint(training.output_dir)
+        resume = training.resume_from_checkpoint or args.resume and hea.last_complete_checkpoint(training.output_dir)
         trainer.save_metrics("train", trainer.train(resume).metrics)
         trainer.save_model()
     if training.do_eval:
@@ -95,10 +90,9 @@ def main() -> None:
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
     """Return `train` and `validation` with columns `question`, `context` and `answers`."""
-    files = {"train": args.train_file, "validation": args.validation_file}
-    files = {split: file for split, file in files.items() if file}
+    files = {"train": args.train_file, "validation": args.validation_file} if args.validation_file else args.train_file
     if files or args.dataset_name:
-        data = load_dataset(args.dataset_name or "json", args.dataset_config_name, data_files=files or None)
+        data = load_dataset(args.dataset_name or "json", args.dataset_config_name, data_files=files)
     else:
         from example_data import dictionary_questions
 
@@ -117,17 +111,9 @@ def load_model(args: Arguments, rows: Dataset) -> tuple:
     """Return the checkpoint, or a new model, and its tokenizer."""
     if name := args.model_name_or_path:
         return AutoModelForQuestionAnswering.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-    from example_data import new_tokenizer
+    from example_data import new_question_answering
 
-    tokenizer = new_tokenizer(rows["context"], vocab_size=4096)
-    fields = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
-    fields |= {"norm_position": "pre", "position_embedding_type": "rope", "initializer_range": 0.1}
-    fields |= {"attention_pattern": Band(left=32, right=32), "global_tokens": "question", "vocab_size": len(tokenizer)}
-    fields |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "sep_token_id")}
-    # so short a training does not teach a model to compare words
-    fields |= {"type_vocab_size": 2, "task_specific_params": {"marks_words_of_question": True}}
-    fields |= {"max_position_embeddings": args.max_seq_length}
-    return AutoModelForQuestionAnswering.from_config(hea.SparseTransformerConfig(**fields)), tokenizer
+    return new_question_answering(rows["context"], args.max_seq_length)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ OWN = {
         "--short_seq_length",
         "16",
     ],
-    "run_seq2seq": ["seq2seq", "--max_target_length", "8"],
+    "run_seq2seq": ["seq2seq", "--source_column", "text", "--target_column", "summary", "--max_target_length", "8"],
 }
 
 

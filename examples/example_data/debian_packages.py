@@ -15,7 +15,7 @@ MOST_OF_A_FAMILY = 3
 
 
 def package_summaries() -> DatasetDict:
-    """Return descriptions of Debian's packages, `text`, and the line that sums each up, `summary`.
+    """Return descriptions of Debian's packages, `source`, and the line that sums each up, `target`.
 
     39,000 of 36 words in the mean. A source becomes several packages (a library, its headers, its documentation) whose
     descriptions begin alike. Packages of one source, opening paragraph or summary are a family, and a tenth of the
@@ -25,7 +25,7 @@ def package_summaries() -> DatasetDict:
     families: dict[str, list[dict[str, str]]] = {}
     rows = _distinct_rows()
     for row, family in zip(rows, _families(rows), strict=True):
-        families.setdefault(family, []).append({"text": row["text"], "summary": row["summary"]})
+        families.setdefault(family, []).append({"source": row["text"], "target": row["summary"]})
     names = list(families)
     Random(0).shuffle(names)
     num_held_out = -(-len(names) // 10)

@@ -60,11 +60,11 @@ def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
 @pytest.mark.parametrize("script", some("run_qa", "run_lora", "run_seq2seq"))
 def test_a_copy_trains_or_evaluates_as_told(script: str, folder: Path) -> None:
     copy = shutil.copy(EXAMPLES / f"{script}.py", folder)
-    finish_example(start_forked(folder, copy, *own(script, "--do_eval", "False", "--do_predict", "False")))
+    finish_example(start_forked(folder, copy, *own(script, "--do_eval", "False")))
     assert not (folder / "run" / "eval_results.json").exists()
     (weights,) = (folder / "run").glob("*model.safetensors")
     written = weights.stat().st_mtime_ns
-    finish_example(start_forked(folder, copy, *own(script, "--do_train", "False", "--do_predict", "False")))
+    finish_example(start_forked(folder, copy, *own(script, "--do_train", "False")))
     assert (folder / "run" / "eval_results.json").exists()
     assert weights.stat().st_mtime_ns == written
 

@@ -237,11 +237,11 @@ def test_packages_of_a_family_are_on_one_side(cache: Path) -> None:
     (lists / "mirror_main_binary-amd64_Packages").write_text("\n".join(named))
     (lists / "mirror_main_i18n_Translation-en").write_text("\n".join(descriptions))
     data = example_data.package_summaries()
-    train, validation = (data[split]["summary"][:] for split in ("train", "validation"))
+    train, validation = (data[split]["target"][:] for split in ("train", "validation"))
     assert len(train) == 5 * (len(WORDS) - 1)
     assert len(validation) == 3
     assert {line.split()[-1] for line in validation}.isdisjoint(line.split()[-1] for line in train)
-    text = data["train"][0]["text"]
+    text = data["train"][0]["source"]
     assert text.splitlines()[1] == ""
     assert text.splitlines()[2].endswith("  more")
 
@@ -256,9 +256,10 @@ def test_translations_are_aligned_by_their_ids(served: Serve) -> None:
     pages["en"] += '<p id="par_id22">On <span hidden="true">one system</span> and another</p>'
     for language, package in (("en", "libreoffice-help-en-us"), ("de", "libreoffice-help-de")):
         served(package, {f"usr/share/libreoffice/help/{language}/text/swriter/a.html": pages[language].encode()})
-    pairs = sum(sides(example_data.translations(), "translation"), [])
+    data = example_data.translations()
+    pairs = [*zip(*(sum(sides(data, column), []) for column in ("source", "target")), strict=True)]
     assert len(pairs) == len(WORDS)
-    assert {"en": "The alpha opens a file & path.", "de": "Das alpha öffnet eine Datei."} in pairs
+    assert ("The alpha opens a file & path.", "Das alpha öffnet eine Datei.") in pairs
 
 
 def test_tokenizer_frames_texts_and_spells_any() -> None:

@@ -70,9 +70,10 @@ def test_it_resumes_and_takes_a_checkpoint(finished: Path) -> None:
 def test_translation_trains_the_transformer_of_2017(tmp_path: Path) -> None:
     rows = [{"translation": {"en": f"Open the file {i}.", "fr": f"Ouvrez le fichier {i}."}} for i in range(40)]
     write_rows(tmp_path / "pairs.jsonl", rows)
-    columns = ["--train_file", "pairs.jsonl", "--target_column", "translation.fr", "--max_target_length", "12"]
+    columns = ["--source_column", "translation.en", "--target_column", "translation.fr", "--max_target_length", "12"]
     schedule = ["--lr_scheduler_type", "inverse_sqrt", "--warmup_steps", "2", "--max_steps", "3"]
-    finish_example(start_forked(tmp_path, SCRIPT, "--task", "translation", *columns, *schedule))
+    data = ["--train_file", "pairs.jsonl", *columns]
+    finish_example(start_forked(tmp_path, SCRIPT, "--task", "translation", *data, *schedule))
     results = json.loads((tmp_path / "run" / "all_results.json").read_text())
     assert 0 <= results["eval_bleu"] <= results["bleu_of_sources"]
     assert results["chrf_of_sources"] > 10
