@@ -10,7 +10,7 @@ Transformer of 2017 to translate LibreOffice's help to German, and reaches BLEU 
     python examples/run_seq2seq.py --task translation --max_source_length 96 --max_target_length 96 \\
         --num_train_epochs 2 --learning_rate 2.2e-3 --lr_scheduler_type inverse_sqrt --warmup_steps 400 \\
         --max_grad_norm 0 --adam_epsilon 1e-9 --label_smoothing_factor 0
-    python examples/run_seq2seq.py --model_name_or_path long_bart --train_file my.jsonl --learning_rate 5e-5
+    python examples/run_seq2seq.py --model_name_or_path facebook/bart-base --train_file my.jsonl --learning_rate 5e-5
 """
 
 from dataclasses import dataclass
