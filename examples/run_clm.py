@@ -4,8 +4,7 @@
     python examples/run_clm.py
 
 The command trains a simplified Transformer (block `sas_p`) on the source code of Python's standard library. It takes 5
-minutes on one core and reaches 1.55 bits per byte on held-out files. To choose another model family, a checkpoint, or
-your own text:
+minutes on one core and reaches 1.55 bits per byte on held-out files. Another model family, a checkpoint, your text:
 
     python examples/run_clm.py --model_type llama --config_overrides "hidden_size=96,num_hidden_layers=4"
     python examples/run_clm.py --model_name_or_path gpt2 --attention_window 256 --train_file my.jsonl

@@ -4,11 +4,9 @@
     python examples/run_sentence_embeddings.py
 
 The command extends a BERT with 512 positions (all-MiniLM-L6-v2, 84 MB, downloaded once) to 4,096 and trains it on pairs
-of a query and a document: a docstring of Python's standard library, and the source code that it describes. In the
-evaluation, each query has to find its document among 62 documents of 2,000 tokens. All of this takes 8 minutes on one
-core. The mean reciprocal rank, MRR@10, is 0.63 if the model reads 512 tokens of a document and 0.70 if it reads 4,096.
-After training it is 0.74 with 4,096 tokens and 0.66 with 512. To use your own checkpoint and
-rows:
+of a docstring of Python's standard library and the source code that it describes. In the evaluation, each query has to
+find its document among 62 of 2,000 tokens. It takes 8 minutes on one core. The mean reciprocal rank, MRR@10, is 0.63 if
+the model reads 512 tokens, 0.70 if it reads 4,096; after training 0.66 and 0.74. With your checkpoint and rows:
 
     python examples/run_sentence_embeddings.py --model_name_or_path BAAI/bge-small-en-v1.5 --train_file my.jsonl
     torchrun --nproc_per_node 8 examples/run_sentence_embeddings.py --dataset_name NAME --document_column answer
