@@ -368,7 +368,11 @@ def attention() -> Any:
                 shown = (it for it in records(found) if it["pattern"] in ("full", pattern))
                 of = (it for it in shown if it["contestant"] == contestant and it[measure].get("milliseconds"))
                 points = {it["tokens"]: it[measure]["milliseconds"]["median"] for it in of}
-                axis.plot(list(points), list(points.values()), "o-", color=color, markersize=4, label=name)
+                style = {"color": color, "markersize": 4}
+                axis.plot(list(points), list(points.values()), "o-", **style, label=name)
+                if contestant == "dense":
+                    far = [(tokens, points[tokens]) for tokens in points if tokens > found["settings"]["dense_limit"]]
+                    axis.plot(*zip(*far, strict=True), "o", markerfacecolor="white", **style, label="extrapolated")
             axis.set(xscale="log", yscale="log", title="" if row else pattern)
             axis.grid(alpha=0.3)
         axes[4 * row].set_ylabel(f"ms, {measure.replace('_', ' + ')}")
