@@ -1,10 +1,10 @@
-# Sourced by examples/run.sh and tests/run.sh: makes a virtual environment (VENV, default .venv), installs torch and the
-# package with the extras named, and sets `python`.
-# threads that wait sleep: while another program takes a core, spinning ones make attention several times slower
+# Sourced by examples/run.sh and tests/run.sh: creates a virtual environment (VENV, default .venv), installs torch and the
+# package with the given extras, and sets `python`.
+# Threads sleep while they wait. If they spun, attention would be several times slower while other programs run.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 VENV=${VENV:-.venv}
-# modules are compiled as they are imported, once: most never are. Where this is set, every process compiles anew all that
-# it imports: for torch and transformers ten seconds
+# --no-compile below leaves the compilation of modules to their first import. If this variable were set, each process would
+# compile again what it imports, which takes ten seconds for torch and transformers.
 unset PYTHONDONTWRITEBYTECODE
 [ -d "$VENV" ] || python3 -m venv "$VENV"
 python=$VENV/bin/python
