@@ -85,7 +85,7 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 # a command that needs a library, whose sentence comes before anything is measured
 NEED_MATPLOTLIB = [
-    ["draw", "full()", "--tokens", "4", "--png", "{folder}/a.png"],
+    ["draw", "full()", "--tokens", "4", "--picture", "{folder}/a.png"],
     ["analyze", "signal", "--model", "sas", "--tokens", "8", "--output", "{folder}"],
 ]
 
@@ -115,12 +115,12 @@ def test_any_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr("hf_efficient_attn.analysis.draw.patterns_figure", draw)
     missing = "evaluate.metrics"
     with pytest.raises(SystemExit) as stop:
-        main(["draw", "full()", "--tokens", "4", "--png", "a.png"])
+        main(["draw", "full()", "--tokens", "4", "--picture", "a.png"])
     assert stop.value.code == 2
     assert "This command needs evaluate, which is not installed. Run: pip install evaluate" in capsys.readouterr().err
     missing = "hf_efficient_attn.nothing"
     with pytest.raises(ModuleNotFoundError):
-        main(["draw", "full()", "--tokens", "4", "--png", "a.png"])
+        main(["draw", "full()", "--tokens", "4", "--picture", "a.png"])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,8 +139,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explore", " "], "The pattern is empty"),
         (["draw", "full()", "--tokens", "100000"], "to draw; take fewer"),
         (["draw", "full()", "--tokens", "0"], "--tokens is 0; it must be an integer of at least 1"),
-        (["draw", "full()", "--tokens", "4", "--png", "{folder}/a.xyz"], "no suffix of a picture"),
-        (["draw", "full()", "--tokens", "4", "--png", "{folder}/file/a.png"], "{folder}/file"),
+        (["draw", "full()", "--tokens", "4", "--picture", "{folder}/a.xyz"], "no suffix of a picture"),
+        (["draw", "full()", "--tokens", "4", "--picture", "{folder}/file/a.png"], "{folder}/file"),
         (["draw", "{folder}/deep.json"], "nests too deep"),
         (["draw", "{folder}/number.json"], "no valid JSON"),
         (["draw", "full()", "--layer", "-1"], "layer=-1 must be at least 0"),
@@ -159,7 +159,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["draw", "full()", "--titles", "hi"], "--titles"),
         (["explain", "full()", "--part", "decoder"], "--part decoder"),
         (["explain", "{folder}/file"], "{folder}/file"),
-        (["draw", "full()", "--tokens", "4", "--png", "/proc/x.png"], "/proc/x.png cannot be written: No such file"),
+        (
+            ["draw", "full()", "--tokens", "4", "--picture", "/proc/x.png"],
+            "/proc/x.png cannot be written: No such file",
+        ),
         (["explore", "--model", "{folder}/unknown", "--text", "{folder}/file", "--output", "/proc/x.html"], "written"),
         (["explain", "{folder}"], "{folder} is a folder without config.json"),
         (["explain", "{folder}/unknown.json"], "transformers cannot read {folder}/unknown.json"),

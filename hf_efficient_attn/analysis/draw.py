@@ -1,8 +1,8 @@
 """Draw attention patterns: which keys each query attends to, in the terminal or as a picture.
 
     hf-efficient-attn draw "band(4, 4) | global(0)" --tokens 24
-    hf-efficient-attn draw path/to/model --layer 3 --png pattern.png
-    hf-efficient-attn draw "band(4, 4)" "dilated(12, 12, 3)" "bigbird(4, 1)" --tokens 48 --png patterns.png
+    hf-efficient-attn draw path/to/model --layer 3 --picture pattern.png
+    hf-efficient-attn draw "band(4, 4)" "dilated(12, 12, 3)" "bigbird(4, 1)" --tokens 48 --picture patterns.png
 
 A row is a query, a column is a key, and ■ is a pair that attention computes. A model sets heads and direction itself.
 If only some of its layers are sparse, the first sparse layer is drawn; --layer draws another one. Without --tokens the
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "draw the causal form of the patterns, which a decoder uses"
     parser.add_argument("--causal", action="store_true", help=text)
     text = "draw one picture with a panel for each pattern (.png, .svg or .pdf), instead of printing them"
-    parser.add_argument("--png", metavar="FILE", help=text)
+    parser.add_argument("--picture", metavar="FILE", help=text)
     text = "titles of the panels, one for each pattern (default: the patterns)"
     parser.add_argument("--titles", nargs="+", default=[], metavar="TITLE", help=text)
 
@@ -113,22 +113,22 @@ def main(args: argparse.Namespace) -> None:
         raise ConfigurationError(
             f"There are {len(args.pattern)} patterns but {len(args.titles)} titles; give one for each pattern."
         )
-    if args.png:
+    if args.picture:
         # before anything is drawn
-        check_picture(args.png)
+        check_picture(args.picture)
     elif args.titles:
-        raise ConfigurationError("--titles are the titles of a picture. Give --png FILE, too.")
+        raise ConfigurationError("--titles are the titles of a picture. Give --picture FILE, too.")
     panels = [panel_of(source, args) for source in args.pattern]
-    signs = PICTURE_SIGNS if args.png else get_terminal_size((SIGNS, 0)).columns
+    signs = PICTURE_SIGNS if args.picture else get_terminal_size((SIGNS, 0)).columns
     lengths = [args.tokens or default_tokens(panel.pattern) for panel in panels]
     # a length that is asked for is drawn token by token
     steps = [1 if args.tokens else -(-tokens // signs) for tokens in lengths]
     drawings = [Drawing(*each) for each in zip(panels, lengths, steps, strict=True)]
-    if args.png:
+    if args.picture:
         titles = args.titles or [panel.title for panel in panels]
-        save_figure(patterns_figure(drawings, titles), args.png, PIXELS_PER_INCH)
+        save_figure(patterns_figure(drawings, titles), args.picture, PIXELS_PER_INCH)
         print(*(f"{title}: {each.density}" for title, each in zip(titles, drawings, strict=True)), sep="\n")
-        print(f"Written: {args.png}")
+        print(f"Written: {args.picture}")
         return
     for each in drawings:
         title = f"{each.panel.title}: " if each.panel.is_model or len(drawings) > 1 else ""

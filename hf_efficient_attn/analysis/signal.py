@@ -234,7 +234,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("signal"),
+        default=Path("outputs/signal"),
         metavar="FOLDER",
         help="folder to write signal.json and signal.png to (default %(default)s)",
     )

@@ -200,7 +200,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("spans"),
+        default=Path("outputs/spans"),
         metavar="FOLDER",
         help="folder to write spans.json and spans.png to (default %(default)s)",
     )

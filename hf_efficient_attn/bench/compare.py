@@ -477,7 +477,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     add_device(parser)
     add_threads(parser)
-    add_results(parser, "outputs/compare", "--output-dir")
+    add_results(parser, "outputs/compare")
 
 
 def chosen_mechanisms(wanted: list[str], is_causal: bool) -> tuple[list[str], dict[str, str]]:

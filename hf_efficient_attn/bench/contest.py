@@ -90,10 +90,10 @@ def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) ->
         raise InputError(f"{option} makes no use of {', '.join(given)}. Leave out one or the other.")
 
 
-def add_results(parser: argparse.ArgumentParser, folder: str, option: str = "--output") -> None:
-    """Add where results go, as `args.output`, and `--json`."""
+def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Add `--output`, where results go, and `--json`."""
     text = "folder to write the results to (default %(default)s)"
-    parser.add_argument(option, dest="output", type=Path, default=Path(folder), metavar="FOLDER", help=text)
+    parser.add_argument("--output", type=Path, default=Path(folder), metavar="FOLDER", help=text)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
 
 

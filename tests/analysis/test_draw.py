@@ -62,7 +62,7 @@ def test_a_model_says_its_direction_and_heads(tmp_path: Path, capsys: pytest.Cap
 def test_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "folder" / "pattern.png"
-    main(["draw", "bigbird(4, 1)", "band(2, 2)", "--tokens", "40", "--png", str(path)])
+    main(["draw", "bigbird(4, 1)", "band(2, 2)", "--tokens", "40", "--picture", str(path)])
     assert path.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.splitlines()[1:] == ["band(2, 2): 194 of 1,600 pairs, 12.1%", f"Written: {path}"]
 
@@ -70,7 +70,7 @@ def test_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_titles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "pattern.png"
-    main(["draw", "band(2, 2)", "full()", "--titles", "near", "all", "--tokens", "4", "--png", str(path)])
+    main(["draw", "band(2, 2)", "full()", "--titles", "near", "all", "--tokens", "4", "--picture", str(path)])
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["near", "all", "Written"]
     with pytest.raises(SystemExit):
         main(["draw", "band(2, 2)", "full()", "--titles", "near"])

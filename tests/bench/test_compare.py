@@ -23,7 +23,7 @@ def text(tmp_path: Path) -> Path:
 
 def run(file: Path, folder: Path, *words: Any) -> dict[str, Any]:
     """Run the command and return its JSON."""
-    main(["compare", str(file), *TINY.split(), "--device", "cpu", "--output-dir", str(folder), *map(str, words)])
+    main(["compare", str(file), *TINY.split(), "--device", "cpu", "--output", str(folder), *map(str, words)])
     return json.loads((folder / "compare.json").read_text())
 
 
