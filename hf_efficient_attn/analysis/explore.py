@@ -59,7 +59,8 @@ SCRIPTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    text = "patterns: expressions such as 'band(4, 4) | global(0)', JSON, or JSON files such as a config.json"
+    text = "patterns: expressions such as 'band(4, 4) | global(0)', JSON, or JSON files; of a saved model "
+    text += "FOLDER/config.json"
     parser.add_argument("pattern", nargs="*", help=text)
     tokens = f"length of the sequence in tokens (default {TOKENS}); with --text, the first N tokens are used (default "
     tokens += f"{MAX_TOKENS}, or as many as the model has positions)"

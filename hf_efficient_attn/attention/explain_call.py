@@ -29,6 +29,7 @@ CPU = torch.device("cpu")
 # pairs whose choice is counted
 MOST_COUNTED = 1 << 30
 UNCONFIRMED = "Costs on {device} are estimates that no measurement has confirmed: they may be far off."
+IN_FLOAT32 = "GPUs compute float32 slowly, and flash does not: dtype=torch.bfloat16 (--dtype bfloat16) costs less."
 ASSUMED = "No GPU is here: this assumes one with triton and flash-attn-4 installed."
 UNCAPPED = "The layer caps its scores (softcap). Kernels of dense attention cannot, so the baseline is without caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
@@ -126,6 +127,8 @@ def _notes(call: AttentionCall) -> list[str]:
     """Return what the estimated cost of a call leaves out."""
     notes = [] if call.softcap is None else [UNCAPPED]
     device = call.inputs.device
+    if device.startswith("cuda") and call.inputs.dtype == torch.float32:
+        notes.append(IN_FLOAT32)
     if not is_there(device):
         notes.append(ASSUMED)
     is_measured = machine_of(device).processor.device == device

@@ -417,8 +417,12 @@ def notes_of(of: Comparison, rows: list[Row], settings: dict[str, Any]) -> list[
     else:
         notes.append(
             f"learning rate: of {', '.join(f'{rate:g}' for rate in of.learning_rates)}, the one with the lowest loss "
-            f"on {len(text.validation)} other held-out blocks."
+            "on the validation blocks."
         )
+    notes.append(
+        f"The curves of the picture show the loss on the {len(text.validation)} validation blocks, which are other "
+        "held-out blocks, and so end at other values than the table."
+    )
     others = [f"{row['mechanism']} ({row['positions']})" for row in rows if row["positions"] != of.positions]
     if others:
         notes.append(
@@ -443,7 +447,7 @@ def results_figure(results: dict[str, Any]) -> Any:
             label = f"{row['mechanism']} ({row['loss']:.3f})" if number == 0 else None
             seconds, _, losses = zip(*history, strict=True)
             panel.plot(seconds, losses, label=label, markersize=4, alpha=1 if number == 0 else 0.5, **style)
-    panel.set(xlabel="training time (s)", ylabel="held-out loss (nats per token)", xlim=(0, None))
+    panel.set(xlabel="training time (s)", ylabel="loss on the validation blocks (nats per token)", xlim=(0, None))
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(title="mechanism (loss on the test blocks)", fontsize=9)
@@ -456,9 +460,9 @@ def results_figure(results: dict[str, Any]) -> Any:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `compare`."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8")
-    text = f"mechanisms to train, from {', '.join(ALL)} (default {' '.join(MECHANISMS)}); differences in loss are "
-    text += "measured from dense, or from the first one if dense is not among them"
-    parser.add_argument("--mechanisms", nargs="+", default=list(MECHANISMS), metavar="M", help=text)
+    text = f"mechanisms to train, from {', '.join(ALL)} (default: those of {' '.join(MECHANISMS)} that have the form); "
+    text += "differences in loss are measured from dense, or from the first one if dense is not among them"
+    parser.add_argument("--mechanisms", nargs="+", metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
     text = f"seconds of training for each model (default {SECONDS:g}); evaluation and memory take further time. With "
@@ -480,12 +484,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_results(parser, "outputs/compare")
 
 
-def chosen_mechanisms(wanted: list[str], is_causal: bool) -> tuple[list[str], dict[str, str]]:
+def chosen_mechanisms(wanted: list[str] | None, is_causal: bool) -> tuple[list[str], dict[str, str]]:
     """Return the mechanisms to train, the reference first, and {mechanism: why it cannot be trained}.
+
+    Args:
+        wanted: their names; None: those of `MECHANISMS` that have the form.
 
     Raises:
         InputError: a mechanism is unknown, or none has such a form.
     """
+    if wanted is None:
+        wanted = [name for name in MECHANISMS if is_causal in ALL[name].directions]
     unknown = [name for name in wanted if name not in ALL]
     if unknown:
         raise InputError(f"--mechanisms {' '.join(unknown)}: unknown. Known are: {', '.join(ALL)}.")

@@ -268,7 +268,7 @@ def loading(model_or_config: Any, repo_id: str | None) -> list[str]:
     code = [
         "```python",
         f"from transformers import {auto}",
-        *([] if is_copied else ["", "import hf_efficient_attn  # pip install hf_efficient_attn"]),
+        *([] if is_copied else ["", "import hf_efficient_attn  # the package must be installed"]),
         "",
         f"model = {auto}.from_pretrained({json.dumps(repo_id or 'path/of/the/model', ensure_ascii=False)}{trust})",
         "```",

@@ -199,7 +199,7 @@ def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]
     what = shown_pattern(next(iter(by_pattern))) if len(by_pattern) == 1 else "other patterns"
     return (
         f"{len(alike)} of {len(numbered)} layers have this pattern ({numbers(alike)}). The others "
-        f"({numbers(sorted(rest))}) have {what}; layer={min(rest)} explains the first of them.",
+        f"({numbers(sorted(rest))}) have {what}; layer={min(rest)} (--layer {min(rest)}) explains the first of them.",
     )
 
 
