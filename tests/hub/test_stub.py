@@ -127,8 +127,9 @@ def test_checkpoint_that_trainer_pushes_has_it_beside_too(tmp_path: Path, includ
     checkpoint = tmp_path / "checkpoint-3"
     trainer.save_model(str(checkpoint))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
-    # in the background, where no Hub is found
+    # in the background, where no Hub is found; a thread that goes on would disturb the next test
     trainer._push_from_checkpoint(str(checkpoint))
+    trainer.push_in_progress.wait_until_done()
     code = {path.name: path.read_text() for path in tmp_path.glob("*.py")}
     assert code
     assert code == {path.name: path.read_text() for path in checkpoint.glob("*.py")}
