@@ -207,13 +207,6 @@ def learning_rates(found: Record) -> Iterator[Record]:
             yield {"name": model["name"], "rate": rate, "bits": text}
 
 
-def spam(found: Record) -> Iterator[Record]:
-    """Yield the accuracy of models and of a bag of words by how much of a document they read."""
-    for kind, model in found["models"].items():
-        yield from ({"name": f"{kind}, {reading}", **of} for reading, of in model["scores"].items())
-    yield from ({"name": f"bag of words, {reading}", **of} for reading, of in found["bag_of_words"].items())
-
-
 def with_fixed_64(found: Record) -> Iterator[Record]:
     """Yield what models with each kind of span have reached, and a fixed span of 64."""
     yield from records(found, "kinds")
@@ -271,10 +264,11 @@ TABLES: dict[str, Callable[[Record], str]] = {
     ),
     "llama": Pivot("{what}", "{text}", rows=llama),
     "learning rates": Pivot("`{name}`", "{bits}", "rate {rate:g}", learning_rates),
-    "spam": Listing(
-        "model, tokens = {name} | accuracy = {accuracy:.3f} | ± = {accuracy_deviation:.3f} | of long documents = "
-        "{accuracy_long:.3f} | ± = {accuracy_long_deviation:.3f}",
-        spam,
+    "readings": Listing(
+        "reads = {reading} | F1 = {f1:.1f} ({lowest:.1f}–{highest:.1f}) | up to 256 tokens apart = {up to 256:.1f} | "
+        "up to 1,024 = {up to 1,024:.1f} | more = {more:.1f} | exact match = {exact_match:.1f} | training steps = "
+        "{num_steps:,.0f}",
+        partial(records, name="models"),
     ),
     "block losses": Listing(
         "further training with = {trained} | attends to = {read} | nats per token = {loss:.3f} | last quarter of "

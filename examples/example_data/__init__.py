@@ -7,7 +7,7 @@ environment variable HF_EFFICIENT_ATTN_CACHE names. On a machine without a netwo
 from example_data.checkpoints import pretrained_bert, pretrained_llama
 from example_data.code_search import code_search_pairs
 from example_data.debian_packages import package_summaries
-from example_data.foldoc import dictionary_questions
+from example_data.foldoc import dictionary_questions, order_questions
 from example_data.libreoffice_help import translations
 from example_data.new_models import new_clm, new_mlm, new_question_answering, new_seq2seq
 from example_data.python_library import python_sources
@@ -24,6 +24,7 @@ __all__ = [
     "new_question_answering",
     "new_seq2seq",
     "new_tokenizer",
+    "order_questions",
     "package_summaries",
     "pretrained_bert",
     "pretrained_llama",

@@ -3,6 +3,7 @@
 import gzip
 import re
 from random import Random
+from typing import Any
 
 from datasets import Dataset, DatasetDict
 
@@ -16,6 +17,28 @@ def dictionary_questions(num_entries: int = 8) -> DatasetDict:
     A context is that many entries of the Free On-line Dictionary of Computing (foldoc.org), some 500 words; a question
     asks for one of them, and its answer is the entry's first sentence. 10,200 questions of four kinds.
     """
+    return DatasetDict({split: _questions(entries, num_entries) for split, entries in _dictionary(num_entries).items()})
+
+
+def order_questions(num_entries: int, num_rows: dict[str, int]) -> DatasetDict:
+    """Return questions that name two entries of a text and ask which of them comes first, in the columns of SQuAD.
+
+    The answer is the first sentence of that entry. A part of the text that holds only one of the two cannot tell. The
+    column `other_start` is the place of the other entry's first sentence.
+
+    Args:
+        num_entries: entries of a text, each cut after 600 characters, in random order.
+        num_rows: split → number of its questions.
+    """
+    splits = {}
+    for split, entries in _dictionary(num_entries).items():
+        short = [{**entry, "definition": entry["definition"][:600]} for entry in entries if len(entry["answer"]) < 600]
+        splits[split] = Dataset.from_list([_order_question(short, num_entries, row) for row in range(num_rows[split])])
+    return DatasetDict(splits)
+
+
+def _dictionary(num_entries: int) -> dict[str, list[dict[str, str]]]:
+    """Return the dictionary's entries for training and for validation, if there are so many."""
     archive = packages.fetch(
         "apt-get",
         "dict-foldoc=20230119-1",
@@ -23,7 +46,9 @@ def dictionary_questions(num_entries: int = 8) -> DatasetDict:
     )
     ((_, content),) = packages.members(archive, "usr/share/dictd/foldoc.dict.dz")
     entries = held_out(Dataset.from_list(_entries(gzip.decompress(content).decode("utf-8"))))
-    return DatasetDict({split: _questions(rows.to_list(), num_entries) for split, rows in entries.items()})
+    if num_entries > (number := len(entries["validation"])):
+        raise SystemExit(f"A context of {num_entries} entries: there are {number} for validation.")
+    return {split: rows.to_list() for split, rows in entries.items()}
 
 
 def _entries(dictionary: str) -> list[dict[str, str]]:
@@ -47,17 +72,29 @@ def _entries(dictionary: str) -> list[dict[str, str]]:
 
 
 def _questions(entries: list[dict[str, str]], num_entries: int) -> Dataset:
-    if num_entries > len(entries):
-        raise SystemExit(f"A context of {num_entries} entries: there are {len(entries)} for validation.")
     rows = []
     for number, entry in enumerate(entries):
         random = Random(number)
         chosen = [entry, *[other for other in random.sample(entries, num_entries) if other is not entry]][:num_entries]
         random.shuffle(chosen)
-        texts = [f"{one['word']}: {one['definition']}" for one in chosen]
-        start = len("\n\n".join([*texts[: chosen.index(entry)], ""])) + len(f"{entry['word']}: ")
         kind = random.choice(["What is {}?", "What does {} mean?", "How is {} defined?", "What is meant by {}?"])
-        answers = {"text": [entry["answer"]], "answer_start": [start]}
-        row = {"id": f"foldoc-{entry['word']}", "title": entry["word"], "question": kind.format(entry["word"])}
-        rows.append({**row, "context": "\n\n".join(texts), "answers": answers})
+        rows.append(_row(kind.format(entry["word"]), chosen, entry))
     return Dataset.from_list(rows)
+
+
+def _order_question(entries: list[dict[str, str]], num_entries: int, number: int) -> dict[str, Any]:
+    random = Random(number)
+    chosen = random.sample(entries, num_entries)
+    first, second = sorted(random.sample(range(num_entries), 2))
+    names = random.sample([chosen[first]["word"], chosen[second]["word"]], 2)
+    row = _row("Which comes first, {} or {}?".format(*names), chosen, chosen[first])
+    return {**row, "other_start": _row("", chosen, chosen[second])["answers"]["answer_start"][0]}
+
+
+def _row(question: str, entries: list[dict[str, str]], asked: dict[str, str]) -> dict[str, Any]:
+    """Return a row of SQuAD: the text is the entries, the answer is the first sentence of one of them."""
+    texts = [f"{entry['word']}: {entry['definition']}" for entry in entries]
+    start = len("\n\n".join([*texts[: entries.index(asked)], ""])) + len(f"{asked['word']}: ")
+    answers = {"text": [asked["answer"]], "answer_start": [start]}
+    row = {"id": f"foldoc-{asked['word']}", "title": asked["word"], "question": question}
+    return {**row, "context": "\n\n".join(texts), "answers": answers}

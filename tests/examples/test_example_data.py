@@ -212,6 +212,12 @@ def test_questions_are_answered_by_their_context(served: Serve) -> None:
     assert by_title["alpha"] == "A thing of alpha, e.g. J. R. Hacker's."
     with pytest.raises(SystemExit, match="A context of 9 entries: there are 3 for validation"):
         example_data.dictionary_questions(num_entries=9)
+    for row in example_data.order_questions(num_entries=3, num_rows={"train": 4, "validation": 2})["train"]:
+        (answer,), (start,) = row["answers"]["text"], row["answers"]["answer_start"]
+        assert row["context"][start:].startswith(answer)
+        heads = [row["context"][:place].rpartition("\n\n")[2] for place in (start, row["other_start"])]
+        assert start < row["other_start"]
+        assert all(head.removesuffix(": ") in row["question"] for head in heads)
 
 
 def test_packages_of_a_family_are_on_one_side(cache: Path) -> None:

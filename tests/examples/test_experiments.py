@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import Dataset, DatasetDict
 from models_cases import TINY
 from run_example import finish_example, refusal, start_forked
 from safetensors.torch import load_file
-from sklearn.metrics import accuracy_score
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoTokenizer,
     default_data_collator,
-    pipeline,
 )
 
 import hf_efficient_attn as hea
@@ -193,62 +192,76 @@ def test_equal_time_lies_on_the_curve() -> None:
     assert [result["bits_per_byte_at_equal_time"] for result in kinds.values()] == [5.0, 5.0, None]
 
 
-def documents(num: int, seed: int) -> Dataset:
-    """Long documents of two classes; the word that tells them stands behind the first 60 words."""
-    random, rows = Random(seed), []
-    for number in range(num):
-        topic = ("weather", "ships")[number % 2]
-        words = random.choices(WORDS, k=60) + random.choices([*WORDS, *[f"{topic}word"] * 8], k=30)
-        rows.append({"text": " ".join(words), "label": number % 2})
-    return Dataset.from_list(rows).cast_column("label", ClassLabel(names=["weather", "ships"]))
+def order_questions(num_entries: int, num_rows: dict[str, int]) -> DatasetDict:
+    """Questions about short texts, in place of the dictionary's."""
+    random, rows = Random(0), {split: [] for split in num_rows}
+    for split, number in num_rows.items():
+        for _ in range(number):
+            names = random.sample([f"word{number}" for number in range(40)], num_entries)
+            texts = [f"{name}: The {name} of {' '.join(random.choices(WORDS, k=9))}." for name in names]
+            places = [
+                sum(len(text) + 2 for text in texts[:entry]) + len(names[entry]) + 2 for entry in range(num_entries)
+            ]
+            first, second = sorted(random.sample(range(num_entries), 2))
+            answer = texts[first].partition(": ")[2]
+            rows[split].append(
+                {
+                    "question": f"Which comes first, {names[second]} or {names[first]}?",
+                    "context": "\n\n".join(texts),
+                    "answers": {"text": [answer], "answer_start": [places[first]]},
+                    "other_start": places[second],
+                }
+            )
+    return DatasetDict({split: Dataset.from_list(each) for split, each in rows.items()})
 
 
 @pytest.fixture(scope="module")
-def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a comparison of document lengths, on documents in place of mails."""
-    folder = tmp_path_factory.mktemp("lengths")
-    words = [*SHAPE, "--vocab_size", "300", "--tokens_per_step", "512", "--max_length", "256", "--dense_length", "32"]
-    words += ["--attention_window", "16", "--seeds", "3", "4", "--max_steps", "4", "--output_dir", str(folder / "run")]
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of ways to read a text."""
+    folder = tmp_path_factory.mktemp("answers")
+    words = [*SHAPE, "--vocab_size", "300", "--tokens_per_step", "512", "--window_length", "64", "--doc_stride", "16"]
+    words += ["--attention_window", "16", "--num_entries", "12", "--num_train", "20", "--num_validation", "6"]
+    words += ["--seeds", "3", "4", "--seconds_per_model", "0.2", "--output_dir", str(folder / "run")]
     with pytest.MonkeyPatch.context() as patch:
-        import compare_document_lengths as experiment
+        import compare_long_answers as experiment
         from comparison.run_folder import run_experiment
 
-        patch.setattr(experiment, "mails", lambda: DatasetDict(train=documents(40, 0), validation=documents(11, 1)))
-        patch.setattr(sys, "argv", ["compare_document_lengths.py", *words])
+        patch.setattr(experiment, "order_questions", order_questions)
+        patch.setattr(sys, "argv", ["compare_long_answers.py", *words])
         run_experiment(experiment.main, experiment.Arguments)
     return folder
 
 
-def test_document_lengths_are_compared(lengths: Path) -> None:
-    results = results_of(lengths)
-    for kind, several in results["seeds"].items():
-        assert [result["seed"] for result in several] == [3, 4]
-        assert {result["num_steps"] for result in several} == {4}
-        assert results["models"][kind]["reload_difference"] <= 1e-6
-    assert list(results["models"]["sparse"]["scores"]) == ["first 32", "first 128", "first 256"]
-    assert list(results["models"]["dense"]["scores"]) == ["first 32", "all, in chunks of 32"]
-    assert results["models"]["sparse"]["parameters"] == results["models"]["dense"]["parameters"]
-    assert results["data"]["long_test_documents"] == 11
-    bags = results["bag_of_words"]
-    assert bags["first 256"]["accuracy"] == 1.0 > bags["first 32"]["accuracy"]
-    assert (lengths / "run" / "scores.png").stat().st_size > 10_000
+def test_ways_to_read_a_text_are_compared(answers: Path) -> None:
+    results = results_of(answers)
+    assert list(results["models"]) == ["first", "windows", "dense", "band", "longformer", "bigbird"]
+    assert len({one["parameters"] for several in results["seeds"].values() for one in several}) == 1
+    for reading, several in results["seeds"].items():
+        assert [one["seed"] for one in several] == [3, 4]
+        assert several[0]["reload_difference"] <= 1e-5
+        assert all(one["num_steps"] >= 1 and one["train_seconds"] >= 0.2 for one in several)
+        model = AutoModelForQuestionAnswering.from_pretrained(answers / "run" / reading)
+        assert (model.config.attention_pattern is None) == (reading in ("first", "windows", "dense"))
+    assert results["tokens_of_a_text"] > 150
+    assert (answers / "run" / "answers.png").stat().st_size > 10_000
 
 
-def test_a_saved_classifier_gives_the_reported_accuracy(lengths: Path) -> None:
-    result = results_of(lengths)["seeds"]["sparse"][0]
-    classify = pipeline("text-classification", model=str(lengths / "run" / "sparse"), device="cpu")
-    rows = documents(11, 1)
-    said = [classify(text, truncation=True)[0]["label"] == "ships" for text in rows["text"]]
-    assert result["scores"]["first 256"]["accuracy"] == pytest.approx(accuracy_score(rows["label"], said))
+def test_each_way_reads_what_it_says(answers: Path) -> None:
+    import compare_long_answers as experiment
 
-
-def test_long_documents_are_scored_apart() -> None:
-    from comparison.document_scores import scores_of
-    from comparison.documents import Documents
-
-    found = scores_of([1, 1, 0], Documents([[5] * 30, [5] * 31, [5] * 40], labels=[0, 1, 1], long_from=32))
-    assert (found["accuracy"], found["accuracy_long"]) == (pytest.approx(1 / 3), 0.5)
-    assert "accuracy_long" not in scores_of([1], Documents([[5] * 30], labels=[0], long_from=32))
+    args = experiment.Arguments(window_length=64, doc_stride=16)
+    data = order_questions(12, {"train": 5, "validation": 5})
+    tokenizer = AutoTokenizer.from_pretrained(answers / "run" / "dense")
+    windows, texts = (experiment.encode(args, data, tokenizer, length) for length in (64, 1_000_000))
+    run = experiment.Run(args, answers, tokenizer, data, windows, texts)
+    read = {reading: run.inputs(reading, "validation") for reading in ("first", "windows", "dense")}
+    assert read["first"]["row"][:] == read["dense"]["row"][:] == [0, 1, 2, 3, 4]
+    assert max(map(len, read["windows"]["input_ids"])) == 64 < min(map(len, read["dense"]["input_ids"]))
+    firsts = [read["windows"]["row"][:].index(row) for row in range(5)]
+    assert read["first"]["input_ids"][:] == [read["windows"]["input_ids"][place] for place in firsts]
+    # the true answers have all points, wherever the entries are
+    scores = experiment.scores(run, [answer["text"][0] for answer in data["validation"]["answers"]])
+    assert set(scores.values()) == {100.0}
 
 
 def test_training_stops_before_a_loss_that_is_not_finite_reaches_the_weights(tmp_path: Path) -> None:
@@ -290,7 +303,7 @@ BAD_INPUTS = {
     "network": ("spans", ["--network", "vanilla"], "authors, modern"),
     "no file": ("spans", ["--train_file", "nowhere"], "--train_file nowhere: no such file"),
     "little text": ("spans", ["--train_file", "small"], "5% are for validation and as many for the test"),
-    "odd window": ("document_lengths", ["--attention_window", "7"], "must be even"),
+    "odd window": ("long_answers", ["--attention_window", "7"], "must be even"),
 }
 
 

@@ -17,9 +17,3 @@ def known_once(option: str, values: Sequence[str], known: Iterable[str]) -> list
         if value not in allowed:
             raise SystemExit(f"--{option} {value} is unknown. Allowed: {', '.join(allowed)}.")
     return list(dict.fromkeys(values))
-
-
-def check_window(tokens: int) -> None:
-    """End with a sentence unless `--attention_window` has as many tokens on either side."""
-    if tokens < 2 or tokens % 2:
-        raise SystemExit(f"--attention_window {tokens} must be even and at least 2.")

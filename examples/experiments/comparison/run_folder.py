@@ -91,8 +91,8 @@ def reload_difference(
 ) -> float:
     """Return how far the logits of a model are from those of the folder it was saved to."""
     loaded = auto_class.from_pretrained(folder).eval()
-    found = loaded(input_ids=input_ids).logits
-    return (model.eval()(input_ids=input_ids.to(model.device)).logits.cpu() - found).abs().max().item()
+    found = loaded(input_ids=input_ids)[0]
+    return (model.eval()(input_ids=input_ids.to(model.device))[0].cpu() - found).abs().max().item()
 
 
 def results_table(columns: Mapping[str, tuple[str, str]], results: Sequence[Mapping[str, Any]]) -> str:
