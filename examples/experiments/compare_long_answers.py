@@ -4,7 +4,7 @@
     python examples/experiments/compare_long_answers.py
 
 trains small encoders on one task, at equal shape, data and training time. A text is 48 entries of a dictionary in
-random order, some 4,400 tokens. The question names two of them and asks which comes first; the answer is the first
+random order, some 4,300 tokens. The question names two of them and asks which comes first; the answer is the first
 sentence of that entry. The two are usually far apart, so a model that sees a part of the text cannot tell.
 
     first      the first 512 tokens, full attention
