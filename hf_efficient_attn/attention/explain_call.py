@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 # pairs whose choice is counted
 MOST_COUNTED = 1 << 30
 UNCONFIRMED = "Costs on {device} are estimates that no measurement has confirmed: they may be far off."
-IN_FLOAT32 = "GPUs compute float32 slowly, and flash does not: dtype=torch.bfloat16 (--dtype bfloat16) costs less."
+IN_FLOAT32 = "GPUs compute float32 slowly, and flash refuses it. For bfloat16, give dtype=torch.bfloat16 (--dtype)."
 ASSUMED = "No GPU is here: this assumes one with triton and flash-attn-4 installed."
 UNCAPPED = "The layer caps its scores (softcap). Kernels of dense attention cannot, so the baseline is without caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
