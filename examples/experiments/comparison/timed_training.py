@@ -1,10 +1,8 @@
 """Training for a number of seconds, so that models whose steps cost different times are compared at equal time."""
 
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
@@ -22,8 +20,7 @@ class TimeBudget(StepClock):
     """Ends training when the seconds are spent, and shows a bar of them."""
 
     def __init__(self, seconds: float, title: str) -> None:
-        # on one thread of a busy machine, only the processor's own clock is fair
-        super().__init__(time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+        super().__init__()
         self.limit = seconds
         form = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s of training{postfix}"
         self._bar = tqdm(total=seconds, desc=title, bar_format=form)

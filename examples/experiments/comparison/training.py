@@ -13,11 +13,13 @@ from transformers.trainer_callback import ProgressCallback
 class StepClock(TrainerCallback):
     """Counts the seconds spent in training steps: no evaluation, no saving, no start-up.
 
-    now: the clock, by default that of the wall.
+    now: the clock. Default: of the process if it computes with one thread of a CPU, so that other programs on the
+        machine do not count; otherwise of the wall.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds, self.now = 0.0, now
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        is_alone = torch.get_num_threads() == 1 and not torch.accelerator.is_available()
+        self.seconds, self.now = 0.0, now or (time.process_time if is_alone else time.perf_counter)
         self._step_start = 0.0
 
     def on_train_begin(
