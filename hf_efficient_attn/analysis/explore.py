@@ -1,7 +1,7 @@
 """Write a web page that shows patterns interactively, or the attention weights of a model on a text.
 
     hf-efficient-attn explore
-    hf-efficient-attn explore "band(256, 256) | global(0)" path/to/config.json --tokens 8192 --output patterns.html
+    hf-efficient-attn explore "band(256, 256) | global(0)" path/to/model --tokens 8192 --output patterns.html
     hf-efficient-attn explore --model path/to/model --text document.txt --output document.html
 
 The page is one HTML file that opens in a browser without a network. Your patterns are shown beside some patterns of
@@ -25,7 +25,7 @@ from hf_efficient_attn.analysis.explore_model import (
 )
 from hf_efficient_attn.analysis.explore_patterns import Own, our_presets, own_preset
 from hf_efficient_attn.analysis.model_sources import MAX_TOKENS, label, read_bytes, read_tokens
-from hf_efficient_attn.analysis.pattern_sources import read_layer_patterns
+from hf_efficient_attn.analysis.pattern_sources import PATTERN_OR_MODEL, read_layer_patterns
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
 from hf_efficient_attn.integration.explain import explain
 from hf_efficient_attn.patterns.bands import Full
@@ -59,9 +59,7 @@ SCRIPTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    text = "patterns: expressions such as 'band(4, 4) | global(0)', JSON, or JSON files; of a saved model "
-    text += "FOLDER/config.json"
-    parser.add_argument("pattern", nargs="*", help=text)
+    parser.add_argument("pattern", nargs="*", metavar="PATTERN_OR_MODEL", help=PATTERN_OR_MODEL)
     tokens = f"length of the sequence in tokens (default {TOKENS}); with --text, the first N tokens are used (default "
     tokens += f"{MAX_TOKENS}, or as many as the model has positions)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)

@@ -75,7 +75,8 @@ def _has_model_type(path: Path) -> bool:
 def read_pattern(source: str, layer: int = 0) -> Pattern:
     """Return the pattern of a layer from an expression, from JSON text, or from a JSON file.
 
-    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one.
+    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one. A folder stands for its
+    config.json.
 
     Raises:
         ConfigurationError: it is none of these, or the layer has no pattern.
@@ -101,10 +102,7 @@ def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, .
     """
     _refuse_blank(source)
     if Path(source).is_dir():
-        raise ConfigurationError(
-            f"{source} is a folder, not a pattern. Give {Path(source) / 'config.json'} for the patterns of its model, "
-            f"or `hf-efficient-attn explore --model {source} --text FILE` for its attention weights on a text."
-        )
+        source = str(Path(source) / "config.json")
     if not source.endswith(".json") and Path(source).is_file():
         raise ConfigurationError(f"{source} is a file, but not a .json file. Give a JSON file, or an expression.")
     text = _text_of_file(source) if source.endswith(".json") else source

@@ -17,7 +17,7 @@ from hf_efficient_attn.models.register import FAMILIES, auto_classes
 
 MODULE = "modeling_hf_efficient_attn"
 FILE = f"{MODULE}.py"
-HEAD = '"""Load this model with the package hf_efficient_attn, which computes it: pip install hf_efficient_attn"""\n'
+HEAD = '"""Import the package hf_efficient_attn, which computes this model."""\n'
 # where the stub of a model of transformers finds classes by the names of transformers' Auto classes
 AUTO_CLASSES = "hf_efficient_attn.hub.auto_classes"
 # an entry of auto_map that names a class of the stub, or of the copy of a sparsified model; before "--" stands the

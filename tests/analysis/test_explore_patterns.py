@@ -258,8 +258,7 @@ def test_contrast(scheme: int) -> None:
         (["--num-rows", "5"], "--num-rows 5"),
         (["--rows", "3"], "--rows 3"),
         (["--causal"], "--causal"),
-        (["{folder}"], "is a folder, not a pattern"),
-        (["{folder}"], "hf-efficient-attn explore --model {folder} --text FILE"),
+        (["{folder}"], "The file '{folder}/config.json' cannot be read"),
     ],
 )
 def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +278,7 @@ def test_layers_of_a_config(tmp_path: Path) -> None:
     tiled = {"tile": "BF", "patterns": {"B": band, "F": full}}
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 6, "attention_pattern": tiled}))
     path = tmp_path / "page.html"
-    main(["explore", str(tmp_path / "config.json"), "--tokens", "32", "--output", str(path)])
+    main(["explore", str(tmp_path), "--tokens", "32", "--output", str(path)])
     data = data_of(path)
     assert data["presets"][0]["expressions"] == ["band(4, 4)", "full()"]
     assert data["presets"][0]["layers"] == 6
