@@ -20,6 +20,7 @@ limits, as in figure 3 of the paper, or to train on your own text:
 Then see what the heads have learned: hf-efficient-attn analyze spans outputs/compare_spans/adaptive_1024
 """
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ class Arguments(Shape):
         default=5e-3, help="Rate of the spans: one step moves them by about a share so large."
     )
     seed: int = HfArg(default=42, help="Of the weights.")
+    resume: bool = HfArg(default=False, help="Go on with the run in --output_dir; finished models are kept.")
 
     def __post_init__(self) -> None:
         self.spans = known_once("spans", self.spans, KINDS)
@@ -141,7 +143,7 @@ def main(args: Arguments) -> None:
     segments = {
         name: hea.training.TextSegments(text, args.batch_size, args.segment_bytes) for name, text in texts.items()
     }
-    folder = open_run(args)
+    folder = open_run(args, args.resume)
     source = Path(args.train_file).name if args.train_file else "the source of the standard library of Python"
     print(f"Text: {source}. {len(texts['train']):,} bytes to train on.", flush=True)
     models = {name: train(args, *run, segments, folder / name) for name, run in runs.items()}
@@ -153,6 +155,9 @@ def train(
     args: Arguments, kind: str, limit: int, segments: dict[str, hea.training.TextSegments], folder: Path
 ) -> dict[str, Any]:
     """Train and test one model, save it, and return the result."""
+    done = folder / "result.json"
+    if done.exists():
+        return json.loads(done.read_text())
     print(f"\n{kind} span, at most {limit:,} bytes", flush=True)
     trainer = build_trainer(args, kind, limit, segments, folder)
     trainer.run()
@@ -176,6 +181,7 @@ def train(
     title = f"A language model of bytes, {kind} attention span (arXiv:1905.07799)"
     save(model, byte_tokenizer(limit), folder, "text-generation", title, text)
     result["reload_difference"] = reload_difference(model, folder, segments["test"][0]["input_ids"][None])
+    done.write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
