@@ -207,6 +207,12 @@ def learning_rates(found: Record) -> Iterator[Record]:
             yield {"name": model["name"], "rate": rate, "bits": text}
 
 
+def sparse_llama(found: Record) -> Iterator[Record]:
+    """Yield what each pattern and training has reached, perplexities by `at POSITION`."""
+    for one in found["results"]:
+        yield {**one, **one["recall"], **{f"at {end}": value for end, value in one["perplexity"].items()}}
+
+
 def with_fixed_64(found: Record) -> Iterator[Record]:
     """Yield what models with each kind of span have reached, and a fixed span of 64."""
     yield from records(found, "kinds")
@@ -270,10 +276,11 @@ TABLES: dict[str, Callable[[Record], str]] = {
         "{num_steps:,.0f}",
         partial(records, name="models"),
     ),
-    "block losses": Listing(
-        "further training with = {trained} | attends to = {read} | nats per token = {loss:.3f} | last quarter of "
-        "a text = {late_loss:.3f} | above all keys = {gap:+.3f}",
-        partial(records, name="rows"),
+    "sparse llama": Listing(
+        "attends to = {pattern} | training = {training} | perplexity up to 1,024 = {at 1024:.1f} | up to 2,048 = "
+        "{at 2048:.1f} | up to 4,096 = {at 4096:.1f} | up to 8,192 = {at 8192:.1f} | recall, near = {near:.0f}% | far = "
+        "{far:.0f}% | without the passage = {first time:.0f}%",
+        sparse_llama,
     ),
     "span kinds": Listing(
         "span = {name} | bits per byte = {bits_per_byte:.3f} | average span = {average_span:,.0f} | multiply-adds "

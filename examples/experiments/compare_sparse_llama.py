@@ -135,11 +135,12 @@ def result_of(
     return result
 
 
-def layers_of(args: Arguments, pattern: str, num_layers: int) -> list[Any]:
+def layers_of(args: Arguments, pattern: str, num_layers: int) -> list[Any] | None:
     """Return what each layer attends to; None: everything."""
+    if pattern == "dense":
+        return None
     sinks = Band(args.left, 0) | GlobalTokens(list(range(args.num_first)))
     kinds = {
-        "dense": (None, None),
         "sinks": (sinks, sinks),
         "every_2nd": (None, sinks),
         "blocks": (BlockTopK(args.block_tokens, args.num_blocks),) * 2,

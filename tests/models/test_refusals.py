@@ -89,7 +89,7 @@ CONFIGS: list[tuple[Callable[..., Any], list[tuple[dict[str, Any], str]]]] = [
             ({"norm_type": "batchnorm"}, "norm_type='batchnorm'"),
             ({"hidden_act": "rleu"}, "Did you mean 'relu'"),
             ({"position_embedding_type": "rotary"}, "position_embedding_type='rotary'"),
-            ({"hidden_size": 9, "num_attention_heads": 3}, "hidden_size"),
+            ({"hidden_size": 9, "num_attention_heads": 3, "position_embedding_type": "sinusoidal"}, "hidden_size"),
             ({"hidden_size": 12, "num_attention_heads": 4, "position_embedding_type": "rope"}, "head size"),
             ({**TINY, "span": "adaptive", "position_embedding_type": "alibi"}, "ALiBi"),
             ({**TINY, "span": "adaptive", "block": "pre_ln", "num_key_value_heads": 2}, "spans"),

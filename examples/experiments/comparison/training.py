@@ -128,6 +128,7 @@ def training_arguments(folder: Path, seed: int, **fields: Any) -> TrainingArgume
     usual = {
         "save_strategy": "no",
         "dataloader_pin_memory": torch.cuda.is_available(),
+        "use_cpu": not torch.accelerator.is_available(),
         "report_to": "none",
     }
     return TrainingArguments(output_dir=str(folder), seed=seed, **{**usual, **fields})

@@ -171,8 +171,8 @@ class SimplifiedTransformerConfig(
         hidden_act, leaky_relu_slope, gated_mlp: MLP activation, with `hidden_act="leaky_relu"` of that slope; a gated
             MLP is act(x·W_gate) * (x·W_up), both of width `intermediate_size`.
         norm_type, norm_eps, final_norm_type: `rmsnorm` or `layernorm`; the norm after the last block can differ.
-        position_embedding_type: `sinusoidal` (the paper), `scaled_sinusoidal` (its scale is trained; crammed BERT),
-            `learned`, `alibi`, `rope`, `none`. Only `learned` limits the length to `max_position_embeddings` tokens.
+        position_embedding_type: `rope`, `learned`, `sinusoidal`, `scaled_sinusoidal` (its scale is trained; crammed
+            BERT), `alibi`, `none`. Only `learned` limits the length to `max_position_embeddings` tokens.
         attention_bias: which attention maps have a bias vector: `none`, `query_key` or `all`.
         query_init_std, key_init_std, matrix_init_std, mlp_output_init_std: initial standard deviation of W^Q, of W^K,
             of plain normal W^V and W^P, and of the last map of the MLP. By default W^Q starts at 0 in shaped attention;
@@ -231,14 +231,14 @@ class SimplifiedTransformerConfig(
     block: str = "sas_p"
     is_causal: bool = True
 
-    hidden_act: str = "relu"
+    hidden_act: str = "gelu"
     leaky_relu_slope: float | int = 0.01
     mlp_bias: bool = False
     norm_type: str = "rmsnorm"
     norm_eps: float | int = 1e-5
     final_norm_type: str | None = None
 
-    position_embedding_type: str = "sinusoidal"
+    position_embedding_type: str = "rope"
     max_position_embeddings: int = 1024
     rope_parameters: RopeParameters | dict | None = None
 
@@ -288,6 +288,7 @@ class SimplifiedTransformerConfig(
         zero; here they are trained (`attention_bias="query_key", mlp_bias=False` leaves them out).
         """
         defaults: dict[str, Any] = {
+            "hidden_act": "relu",
             "attention_bias": "all",
             "mlp_bias": True,
             "final_norm_type": "layernorm",

@@ -105,7 +105,7 @@ def test_parallel_is_the_gpt_j_layout() -> None:
     layer = randomize(model.layers[0])
     gptj = GPTJBlock(
         GPTJConfig(
-            n_embd=size, n_head=heads, n_inner=TINY["intermediate_size"], rotary_dim=0, activation_function="relu",
+            n_embd=size, n_head=heads, n_inner=TINY["intermediate_size"], rotary_dim=0, activation_function="gelu",
             attn_implementation="eager",
         ),
         layer_idx=0,
