@@ -1,4 +1,4 @@
-"""Train language models that differ only in their block, side by side: GPT-2, Pre-LN and SAS-P.
+r"""Train language models that differ only in their block, side by side: GPT-2, Pre-LN and SAS-P.
 
     pip install ".[train]"
     python examples/experiments/compare_blocks.py
@@ -11,9 +11,11 @@ much the seed alone changes. In `outputs/compare_blocks` it leaves, for each mod
 `AutoModelForCausalLM.from_pretrained` and `pipeline` load, and results.json, results.md, loss_curves.png.
 
 After Ctrl-C the same command with `--resume` goes on from the last checkpoint. Other models, other fields of their
-config, and the search for the learning rates:
+config, your own text with two models of equal size, and the search for the learning rates:
 
     python examples/experiments/compare_blocks.py --models pre_ln sas "sas,position_embedding_type=rope"
+    python examples/experiments/compare_blocks.py --models gpt2 sas_p,intermediate_size=634 --train_file my.txt \
+        --learning_rates 1e-3 2e-3 4e-3 8e-3
     python examples/experiments/compare_blocks.py --learning_rates 1e-3 2e-3 4e-3 8e-3 --seeds 1 2 3
 """
 
@@ -74,6 +76,9 @@ class Arguments(Shape):
         default=None, help="Train each model at each of these. Default: the rate that was best for it in the search."
     )
     seeds: list[int] = HfArg(default_factory=lambda: [42], help="Of weights and order: train each model with each.")
+    train_file: str | None = HfArg(
+        default=None, help="Your text; its last tenth is held out. Default: the standard library's source."
+    )
     max_steps: int = HfArg(default=400, help="Optimizer steps of each model.")
     batch_size: int = HfArg(default=8, help="Blocks of tokens in a step.")
     block_size: int = HfArg(default=128, help="Tokens of a training sequence.")
@@ -94,7 +99,9 @@ def main(args: Arguments) -> None:
     folder = open_run(args, args.resume)
     for model in args.models:
         config_of(args, model)  # refused now, not after the first model is trained
-    data = prepare_token_blocks(args.max_train_bytes, args.vocab_size, args.block_size, args.max_eval_blocks)
+    data = prepare_token_blocks(
+        args.train_file, args.max_train_bytes, args.vocab_size, args.block_size, args.max_eval_blocks
+    )
     print("Text: {source}, {train_tokens:,} tokens to train on.".format(**data.describe()), flush=True)
     try:
         results = [train_model(args, data, model, folder / model) for model in args.models]
@@ -197,7 +204,7 @@ def train(
         "stopped": trainer.stopped,
         "history": history,
     }
-    text = f"{model.num_parameters():,} parameters, trained on {tokens:,} tokens of the Python standard library"
+    text = f"{model.num_parameters():,} parameters, trained on {tokens:,} tokens of {data.source}"
     text = f"{text}: {result['bits_per_byte']:.3f} bits per byte of held-out files."
     save(model, data.tokenizer, folder, "text-generation", model_name, text)
     row = torch.tensor([data.validation[0]["input_ids"]])
@@ -263,7 +270,7 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
     prompt, sample = continue_text(folder / best, data)
     lines = "\n".join(f"    {line}" for line in f"{prompt}▮{sample}".rstrip().splitlines()[:14])
     print(f"\n{best} continues a held-out file, from ▮ on:\n\n{lines}")
-    print(write_results(folder, "Causal language models of the standard library", content, text))
+    print(write_results(folder, f"Causal language models of {data.source}", content, text))
     print(
         f"Each model is a folder in {folder}. See their losses in {folder / 'loss_curves.png'}, all figures in\n"
         f"{folder / 'results.json'}. Use a model like any other of Transformers, after `import hf_efficient_attn`:\n\n"
@@ -281,8 +288,8 @@ def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
     text = f"Lowest loss: {first['model']}. Bits per byte above it: {behind}."
     search = read_search()
     found = {one["model"]: bits(search, one["model"]).get(one["learning_rate"], []) for one in results}
-    if search["size"] != size_of(args) or not all(found.values()):
-        return f"{text}\nTo compare fairly at this size, give several --learning_rates and --seeds."
+    if args.train_file or search["size"] != size_of(args) or not all(found.values()):
+        return f"{text}\nTo compare fairly on this text at this size, give several --learning_rates and --seeds."
     best = min(found, key=lambda name: mean(found[name]))
     ranges = ", ".join(f"{name} {min(of):.3f} to {max(of):.3f}" for name, of in found.items())
     worse = [name for name, of in found.items() if min(of) > max(found[best])]

@@ -43,13 +43,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, s
 from transformers.hf_argparser import HfArg
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.bench.text_blocks import cut
+from hf_efficient_attn.bench.text_blocks import cut, read_split
 from hf_efficient_attn.patterns import Band, BlockTopK, GlobalTokens
 from hf_efficient_attn.pictures import new_figure
 
 PATTERNS = ("dense", "sinks", "every_2nd", "blocks")
 TRAININGS = ("none", "lora", "full")
-HELD_OUT = 0.1
 # of a repeated passage: the first tokens tell the model which passage it is, and do not count
 PASSAGES, CUE = 8, 0.25
 
@@ -95,12 +94,10 @@ def main(args: Arguments) -> None:
 def long_texts(args: Arguments, source: str | Path) -> tuple[list[list[int]], list[list[int]]]:
     """Return the texts to train on and the held-out ones, evenly spaced: lists of `text_tokens` tokens."""
     if args.train_file:
-        text = Path(args.train_file).read_text(encoding="utf-8")
-        end = len(text) - round(HELD_OUT * len(text))
-        parts = [[text[:end]], [text[end:]]]
+        parts = read_split([Path(args.train_file)])
     else:
         pages = python_documentation()
-        parts = [list(pages[split]["text"]) for split in ("train", "validation")]
+        parts = (list(pages["train"]["text"]), list(pages["validation"]["text"]))
     train, held_out = (cut(part, AutoTokenizer.from_pretrained(source), args.text_tokens) for part in parts)
     if not (train and held_out):
         raise SystemExit(

@@ -105,6 +105,8 @@ def main(args: argparse.Namespace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     print(f"Written: {path} ({len(page.encode()) / MEGABYTE:.1f} MB). Open it in a browser; it needs no network.")
+    clicked = "a row of a pattern" if args.model is None else "an underlined token of the text, or a row of a pattern"
+    print(f"Click {clicked} to see which keys it attends to.")
 
 
 def check_options(args: argparse.Namespace) -> None:

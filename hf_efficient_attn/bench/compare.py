@@ -46,7 +46,7 @@ from hf_efficient_attn.bench.report import (
     publish,
     resolve_device,
 )
-from hf_efficient_attn.bench.text_blocks import TextBlocks, read_blocks
+from hf_efficient_attn.bench.text_blocks import LEAST_HELD_OUT_BLOCKS, TextBlocks, read_blocks
 from hf_efficient_attn.bench.timing import clock_of, counts_processor_time, synchronize
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
@@ -63,7 +63,7 @@ COUNTS = {
     "layers": (2, "layers"),
     "heads": (4, "attention heads"),
     "vocab_size": (2048, "vocabulary size of the tokenizer that is trained on the text"),
-    "eval_blocks": (128, "most blocks of held-out text; half of them choose the learning rate, half are the test"),
+    "eval_tokens": (65_536, "most tokens of held-out text; half of them choose the learning rate, half are the test"),
 }
 # of the training, for the rate to rise; then it falls to 0
 WARMUP = 0.1
@@ -249,7 +249,7 @@ def train_in_turns(of: Comparison, names: list[str], rate: float, seed: int) -> 
     The one that is behind the others is next, so that a machine that slows down slows all of them.
     """
     all_of_them = {name: Training(of, name, rate, seed) for name in names}
-    left = dict(all_of_them)
+    left, done = dict(all_of_them), 0.0
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
     with logging.tqdm(total=len(names), desc=f"rate {rate:g}, seed {seed}", bar_format=form) as bar:
         while left:
@@ -258,7 +258,9 @@ def train_in_turns(of: Comparison, names: list[str], rate: float, seed: int) -> 
             loss = training.step()
             bar.set_postfix_str(f"step {training.steps:,} of {name}: loss {loss:.3f}", refresh=False)
             # tqdm warns when rounding errors lift the sum above the total
-            bar.update(min((1 if training.is_over else training.share) - before, bar.total - bar.n))
+            advance = min((1 if training.is_over else training.share) - before, len(names) - done)
+            bar.update(advance)
+            done += advance
             if training.is_over:
                 left.pop(name).finish()
     return all_of_them
@@ -313,7 +315,7 @@ def row_of(of: Comparison, name: str, runs: list[Training], reference: list[Trai
     seconds, steps = sum(run.seconds for run in runs), sum(run.steps for run in runs)
     row = {
         "mechanism": name,
-        "attends_to": ALL[name].about.format(keys=of.shape.keys),
+        "attends_to": ALL[name].about.format(keys=of.shape.keys, block=of.shape.block_tokens()),
         "positions": positions_of(name, of.positions) or "its own",
         "parameters": runs[0].parameters,
         "learning_rate": runs[0].rate,
@@ -465,8 +467,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mechanisms", nargs="+", metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
-    text = f"seconds of training for each model (default {SECONDS:g}); evaluation and memory take further time. With "
-    text += "--threads 1 on a CPU, these are seconds of the processor"
+    text = f"seconds of training for each model (default {SECONDS:g}), without those of evaluation and memory, which "
+    text += "take half a minute a model or more; less with fewer --eval-tokens and --no-memory. With --threads 1 on a "
+    text += "CPU, these are seconds of the processor"
     group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
     group.add_argument("--max-steps", type=int, metavar="N", help="training steps for each model, instead of seconds")
     add_counts(parser, COUNTS)
@@ -535,9 +538,8 @@ def main(args: argparse.Namespace) -> None:
     check_numbers(args)
     set_threads(args)
     device = resolve_device(args.device)
-    text = read_blocks(
-        *(args.files, args.max_length, args.batch_size, args.eval_blocks, args.vocab_size, args.tokenizer)
-    )
+    num_held_out = max(LEAST_HELD_OUT_BLOCKS, args.eval_tokens // args.max_length)
+    text = read_blocks(*(args.files, args.max_length, args.batch_size, num_held_out, args.vocab_size, args.tokenizer))
     if not args.causal and text.tokenizer.mask_token_id is None:
         raise InputError(
             f"--tokenizer {args.tokenizer} has no mask token, which masked language models need. Add --causal, or "

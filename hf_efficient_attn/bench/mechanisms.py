@@ -64,7 +64,7 @@ class Mechanism:
     """One way to compute attention.
 
     Attributes:
-        about: what a token attends to; `{keys}` stands for the number of keys.
+        about: what a token attends to; `{keys}` stands for the number of keys, `{block}` for the length of a block.
         config: the class of its config.
         fields: returns the config's fields that differ from their defaults.
         directions: which forms it has: True is causal, False bidirectional.
@@ -122,11 +122,11 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "band": _pattern("a window of {keys} keys", Shape.band, cache=lambda model: PatternCache(model.config)),
     "bigbird": _pattern(
-        "blocks of {keys} / 4 keys around a token, a random one, and global ones",
+        "blocks of {block} keys around a token, a random one, and global ones",
         lambda shape: bigbird(shape.block_tokens(), num_random_blocks=1, causal=shape.is_causal),
     ),
     "block_top_k": _pattern(
-        "the four blocks of {keys} / 4 keys that fit a token best",
+        "the four blocks of {block} keys that fit a token best",
         lambda shape: BlockTopK(shape.block_tokens(), BLOCKS),
         directions=(True,),
     ),

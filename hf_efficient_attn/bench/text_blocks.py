@@ -56,10 +56,7 @@ def read_blocks(
         InputError: the text is too short.
         OSError: a file or the tokenizer cannot be read.
     """
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
-    ends = [round(len(text) * (1 - HELD_OUT)) for text in texts]
-    train = [text[:end] for text, end in zip(texts, ends, strict=True)]
-    held_out = [text[end:] for text, end in zip(texts, ends, strict=True)]
+    train, held_out = read_split(files)
     if not any(train):
         raise InputError(f"{', '.join(map(str, files))}: there is no text. Give files with text.")
     if tokenizer_folder is None:
@@ -79,6 +76,14 @@ def read_blocks(
     num_bytes = sum(len(text.encode()) for text in held_out)
     num_tokens = sum(len(ids) for ids in tokenizer(held_out, verbose=False).input_ids)
     return TextBlocks(tokenizer, torch.tensor(blocks), spread[::2], spread[1::2], num_bytes / num_tokens)
+
+
+def read_split(files: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """Return the texts of files without their last tenth, and these last tenths, which are held out."""
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    ends = [round(len(text) * (1 - HELD_OUT)) for text in texts]
+    pairs = list(zip(texts, ends, strict=True))
+    return [text[:end] for text, end in pairs], [text[end:] for text, end in pairs]
 
 
 def cut(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, block_size: int) -> list[list[int]]:

@@ -22,8 +22,11 @@ import hf_efficient_attn
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.hub.kept_code import SPARSIFIED
 from hf_efficient_attn.hub.stub import AUTO_CLASSES, family_classes, stub_classes
+from hf_efficient_attn.integration.layer_patterns import FIELD
 from hf_efficient_attn.integration.names import has_indexer
 from hf_efficient_attn.integration.saving import has_pattern_inside, is_in_tree
+from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.requirements import VERSION
 
 PACKAGE = "hf_efficient_attn"
@@ -219,7 +222,7 @@ def include_code(model_or_config: T) -> T:
         model_or_config: a model or config of this package, or of transformers with a pattern.
 
     Raises:
-        ConfigurationError: any other model or config.
+        ConfigurationError: any other model or config, or a pattern whose class is not part of this package.
     """
     config: Any = getattr(model_or_config, "config", model_or_config)
     if not isinstance(config, PreTrainedConfig) or not stub_classes(config):
@@ -227,8 +230,29 @@ def include_code(model_or_config: T) -> T:
             f"include_code takes models of this package, and models of transformers with an attention_pattern, not "
             f"{type(model_or_config).__name__}. Others need no code of this package."
         )
+    for kind in sorted(pattern_kinds(config.to_dict())):
+        if kind not in Pattern.kinds or Pattern.kinds[kind].__module__.partition(".")[0] != PACKAGE:
+            raise ConfigurationError(
+                f"The pattern {shown(kind)} is not part of {PACKAGE}, and only the code of {PACKAGE} is copied. Share "
+                f"the model without a copy of the code, and send the module that defines the pattern: whoever loads "
+                f"the model installs {PACKAGE} and imports that module first."
+            )
     config.auto_map = {**(getattr(config, "auto_map", None) or {}), **copy_map(config)}
     return model_or_config
+
+
+def pattern_kinds(saved: Any, is_pattern: bool = False) -> set[str]:
+    """Return the kinds of all patterns in the dict of a config, with their parts.
+
+    >>> sorted(pattern_kinds({"text_config": {"attention_pattern": [None, {"kind": "causal"}]}, "kind": "other"}))
+    ['causal']
+    """
+    if isinstance(saved, list):
+        return {kind for entry in saved for kind in pattern_kinds(entry, is_pattern)}
+    if not isinstance(saved, dict):
+        return set()
+    own = {saved["kind"]} if is_pattern and "kind" in saved else set()
+    return own.union(*(pattern_kinds(value, is_pattern or name == FIELD) for name, value in saved.items()))
 
 
 def has_copy(config: Any) -> bool:

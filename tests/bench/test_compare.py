@@ -9,7 +9,9 @@ import pytest
 from hf_efficient_attn.bench import text_blocks
 from hf_efficient_attn.cli import main
 
-TINY = "--max-length 32 --keys 8 --batch-size 2 --hidden-size 16 --layers 2 --heads 2 --vocab-size 300 --eval-blocks 8"
+TINY = (
+    "--max-length 32 --keys 8 --batch-size 2 --hidden-size 16 --layers 2 --heads 2 --vocab-size 300 --eval-tokens 256"
+)
 # what a causal model learns at once: the next byte follows from the one before
 TEXT = "".join(f"{number} and {number + 1} make {2 * number + 1}.\n" for number in range(300))
 
@@ -66,8 +68,10 @@ def test_the_best_learning_rate_is_kept(text: Path, tmp_path: Path, capsys: pyte
     assert again["loss"] == pytest.approx(row["loss"], rel=1e-6)
 
 
-def test_equal_time(text: Path, tmp_path: Path) -> None:
+def test_equal_time(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A masked language model is trained until its seconds are over, with positions where the mechanism has them."""
+    # as with HF_HUB_DISABLE_PROGRESS_BARS=1
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)
     options = "--max-seconds 0.2 --mechanisms linformer etc --no-memory --learning-rates 1e-3"
     found = run(text, tmp_path / "out", *options.split())
     for row in found["results"]:

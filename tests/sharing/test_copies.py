@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import hf_efficient_attn as hea
 from hf_efficient_attn import cli
 from hf_efficient_attn.hub.copies import copied_sources
 from hf_efficient_attn.hub.stub import FILE
-from hf_efficient_attn.patterns import Band
+from hf_efficient_attn.patterns import Band, Pattern
 
 CLIENT = Path(__file__).parent / "copy_client.py"
 
@@ -122,6 +123,18 @@ def test_what_needs_no_code_and_no_folder_are_refused(tmp_path: Path, capsys: py
     with pytest.raises(SystemExit):
         cli.main(["export-code", str(tmp_path / "nothing")])
     assert "has no config.json" in capsys.readouterr().err
+
+    @dataclass(frozen=True)
+    class Own(Band, kind="own"):
+        """A pattern whose code is not in this package."""
+
+    sparse = hea.sparsify(shared_model("llama"), Own(2, 0) | Band(1, 0))
+    with pytest.raises(hea.ConfigurationError, match="'own'"):
+        hea.hub.include_code(sparse)
+    # as in a command, which has not imported the class
+    del Pattern.kinds["own"]
+    with pytest.raises(hea.ConfigurationError, match="'own'"):
+        hea.hub.include_code(sparse.config)
 
 
 def names_in(tree: ast.Module) -> set[str]:

@@ -6,19 +6,21 @@ Bits per byte compares models whatever their tokenizer: loss in nats per token Â
 import math
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from comparison.python_text import python_texts
-from hf_efficient_attn.bench.text_blocks import END_OF_TEXT, cut, train_tokenizer
+from hf_efficient_attn.bench.text_blocks import END_OF_TEXT, cut, read_split, train_tokenizer
 
 
 @dataclass(frozen=True)
 class TokenBlocks:
-    """The tokenizer, and two datasets of `input_ids`, a block a row."""
+    """What the text is, the tokenizer, and two datasets of `input_ids`, a block a row."""
 
+    source: str
     tokenizer: PreTrainedTokenizerFast
     train: Dataset
     validation: Dataset
@@ -36,20 +38,30 @@ class TokenBlocks:
         """Return what the text is, and its sizes."""
         block = len(self.train[0]["input_ids"])
         return {
-            "source": f"the standard library of Python {platform.python_version()}",
+            "source": self.source,
             "vocab_size": len(self.tokenizer),
             "train_tokens": len(self.train) * block,
             "held_out_tokens": len(self.validation) * block,
         }
 
 
-def prepare_token_blocks(max_train_bytes: int, vocab_size: int, block_size: int, max_eval_blocks: int) -> TokenBlocks:
-    """Return the standard library's source in blocks; the held-out ones are evenly spaced over all held-out text."""
-    train, held_out = python_texts(max_train_bytes)
+def prepare_token_blocks(
+    train_file: str | None, max_train_bytes: int, vocab_size: int, block_size: int, max_eval_blocks: int
+) -> TokenBlocks:
+    """Return a text in blocks; the held-out ones are evenly spaced over all held-out text.
+
+    train_file: its last tenth is held out. None: the source of Python's standard library, some files of which are.
+    """
+    if train_file:
+        (text,), held_out = read_split([Path(train_file)])
+        source, train = Path(train_file).name, [text.encode()[:max_train_bytes].decode(errors="ignore")]
+    else:
+        source = f"the standard library of Python {platform.python_version()}"
+        train, held_out = python_texts(max_train_bytes)
     tokenizer = train_tokenizer(train, vocab_size, block_size)
     parts = [cut(texts, tokenizer, block_size) for texts in (train, held_out)]
     if not all(parts):
         raise SystemExit(f"--block_size {block_size}: the text has fewer tokens than one block.")
     num_blocks = min(max_eval_blocks, len(parts[1]))
     spread = [parts[1][index * len(parts[1]) // num_blocks] for index in range(num_blocks)]
-    return TokenBlocks(tokenizer, *(Dataset.from_dict({"input_ids": blocks}) for blocks in (parts[0], spread)))
+    return TokenBlocks(source, tokenizer, *(Dataset.from_dict({"input_ids": blocks}) for blocks in (parts[0], spread)))
