@@ -1,7 +1,7 @@
 """Show which backend computes the attention of a pattern or a model, its cost against dense attention, and its memory.
 
     hf-efficient-attn explain "band(256, 256) | global(0)" --tokens 8192 --training
-    hf-efficient-attn explain path/to/model --tokens 32768 --device h100 --why
+    hf-efficient-attn explain path/to/model --tokens 32768 --device h100 --dtype bfloat16 --why
 
 Nothing is computed, so the device need not exist on this machine. A model sets heads, head width, dtype and direction
 itself. If only some of its layers are sparse, the first sparse layer is shown; --layer shows another one. "all layers"

@@ -19,7 +19,7 @@ from hf_efficient_attn.patterns.pattern import DecodingReach, Pattern
 # compilers cannot compare what its layers read
 OTHER_PATTERN = (
     "This PatternCache was made for a model with another attention_pattern than the compiled one that computes. Make a "
-    "new PatternCache(model.config)."
+    "new PatternCache(model)."
 )
 
 
@@ -162,7 +162,7 @@ class PatternCache(Cache):
         if len(wanted) > len(self.layers):
             raise ConfigurationError(
                 f"This PatternCache has {len(self.layers)} layers, but the model that computes has {len(wanted)}. Make "
-                "a new PatternCache(model.config)."
+                "a new PatternCache(model)."
             )
         for layer, kept in enumerate(self.layers):
             if isinstance(kept, PatternLayer):
@@ -172,7 +172,7 @@ class PatternCache(Cache):
                     raise ConfigurationError(
                         f"This PatternCache keeps {kept.num_first} first tokens and {kept.left} before a token for "
                         f"layer {layer}, but the model's layer attends to {reads}. Make a new "
-                        "PatternCache(model.config)."
+                        "PatternCache(model)."
                     )
         self.checked_spec = spec
 

@@ -253,5 +253,5 @@ def refuse(reason: str, cause: Exception | None = None) -> NoReturn:
     """Raise ConfigurationError for a model whose keys cannot be rotated further."""
     raise ConfigurationError(
         f'PatternCache(positions="cache") needs keys rotated by RoPE with fixed frequencies alone, but {reason}. Use '
-        "PatternCache(model.config), which keeps the positions of the text."
+        "PatternCache(model), which keeps the positions of the text."
     ) from cause

@@ -115,7 +115,7 @@ def test_keys_are_read_by_their_slots(name: str) -> None:
     mask[1, :13] = 0
     expected = [oracle_logits(tiny(name), name, row[kept.bool()]) for row, kept in zip(ids, mask, strict=True)]
     model = hea.sparsify(tiny(name), PATTERNS)
-    text_logits = cached_logits(model, hea.PatternCache(model.config), ids, mask, [20])
+    text_logits = cached_logits(model, hea.PatternCache(model), ids, mask, [20])
     actual = cached_logits(model, hea.PatternCache(model, positions="cache"), ids, mask, [11, 1, 1, 5, 1, 1])
     for row, kept in enumerate(mask.bool()):
         # tables of the models are float32
@@ -274,9 +274,9 @@ def test_models_without_plain_rope_are_refused(why: str) -> None:
     model = hea.sparsify(refused_model(why).eval(), PATTERNS[0])
     # in older versions of transformers, the function that rotates by several positions has another name
     said = {"M-RoPE": "(M-RoPE|no apply_rotary_pos_emb)"}.get(why, why)
-    with pytest.raises(hea.ConfigurationError, match=f"{said}.*PatternCache.model.config"):
+    with pytest.raises(hea.ConfigurationError, match=f"{said}.*PatternCache.model."):
         hea.PatternCache(model, positions="cache")
-    hea.PatternCache(model.config)
+    hea.PatternCache(model)
 
 
 @torch.no_grad()
