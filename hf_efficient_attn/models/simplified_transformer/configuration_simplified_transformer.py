@@ -174,9 +174,10 @@ class SimplifiedTransformerConfig(
         position_embedding_type: `rope`, `learned`, `sinusoidal`, `scaled_sinusoidal` (its scale is trained; crammed
             BERT), `alibi`, `none`. Only `learned` limits the length to `max_position_embeddings` tokens.
         attention_bias: which attention maps have a bias vector: `none`, `query_key` or `all`.
-        query_init_std, key_init_std, matrix_init_std, mlp_output_init_std: initial standard deviation of W^Q, of W^K,
-            of plain normal W^V and W^P, and of the last map of the MLP. By default W^Q starts at 0 in shaped attention;
-            otherwise it and all others start with `initializer_range`.
+        query_init_std, key_init_std, matrix_init_std, projection_init_std, mlp_output_init_std: initial standard
+            deviation of W^Q, of W^K, of plain normal W^V and W^P, of W^P alone, and of the last map of the MLP. By
+            default W^Q starts at 0 in shaped attention; otherwise it and all others start with `initializer_range`.
+            GPT-2 divides that of W^P and of the last map of the MLP by √(2·layers).
         identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head. With an
             `attention_pattern` or `index`, C is also restricted to the allowed or selected keys.
         per_head_gains: whether each head has its own α, β, γ; False: the heads of a layer share them.
@@ -247,6 +248,7 @@ class SimplifiedTransformerConfig(
     query_init_std: float | int | None = None
     key_init_std: float | int | None = None
     matrix_init_std: float | int | None = None
+    projection_init_std: float | int | None = None
     mlp_output_init_std: float | int | None = None
 
     identity_gain: float | int | None = None

@@ -161,10 +161,12 @@ def build_projection(config: SimplifiedTransformerConfig, layer_idx: int, matrix
         return ReparameterizedLinear(config, layer_idx, matrix)
     if config.resolved_matrix_init != "normal":
         return SquareLinear(config, layer_idx, matrix)
-    sizes = (config.hidden_size, config.hidden_size)
+    size, std = config.hidden_size, config.matrix_init_std
     if matrix == "value":
-        sizes = (config.hidden_size, config.head_dim * config.key_value_heads)
-    return InitializedLinear(*sizes, bias=config.attention_bias == "all", std=config.matrix_init_std)
+        size = config.head_dim * config.key_value_heads
+    elif config.projection_init_std is not None:
+        std = config.projection_init_std
+    return InitializedLinear(config.hidden_size, size, bias=config.attention_bias == "all", std=std)
 
 
 def initial_matrix(config: SimplifiedTransformerConfig, layer_idx: int, matrix: str) -> torch.Tensor:

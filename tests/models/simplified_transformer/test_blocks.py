@@ -182,11 +182,12 @@ def test_softmax_gain_of_plain_blocks(block: str) -> None:
 
 def test_start_deviations_are_fields() -> None:
     fields = {"query_init_std": 0.1, "key_init_std": 0.2, "matrix_init_std": 0.3, "mlp_output_init_std": 0.4}
-    layer = backbone("pre_ln", hidden_size=128, intermediate_size=512, **fields).layers[0]
-    attention = layer.self_attn
-    matrices = [attention.q_proj, attention.k_proj, attention.v_proj, layer.mlp.down_proj, layer.mlp.up_proj]
-    for matrix, std in zip(matrices, [0.1, 0.2, 0.3, 0.4, 0.02], strict=True):
-        assert matrix.weight.std().item() == pytest.approx(std, rel=0.05)
+    for own, projection_std in (({}, 0.3), ({"projection_init_std": 0.5}, 0.5)):
+        layer = backbone("pre_ln", hidden_size=128, intermediate_size=512, **fields, **own).layers[0]
+        attention = layer.self_attn
+        matrices = [attention.q_proj, attention.k_proj, attention.v_proj, layer.mlp.down_proj, layer.mlp.up_proj]
+        for matrix, std in zip([*matrices, attention.o_proj], [0.1, 0.2, 0.3, 0.4, 0.02, projection_std], strict=True):
+            assert matrix.weight.std().item() == pytest.approx(std, rel=0.05)
 
 
 @pytest.mark.parametrize(
