@@ -46,6 +46,7 @@ from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.bench.report import markdown_table
 
 SEARCH = Path(__file__).parents[2] / "model_cards" / "results" / "compare_blocks.json"
 # of blocks that the search has not tried: He & Hofmann (arXiv:2311.01906), appendix D
@@ -137,7 +138,10 @@ def train_model(args: Arguments, data: TokenBlocks, model: str, folder: Path) ->
         return {**only, "tried": [only]}
     places = {trial: folder / "lr_{:g}_seed_{}".format(*trial) for trial in trials}
     tried = [train(args, data, model, *trial, place) for trial, place in places.items()]
-    best = min(tried, key=lambda result: (result["stopped"] is not None, result["eval_loss"]))
+    of_rate = bits_by_rate(tried)
+    best = min(
+        tried, key=lambda one: (one["stopped"] is not None, mean(of_rate[one["learning_rate"]]), one["eval_loss"])
+    )
     print(f"{model}:\n{results_table(COLUMNS, tried)}", flush=True)
     for file in places[best["learning_rate"], best["seed"]].iterdir():
         if file.is_file():
@@ -150,18 +154,18 @@ def read_search() -> dict[str, Any]:
     return json.loads(SEARCH.read_text()) if SEARCH.exists() else {"size": None, "models": {}}
 
 
-def bits(search: dict[str, Any], model: str) -> dict[float, list[float]]:
-    """Return the bits per byte that a model reached in the search, by learning rate: one for each seed."""
+def bits_by_rate(tried: list[dict[str, Any]]) -> dict[float, list[float]]:
+    """Return the bits per byte that a model reached in trainings, by learning rate: one for each seed."""
     found: dict[float, list[float]] = {}
-    for trial in search["models"].get(model, {}).get("tried", ()):
+    for trial in tried:
         found.setdefault(trial["learning_rate"], []).append(trial["bits_per_byte"])
     return found
 
 
 def best_rate(model: str) -> float:
     """Return the learning rate that was best for a model, over the seeds of the search."""
-    tried = bits(read_search(), model.split(",")[0])
-    return min(tried, key=lambda rate: mean(tried[rate]), default=PAPER_RATE)
+    of_rate = bits_by_rate(read_search()["models"].get(model.split(",")[0], {}).get("tried", []))
+    return min(of_rate, key=lambda rate: mean(of_rate[rate]), default=PAPER_RATE)
 
 
 def size_of(args: Arguments) -> dict[str, int]:
@@ -264,7 +268,10 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
     scale = data.bits_per_byte_of_one_nat
     save_picture(draw_loss_curves({one["model"]: one["history"] for one in results}, scale), folder / "loss_curves.png")
     stops = [f"{one['model']} stopped early. {one['stopped']}" for one in results if one["stopped"]]
-    text = "\n\n".join([results_table(COLUMNS, results), verdict(args, results), *stops])
+    tables = [results_table(COLUMNS, results)]
+    if any(len(one["tried"]) > 1 for one in results):
+        tables.insert(0, rates_table(results))
+    text = "\n\n".join([*tables, verdict(args, results), *stops])
     best = min(results, key=lambda result: result["eval_loss"])["model"]
     content = {"corpus": data.describe(), "size": size_of(args), "models": {one["model"]: one for one in results}}
     prompt, sample = continue_text(folder / best, data)
@@ -279,24 +286,47 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
     )
 
 
+def rates_table(results: list[dict[str, Any]]) -> str:
+    """Return the bits per byte of models by learning rate: the mean over seeds, the lowest and the highest."""
+    of_models = {one["model"]: bits_by_rate(one["tried"]) for one in results}
+    rates = sorted({rate for of_rate in of_models.values() for rate in of_rate})
+    rows = [
+        [name, *(f"{mean(of[rate]):.3f} ({min(of[rate]):.3f} to {max(of[rate]):.3f})" for rate in rates)]
+        for name, of in of_models.items()
+    ]
+    return markdown_table(["bits per byte", *(f"rate {rate:g}" for rate in rates)], rows)
+
+
 def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
-    """Return which model has the lowest loss, by how much, and what the seeds of the search say about it."""
-    first, *others = sorted(results, key=lambda result: result["eval_loss"])
+    """Return which model has the lowest loss, by how much, and what several seeds say about it.
+
+    The seeds are those of this run, or those of the search, if it had the same text and sizes.
+    """
+    search = read_search()
+    tried = {one["model"]: one["tried"] for one in results}
+    if len(args.seeds) == 1 and not args.train_file and search["size"] == size_of(args):
+        tried = {name: search["models"].get(name, {}).get("tried", []) for name in tried}
+    found = {one["model"]: bits_by_rate(tried[one["model"]]).get(one["learning_rate"], []) for one in results}
+    values = {
+        one["model"]: mean(found[one["model"]]) if len(args.seeds) > 1 else one["bits_per_byte"] for one in results
+    }
+    best, *others = sorted(values, key=lambda name: values[name])
     if not others:
         return ""
-    behind = ", ".join(f"{one['model']} {one['bits_per_byte'] - first['bits_per_byte']:.3f}" for one in others)
-    text = f"Lowest loss: {first['model']}. Bits per byte above it: {behind}."
-    search = read_search()
-    found = {one["model"]: bits(search, one["model"]).get(one["learning_rate"], []) for one in results}
-    if args.train_file or search["size"] != size_of(args) or not all(found.values()):
-        return f"{text}\nTo compare fairly on this text at this size, give several --learning_rates and --seeds."
+    behind = ", ".join(f"{name} {values[name] - values[best]:.3f}" for name in others)
+    text = f"Lowest loss: {best}. Bits per byte above it: {behind}."
+    if min(map(len, found.values())) < 2:
+        return f"{text}\nThis is one seed at given rates. To compare fairly, give several --learning_rates and --seeds."
     best = min(found, key=lambda name: mean(found[name]))
     ranges = ", ".join(f"{name} {min(of):.3f} to {max(of):.3f}" for name, of in found.items())
     worse = [name for name, of in found.items() if min(of) > max(found[best])]
     close = [name for name in found if name not in (best, *worse)]
     said = [f"{best} is ahead of {' and '.join(worse)} with every seed"] if worse else []
     said += [f"the seeds do not tell {best} and {' and '.join(close)} apart"] if close else []
-    return f"{text}\nWith {len(found[best])} seeds, at the same rates: {ranges}.\nSo {'; '.join(said)}."
+    text = f"{text}\nWith {len(found[best])} seeds, at the same rates: {ranges}.\nSo {'; '.join(said)}."
+    if len(args.seeds) > 1:
+        text += "\nRates and checkpoints are chosen on the held-out text of the table, for all models alike."
+    return text
 
 
 def continue_text(folder: Path, data: TokenBlocks) -> tuple[str, str]:

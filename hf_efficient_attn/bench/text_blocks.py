@@ -65,11 +65,11 @@ def read_blocks(
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     blocks, held_out_blocks = (cut(part, tokenizer, tokens) for part in (train, held_out))
     if len(blocks) < least_train_blocks or len(held_out_blocks) < LEAST_HELD_OUT_BLOCKS:
-        needed = f"{least_train_blocks} to train on and {LEAST_HELD_OUT_BLOCKS} that are held out"
+        smaller = "--max-length or --batch-size" if len(blocks) < least_train_blocks else "--max-length"
         raise InputError(
-            f"The text is too short: it has {len(blocks)} blocks of {tokens:,} tokens to train on and "
-            f"{len(held_out_blocks)} in its last tenth, which is held out; needed are {needed}. Give more text, a "
-            "smaller --max-length or a smaller --batch-size."
+            f"The text is too short. Blocks of {tokens:,} tokens to train on: {len(blocks)}, at least "
+            f"{least_train_blocks} are needed. Blocks in its last tenth, which is held out: {len(held_out_blocks)}, at "
+            f"least {LEAST_HELD_OUT_BLOCKS} are needed. Give more text or a smaller {smaller}."
         )
     num = min(most_held_out_blocks, len(held_out_blocks))
     spread = torch.tensor([held_out_blocks[index * len(held_out_blocks) // num] for index in range(num)])

@@ -3,7 +3,8 @@
     hf-efficient-attn export-code my_model
 
 The folder gets the source files that the model uses, and its config.json names them, as after `hea.hub.include_code`.
-Loading the folder then needs torch, transformers and `trust_remote_code=True`.
+Loading the folder then needs torch, transformers and `trust_remote_code=True`. A folder without README.md gets one, which
+says what the model attends to and how to load it.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from pathlib import Path
 from transformers.utils import CONFIG_NAME
 
 from hf_efficient_attn.errors import CheckpointError
-from hf_efficient_attn.hub.card import auto_class
+from hf_efficient_attn.hub.card import auto_class, model_card
 from hf_efficient_attn.hub.copies import copy_files, include_code
 from hf_efficient_attn.hub.saved_config import load_config
 
@@ -32,5 +33,7 @@ def main(args: argparse.Namespace) -> None:
         raise CheckpointError(f"{args.folder} has no config.json. Give a folder that save_pretrained wrote.")
     config = include_code(load_config(args.folder))
     config.save_pretrained(args.folder)
+    if not (card := Path(args.folder) / "README.md").exists():
+        card.write_text(str(model_card(config)), encoding="utf-8")
     print(f"{args.folder}: {len(copy_files(config))} files of code. Load it with:")
     print(f"    model = {auto_class(config)}.from_pretrained({args.folder!r}, trust_remote_code=True)")

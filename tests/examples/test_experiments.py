@@ -130,11 +130,20 @@ def test_the_verdict_says_whether_seeds_tell_models_apart(monkeypatch: pytest.Mo
     monkeypatch.setattr(compare_blocks, "read_search", lambda: search)
     assert [compare_blocks.best_rate(model) for model in ("gpt2,n_head=2", "sas")] == [0.1, compare_blocks.PAPER_RATE]
     results = [
-        {"model": name, "learning_rate": 0.1, "eval_loss": of[1], "bits_per_byte": of[1]} for name, of in bits.items()
+        {"model": name, "learning_rate": 0.1, "bits_per_byte": of[1], "tried": tried[name]} for name, of in bits.items()
     ]
     text = compare_blocks.verdict(args, results)
     assert "Lowest loss: gpt2. Bits per byte above it: sas_p 0.030, pre_ln 0.050." in text
-    assert "gpt2 is ahead of pre_ln with every seed; the seeds do not tell gpt2 and sas_p apart." in text
+    said = "gpt2 is ahead of pre_ln with every seed; the seeds do not tell gpt2 and sas_p apart."
+    assert said in text
+    # on one's own text the search says nothing, but several seeds of the run do
+    args.train_file = "own.txt"
+    assert "To compare fairly" in compare_blocks.verdict(args, [{**one, "tried": one["tried"][1:]} for one in results])
+    args.seeds = [1, 2]
+    text = compare_blocks.verdict(args, results)
+    assert "Lowest loss: gpt2. Bits per byte above it: sas_p 0.020, pre_ln 0.055." in text
+    assert said in text
+    assert "1.910 (1.900 to 1.920)" in compare_blocks.rates_table(results)
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,8 @@ def test_command_adds_the_code_to_a_folder(tmp_path: Path) -> None:
     shared_model("sparse_transformer").save_pretrained(tmp_path / "exported")
     hea.hub.include_code(shared_model("sparse_transformer")).save_pretrained(tmp_path / "included")
     cli.main(["export-code", str(tmp_path / "exported")])
+    assert "trust_remote_code=True" in (tmp_path / "exported" / "README.md").read_text()
+    (tmp_path / "exported" / "README.md").unlink()
     assert contents(tmp_path / "exported") == contents(tmp_path / "included")
     assert FILE not in contents(tmp_path / "exported")
 
