@@ -3,8 +3,8 @@
     hf-efficient-attn export-code my_model
 
 The folder gets the source files that the model uses, and its config.json names them, as after `hea.hub.include_code`.
-Loading the folder then needs torch, transformers and `trust_remote_code=True`. A folder without README.md gets one, which
-says what the model attends to and how to load it.
+Loading the folder then needs torch, transformers and `trust_remote_code=True`. A folder without README.md gets one,
+which says what the model attends to and how to load it.
 """
 
 import argparse
