@@ -315,7 +315,7 @@ def row_of(of: Comparison, name: str, runs: list[Training], reference: list[Trai
     seconds, steps = sum(run.seconds for run in runs), sum(run.steps for run in runs)
     row = {
         "mechanism": name,
-        "attends_to": ALL[name].about.format(keys=of.shape.keys, block=of.shape.block_tokens()),
+        "attends_to": ALL[name].about.format(keys=of.shape.keys),
         "positions": positions_of(name, of.positions) or "its own",
         "parameters": runs[0].parameters,
         "learning_rate": runs[0].rate,

@@ -64,7 +64,7 @@ class Mechanism:
     """One way to compute attention.
 
     Attributes:
-        about: what a token attends to; `{keys}` stands for the number of keys, `{block}` for the length of a block.
+        about: what a token attends to; `{keys}` stands for the number of keys.
         config: the class of its config.
         fields: returns the config's fields that differ from their defaults.
         directions: which forms it has: True is causal, False bidirectional.
@@ -122,11 +122,11 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "band": _pattern("a window of {keys} keys", Shape.band, cache=lambda model: PatternCache(model.config)),
     "bigbird": _pattern(
-        "blocks of {block} keys around a token, a random one, and global ones",
+        "the blocks around a token and a random one, {keys} keys together, and global blocks",
         lambda shape: bigbird(shape.block_tokens(), num_random_blocks=1, causal=shape.is_causal),
     ),
     "block_top_k": _pattern(
-        "the four blocks of {block} keys that fit a token best",
+        "the four blocks that fit a token best, {keys} keys together",
         lambda shape: BlockTopK(shape.block_tokens(), BLOCKS),
         directions=(True,),
     ),
