@@ -97,12 +97,12 @@ def main(args: Arguments) -> None:
     """Train every model, and report."""
     # the head is tied to the embedding, which a checkpoint holds; Trainer reports it missing at every load
     logging.get_logger("transformers.trainer").addFilter(lambda record: "lm_head.weight" not in record.getMessage())
-    folder = open_run(args, args.resume)
     for model in args.models:
         config_of(args, model)  # refused now, not after the first model is trained
     data = prepare_token_blocks(
         args.train_file, args.max_train_bytes, args.vocab_size, args.block_size, args.max_eval_blocks
     )
+    folder = open_run(args, args.resume)
     print("Text: {source}, {train_tokens:,} tokens to train on.".format(**data.describe()), flush=True)
     try:
         results = [train_model(args, data, model, folder / model) for model in args.models]
@@ -139,8 +139,10 @@ def train_model(args: Arguments, data: TokenBlocks, model: str, folder: Path) ->
     places = {trial: folder / "lr_{:g}_seed_{}".format(*trial) for trial in trials}
     tried = [train(args, data, model, *trial, place) for trial, place in places.items()]
     of_rate = bits_by_rate(tried)
+    diverged = {one["learning_rate"] for one in tried if one["stopped"]}
     best = min(
-        tried, key=lambda one: (one["stopped"] is not None, mean(of_rate[one["learning_rate"]]), one["eval_loss"])
+        tried,
+        key=lambda one: (one["learning_rate"] in diverged, mean(of_rate[one["learning_rate"]]), one["eval_loss"]),
     )
     print(f"{model}:\n{results_table(COLUMNS, tried)}", flush=True)
     for file in places[best["learning_rate"], best["seed"]].iterdir():
@@ -267,7 +269,11 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
     """Write the tables and the picture, and print what a reader wants to see last."""
     scale = data.bits_per_byte_of_one_nat
     save_picture(draw_loss_curves({one["model"]: one["history"] for one in results}, scale), folder / "loss_curves.png")
-    stops = [f"{one['model']} stopped early. {one['stopped']}" for one in results if one["stopped"]]
+    stops = [
+        f"{one['model']} at learning rate {one['learning_rate']:g}, seed {one['seed']}, stopped early. {one['stopped']}"
+        for one in (trial for result in results for trial in result["tried"])
+        if one["stopped"]
+    ]
     tables = [results_table(COLUMNS, results)]
     if any(len(one["tried"]) > 1 for one in results):
         tables.insert(0, rates_table(results))
@@ -291,7 +297,13 @@ def rates_table(results: list[dict[str, Any]]) -> str:
     of_models = {one["model"]: bits_by_rate(one["tried"]) for one in results}
     rates = sorted({rate for of_rate in of_models.values() for rate in of_rate})
     rows = [
-        [name, *(f"{mean(of[rate]):.3f} ({min(of[rate]):.3f} to {max(of[rate]):.3f})" for rate in rates)]
+        [
+            name,
+            *(
+                f"{mean(of[rate]):.3f} ({min(of[rate]):.3f} to {max(of[rate]):.3f})" if rate in of else "–"
+                for rate in rates
+            ),
+        ]
         for name, of in of_models.items()
     ]
     return markdown_table(["bits per byte", *(f"rate {rate:g}" for rate in rates)], rows)
@@ -302,31 +314,33 @@ def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
 
     The seeds are those of this run, or those of the search, if it had the same text and sizes.
     """
-    search = read_search()
+    search, has_seeds = read_search(), len(args.seeds) > 1
     tried = {one["model"]: one["tried"] for one in results}
-    if len(args.seeds) == 1 and not args.train_file and search["size"] == size_of(args):
+    if not has_seeds and not args.train_file and search["size"] == size_of(args):
         tried = {name: search["models"].get(name, {}).get("tried", []) for name in tried}
     found = {one["model"]: bits_by_rate(tried[one["model"]]).get(one["learning_rate"], []) for one in results}
-    values = {
-        one["model"]: mean(found[one["model"]]) if len(args.seeds) > 1 else one["bits_per_byte"] for one in results
-    }
-    best, *others = sorted(values, key=lambda name: values[name])
+    values = {one["model"]: mean(found[one["model"]]) if has_seeds else one["bits_per_byte"] for one in results}
+    lowest, *others = sorted(values, key=lambda name: values[name])
     if not others:
         return ""
-    behind = ", ".join(f"{name} {values[name] - values[best]:.3f}" for name in others)
-    text = f"Lowest loss: {best}. Bits per byte above it: {behind}."
-    if min(map(len, found.values())) < 2:
-        return f"{text}\nThis is one seed at given rates. To compare fairly, give several --learning_rates and --seeds."
-    best = min(found, key=lambda name: mean(found[name]))
-    ranges = ", ".join(f"{name} {min(of):.3f} to {max(of):.3f}" for name, of in found.items())
-    worse = [name for name, of in found.items() if min(of) > max(found[best])]
-    close = [name for name in found if name not in (best, *worse)]
-    said = [f"{best} is ahead of {' and '.join(worse)} with every seed"] if worse else []
-    said += [f"the seeds do not tell {best} and {' and '.join(close)} apart"] if close else []
-    text = f"{text}\nWith {len(found[best])} seeds, at the same rates: {ranges}.\nSo {'; '.join(said)}."
-    if len(args.seeds) > 1:
-        text += "\nRates and checkpoints are chosen on the held-out text of the table, for all models alike."
-    return text
+    behind = ", ".join(f"{name} {values[name] - values[lowest]:.3f}" for name in others)
+    lines = [f"Lowest {'mean ' * has_seeds}loss: {lowest}. Bits per byte above it: {behind}."]
+    if min(map(len, found.values())) > 1:
+        best = min(found, key=lambda name: mean(found[name]))
+        ranges = ", ".join(f"{name} {min(of):.3f} to {max(of):.3f}" for name, of in found.items())
+        worse = [name for name, of in found.items() if min(of) > max(found[best])]
+        close = [name for name in found if name not in (best, *worse)]
+        said = [f"{best} is ahead of {' and '.join(worse)} with every seed"] if worse else []
+        said += [f"the seeds do not tell {best} and {' and '.join(close)} apart"] if close else []
+        lines += [f"With {len(found[best])} seeds, each model at this rate: {ranges}.", f"So {'; '.join(said)}."]
+    else:
+        missing = ["--seeds"] if args.learning_rates else ["--learning_rates", "--seeds"]
+        lines.append(f"One seed can be chance. To compare fairly, give several {' and '.join(missing)}.")
+    if len(results[0]["tried"]) > 1:
+        lines.append(
+            "Rates, seeds and checkpoints are chosen on the held-out text that is shown, for all models alike."
+        )
+    return "\n".join(lines)
 
 
 def continue_text(folder: Path, data: TokenBlocks) -> tuple[str, str]:

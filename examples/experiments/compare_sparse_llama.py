@@ -79,6 +79,20 @@ class Arguments:
     def __post_init__(self) -> None:
         self.patterns = known_once("patterns", self.patterns, PATTERNS)
         self.trainings = known_once("trainings", self.trainings, TRAININGS)
+        nearest = self.nearest_far()
+        if nearest <= self.left + self.passage_tokens:
+            raise SystemExit(
+                f"--text_tokens {self.text_tokens}: the far passages of {self.passage_tokens} tokens would begin "
+                f"{nearest} tokens before their copies, which --left {self.left} reaches. Give more --text_tokens, or "
+                "fewer --passage_tokens or a smaller --left."
+            )
+        if self.max_eval_samples < 1:
+            raise SystemExit(f"--max_eval_samples {self.max_eval_samples} must be at least 1.")
+
+    def nearest_far(self) -> int:
+        """Return how many tokens the last far passage begins before the first copy."""
+        body = self.text_tokens - PASSAGES * self.passage_tokens
+        return body - max(at for at, kind in places_of(body, self.passage_tokens) if kind == "far")
 
 
 def main(args: Arguments) -> None:
@@ -101,7 +115,8 @@ def long_texts(args: Arguments, source: str | Path) -> tuple[list[list[int]], li
     train, held_out = (cut(part, AutoTokenizer.from_pretrained(source), args.text_tokens) for part in parts)
     if not (train and held_out):
         raise SystemExit(
-            f"--text_tokens {args.text_tokens}: the text has fewer tokens than one to train on and one to test."
+            f"--text_tokens {args.text_tokens}: the text is too short for one such text to train on and one to test. "
+            "Give more text or fewer --text_tokens."
         )
     count = min(args.max_eval_samples, len(held_out))
     return train, [held_out[index * len(held_out) // count] for index in range(count)]
@@ -219,13 +234,18 @@ def repeat_passages(
     [60, 61, 62, 63, 52, 53, 20, 21, 55, 56, 32, 33, 6, 7, 46, 47, 61, 62, 58, 59]
     """
     body = text[: len(text) - PASSAGES * size]
-    half = PASSAGES // 2
-    near_starts = [len(body) - (half - index) * 3 * size // 2 for index in range(half)]
-    far_starts = [round(near_starts[0] * (index + 0.5) / half) for index in range(half)]
-    places = [(at, "far") for at in far_starts] + [(at, "near") for at in near_starts]
+    places = places_of(len(body), size)
     shuffled.shuffle(places)
     passages = [(at, len(body) + index * size, kind) for index, (at, kind) in enumerate(places)]
     return body + [token for at, _, _ in passages for token in body[at : at + size]], passages
+
+
+def places_of(num_tokens: int, size: int) -> list[tuple[int, str]]:
+    """Return where the passages begin in a text of so many tokens: the near ones at its end, the far ones before."""
+    half = PASSAGES // 2
+    near_starts = [num_tokens - (half - index) * 3 * size // 2 for index in range(half)]
+    far_starts = [round(near_starts[0] * (index + 0.5) / half) for index in range(half)]
+    return [(at, "far") for at in far_starts] + [(at, "near") for at in near_starts]
 
 
 def report(args: Arguments, folder: Path, results: list[dict[str, Any]]) -> None:

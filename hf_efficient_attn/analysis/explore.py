@@ -25,9 +25,14 @@ from hf_efficient_attn.analysis.explore_model import (
 )
 from hf_efficient_attn.analysis.explore_patterns import Own, our_presets, own_preset
 from hf_efficient_attn.analysis.model_sources import MAX_TOKENS, label, read_bytes, read_tokens
-from hf_efficient_attn.analysis.pattern_sources import PATTERN_OR_MODEL, read_layer_patterns
+from hf_efficient_attn.analysis.pattern_sources import (
+    PATTERN_OR_MODEL,
+    read_config,
+    read_layer_patterns,
+    refuse_misplaced,
+)
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
-from hf_efficient_attn.integration.explain import explain
+from hf_efficient_attn.integration.explain import explain, numbered_requests
 from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_destination
@@ -140,7 +145,7 @@ def page_data(args: argparse.Namespace) -> dict[str, Any]:
         tokens, layers, heads = args.tokens or TOKENS, args.layers or LAYERS, args.heads or HEADS
     else:
         tokens, layers, heads = len(shown["tokens"]), shown["layers"], shown["heads"]
-    given = [(source, read_layer_patterns(source, layers), args.causal) for source in args.pattern]
+    given = [given_pattern(source, args, layers, heads, tokens) for source in args.pattern]
     # refuses a device that torch does not know
     explain(Full(), 1, device=args.device)
     offered, notes = [], [] if shown is None else shown["notes"]
@@ -149,9 +154,30 @@ def page_data(args: argparse.Namespace) -> dict[str, Any]:
             offered.append(own_preset(each, heads, tokens, args.device))
         except EfficientAttentionError as error:
             notes.append(f"The pattern of its layers is not drawn here: {error}")
-    offered += [own_preset(each, heads, tokens, args.device) for each in given]
+    offered += [own_preset(each, own_heads, tokens, args.device) for each, own_heads in given]
     offered += our_presets(layers, heads, tokens, args.device)
     return {"version": VERSION, "tokens": tokens, "presets": offered, "model": shown}
+
+
+def given_pattern(source: str, args: argparse.Namespace, layers: int, heads: int, tokens: int) -> tuple[Own, int]:
+    """Return a given pattern, or those of the layers of a saved model, and the number of heads.
+
+    Raises:
+        EfficientAttentionError: an unknown pattern or model, or --causal with a model.
+    """
+    config = read_config(source)
+    refuse_misplaced(source, config, None, args.causal)
+    if config is None:
+        return (source, read_layer_patterns(source, layers), args.causal), heads
+    _, _, numbered = numbered_requests(config, None, tokens)
+    requests = list(numbered.values())
+    if any(each.chosen is not None for each in requests):
+        raise InputError(
+            f"{source} selects keys by content, so what it attends to depends on the text. Show it on a text: "
+            f"hf-efficient-attn explore --model {source} --text FILE."
+        )
+    # the patterns of requests already have the direction of the model
+    return (label(source), tuple(each.layer_spec.pattern for each in requests), False), requests[0].num_heads
 
 
 def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:

@@ -75,8 +75,7 @@ def _has_model_type(path: Path) -> bool:
 def read_pattern(source: str, layer: int = 0) -> Pattern:
     """Return the pattern of a layer from an expression, from JSON text, or from a JSON file.
 
-    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one. A folder stands for its
-    config.json.
+    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one.
 
     Raises:
         ConfigurationError: it is none of these, or the layer has no pattern.
@@ -101,8 +100,6 @@ def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, .
         ConfigurationError: as `read_pattern`.
     """
     _refuse_blank(source)
-    if Path(source).is_dir():
-        source = str(Path(source) / "config.json")
     if not source.endswith(".json") and Path(source).is_file():
         raise ConfigurationError(f"{source} is a file, but not a .json file. Give a JSON file, or an expression.")
     text = _text_of_file(source) if source.endswith(".json") else source

@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from hf_efficient_attn.integration.layer_patterns import FIELD
 from hf_efficient_attn.integration.names import has_indexer
 from hf_efficient_attn.integration.saving import has_pattern_inside, is_in_tree
 from hf_efficient_attn.messages import shown
+from hf_efficient_attn.patterns.config_spec import parse_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.requirements import VERSION
 
@@ -230,6 +232,13 @@ def include_code(model_or_config: T) -> T:
             f"include_code takes models of this package, and models of transformers with an attention_pattern, not "
             f"{type(model_or_config).__name__}. Others need no code of this package."
         )
+    refuse_own_patterns(config)
+    config.auto_map = {**(getattr(config, "auto_map", None) or {}), **copy_map(config)}
+    return model_or_config
+
+
+def refuse_own_patterns(config: PreTrainedConfig) -> None:
+    """Raise ConfigurationError for a pattern whose class is not part of this package: a copy would lack its code."""
     for kind in sorted(pattern_kinds(config.to_dict())):
         if kind not in Pattern.kinds or Pattern.kinds[kind].__module__.partition(".")[0] != PACKAGE:
             raise ConfigurationError(
@@ -237,8 +246,6 @@ def include_code(model_or_config: T) -> T:
                 f"the model without a copy of the code, and send the module that defines the pattern: whoever loads "
                 f"the model installs {PACKAGE} and imports that module first."
             )
-    config.auto_map = {**(getattr(config, "auto_map", None) or {}), **copy_map(config)}
-    return model_or_config
 
 
 def pattern_kinds(saved: Any, is_pattern: bool = False) -> set[str]:
@@ -249,6 +256,10 @@ def pattern_kinds(saved: Any, is_pattern: bool = False) -> set[str]:
     """
     if isinstance(saved, list):
         return {kind for entry in saved for kind in pattern_kinds(entry, is_pattern)}
+    if is_pattern and isinstance(saved, str):
+        # names and modes in the fields of patterns are no expressions
+        with suppress(ConfigurationError):
+            return pattern_kinds(parse_pattern(saved).to_dict(), is_pattern)
     if not isinstance(saved, dict):
         return set()
     own = {saved["kind"]} if is_pattern and "kind" in saved else set()
@@ -268,7 +279,12 @@ def copy_map(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def copy_files(config: PreTrainedConfig) -> dict[str, str]:
-    """Return the copy of the sources for a config, by file name."""
+    """Return the copy of the sources for a config, by file name.
+
+    Raises:
+        ConfigurationError: a pattern whose class is not part of this package.
+    """
+    refuse_own_patterns(config)
     if is_in_tree(config):
         return {**_sources((AUTO_CLASSES, PATTERNS)), f"{SPARSIFIED}.py": _sparsified()}
     modeling, name = _modeling(config), f"{_modules(config)[0]}.py"

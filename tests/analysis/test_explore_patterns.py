@@ -12,6 +12,7 @@ from analysis.explore_pages import data_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patterns.strategies import compositions, small, with_heads
+from transformers import GPT2Config
 
 from hf_efficient_attn.analysis.explore import render_page
 from hf_efficient_attn.analysis.explore_patterns import interval_data
@@ -258,7 +259,7 @@ def test_contrast(scheme: int) -> None:
         (["--num-rows", "5"], "--num-rows 5"),
         (["--rows", "3"], "--rows 3"),
         (["--causal"], "--causal"),
-        (["{folder}"], "The file '{folder}/config.json' cannot be read"),
+        (["{folder}"], "is a folder without config.json"),
     ],
 )
 def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,7 +279,14 @@ def test_layers_of_a_config(tmp_path: Path) -> None:
     tiled = {"tile": "BF", "patterns": {"B": band, "F": full}}
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 6, "attention_pattern": tiled}))
     path = tmp_path / "page.html"
-    main(["explore", str(tmp_path), "--tokens", "32", "--output", str(path)])
+    main(["explore", str(tmp_path / "config.json"), "--tokens", "32", "--output", str(path)])
     data = data_of(path)
     assert data["presets"][0]["expressions"] == ["band(4, 4)", "full()"]
     assert data["presets"][0]["layers"] == 6
+    # a saved model decides on its direction and its heads; GPT-2 has other names for its sizes
+    config = GPT2Config(n_embd=12, n_layer=4, n_head=3, vocab_size=8, attention_pattern=[None, band] * 2)
+    config.save_pretrained(tmp_path / "model")
+    main(["explore", str(tmp_path / "model"), "--tokens", "32", "--output", str(path)])
+    shown = data_of(path)["presets"][0]
+    assert shown["expressions"] == ["causal()", "band(4, 0)"]
+    assert (shown["layers"], shown["heads"]) == (4, 3)

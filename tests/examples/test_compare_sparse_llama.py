@@ -25,7 +25,8 @@ def test_patterns_are_compared_before_and_after_training(tmp_path: Path) -> None
     (tmp_path / "own.txt").write_text("".join(f"import os{number}\n" for number in range(300)))
     assert "--patterns band is unknown" in refusal(start_forked(tmp_path, SCRIPT, *TINY, "--patterns", "band"))
     message = refusal(start_forked(tmp_path, SCRIPT, *TINY, "--text_tokens", "9000"))
-    assert message.startswith("--text_tokens 9000: the text has fewer tokens")
+    assert message.startswith("--text_tokens 9000: the text is too short")
+    assert "--left 40 reaches" in refusal(start_forked(tmp_path, SCRIPT, *TINY, "--left", "40"))
     finish_example(start_forked(tmp_path, SCRIPT, *TINY))
     results = json.loads((tmp_path / "run" / "results.json").read_text())["results"]
     found = {(result["pattern"], result["training"]): result for result in results}

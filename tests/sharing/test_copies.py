@@ -20,7 +20,7 @@ from sharing.compared import scatter
 from sharing.copy_client import ENCODERS, used
 from sharing.shared_models import FAMILIES, MODELS, OFTEN, OFTEN_OR_THOROUGH, shared_model
 from sharing.test_stub_processes import auto_class_of
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 import hf_efficient_attn as hea
 from hf_efficient_attn import cli
@@ -133,6 +133,12 @@ def test_what_needs_no_code_and_no_folder_are_refused(tmp_path: Path, capsys: py
     sparse = hea.sparsify(shared_model("llama"), Own(2, 0) | Band(1, 0))
     with pytest.raises(hea.ConfigurationError, match="'own'"):
         hea.hub.include_code(sparse)
+    with pytest.raises(hea.ConfigurationError, match="'own'"):
+        hea.hub.include_code(LlamaConfig(attention_pattern="own(2, 0)"))
+    later = hea.hub.include_code(hea.sparsify(shared_model("llama"), Band(2, 0)))
+    hea.sparsify(later, Own(2, 0))
+    with pytest.raises(hea.ConfigurationError, match="'own'"):
+        later.save_pretrained(tmp_path / "later")
     # as in a command, which has not imported the class
     del Pattern.kinds["own"]
     with pytest.raises(hea.ConfigurationError, match="'own'"):

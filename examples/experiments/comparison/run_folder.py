@@ -53,7 +53,7 @@ def run_experiment(main: Callable[[Any], None], arguments: type, **defaults: Any
     logging.disable_progress_bar()
     try:
         main(args)
-    except (hea.EfficientAttentionError, StrictDataclassError) as error:
+    except (hea.EfficientAttentionError, StrictDataclassError, FileNotFoundError) as error:
         raise SystemExit(" ".join(str(error).split())) from error
 
 

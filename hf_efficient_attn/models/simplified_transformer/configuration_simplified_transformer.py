@@ -90,6 +90,14 @@ def _check_gains(config: Any) -> None:
 
 
 def _check_matrices(config: Any) -> None:
+    if config.resolved_matrix_init != "normal" or config.is_reparameterized:
+        for name in ("matrix_init_std", "projection_init_std"):
+            if getattr(config, name) is not None:
+                raise ConfigurationError(
+                    f"{name}={getattr(config, name)} is for plain matrices W^V and W^P with a normal start; with "
+                    f"block={shown(config.block)} they start as {shown(config.resolved_matrix_init)}. Leave it unset, "
+                    "or set matrix_init='normal'."
+                )
     if not config.is_reparameterized:
         given = [name for name in REPARAMETERIZATION_GAINS if getattr(config, name) is not None]
         given += [name for name in ("first_value_gain", "last_projection_gain") if getattr(config, name) is not None]
@@ -177,7 +185,7 @@ class SimplifiedTransformerConfig(
         query_init_std, key_init_std, matrix_init_std, projection_init_std, mlp_output_init_std: initial standard
             deviation of W^Q, of W^K, of plain normal W^V and W^P, of W^P alone, and of the last map of the MLP. By
             default W^Q starts at 0 in shaped attention; otherwise it and all others start with `initializer_range`.
-            GPT-2 divides that of W^P and of the last map of the MLP by √(2·layers).
+            GPT-2 divides the deviations of W^P and of the last map of the MLP by √(2·layers).
         identity_gain, softmax_gain, centering_gain: α, β, γ of shaped attention α·I + β·A − γ·C, one per head. With an
             `attention_pattern` or `index`, C is also restricted to the allowed or selected keys.
         per_head_gains: whether each head has its own α, β, γ; False: the heads of a layer share them.
