@@ -282,9 +282,9 @@ TABLES: dict[str, Callable[[Record], str]] = {
         partial(records, name="rows"),
     ),
     "sparse llama": Listing(
-        "attends to = {pattern} | training = {training} | perplexity up to 1,024 = {at 1024:.1f} | up to 2,048 = "
-        "{at 2048:.1f} | up to 4,096 = {at 4096:.1f} | up to 8,192 = {at 8192:.1f} | recall, near = {near:.0f}% | "
-        "far = {far:.0f}% | without the passage = {first time:.0f}%",
+        "attends to = {pattern} | training = {training} | perplexity up to 512 = {at 512:.1f} | up to 1,024 = "
+        "{at 1024:.1f} | up to 2,048 = {at 2048:.1f} | up to 4,096 = {at 4096:.1f} | up to 8,192 = {at 8192:.1f} | "
+        "recall, near = {near:.0f}% | far = {far:.0f}% | first time = {first time:.0f}%",
         sparse_llama,
     ),
     "span kinds": Listing(

@@ -63,7 +63,10 @@ COUNTS = {
     "layers": (2, "layers"),
     "heads": (4, "attention heads"),
     "vocab_size": (2048, "vocabulary size of the tokenizer that is trained on the text"),
-    "eval_tokens": (65_536, "most tokens of held-out text; half of them choose the learning rate, half are the test"),
+    "eval_tokens": (
+        65_536,
+        "most tokens of held-out text, in at least 4 blocks; half choose the rate, half are the test",
+    ),
 }
 # of the training, for the rate to rise; then it falls to 0
 WARMUP = 0.1

@@ -215,7 +215,7 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
             raise ConfigurationError(f"a pattern has no kind; {allowed_names(kind, kinds)}")
         raise ConfigurationError(
             f"no pattern is called {shown(kind)}; {allowed_names(kind, kinds)} If it is a class of your own, import "
-            "the module that defines it first, in Python: the command line knows only the patterns of this package."
+            "the module that defines it first. The command line knows only the patterns of this package."
         )
     fields = {field.name: field for field in written_fields(kinds[kind])}
     unknown = [name for name in data if name not in fields]

@@ -167,6 +167,8 @@ class SimplifiedTransformerConfig(
     r"""Config of a Transformer with Pre-LN, parallel, V-SkipInit, SAS, SAS-P or norm-free SAS-P blocks.
 
     Every field left at None takes the paper's value for `block`; `gain()`, `is_trainable()` and `style` resolve them.
+    Positions (RoPE) and activation (GELU) are not the paper's, because models learn more with them; the presets have
+    the paper's.
 
     Args:
         block: `pre_ln`, `parallel` (one norm, one skip, attention parallel to MLP), `v_skipinit` (no attention skip,
