@@ -332,7 +332,7 @@ def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
         close = [name for name in found if name not in (best, *worse)]
         said = [f"{best} is ahead of {' and '.join(worse)} with every seed"] if worse else []
         said += [f"the seeds do not tell {best} and {' and '.join(close)} apart"] if close else []
-        lines += [f"With {len(found[best])} seeds, each model at this rate: {ranges}.", f"So {'; '.join(said)}."]
+        lines += [f"With {len(found[best])} seeds at these rates, bits per byte: {ranges}.", f"So {'; '.join(said)}."]
     else:
         missing = ["--seeds"] if args.learning_rates else ["--learning_rates", "--seeds"]
         lines.append(f"One seed can be chance. To compare fairly, give several {' and '.join(missing)}.")
