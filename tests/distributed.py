@@ -142,7 +142,8 @@ def _print_into(stdout: Path, stderr: Path) -> None:
     for reference in logging._handlerList:
         handler = reference()
         if type(handler) is logging.StreamHandler:
-            handler.setStream(sys.stderr)
+            # `setStream` would flush the stream of before, which may be closed
+            handler.stream = sys.stderr
             handler.flush = sys.stderr.flush
 
 
