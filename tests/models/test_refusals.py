@@ -89,6 +89,8 @@ CONFIGS: list[tuple[Callable[..., Any], list[tuple[dict[str, Any], str]]]] = [
             ({"norm_type": "batchnorm"}, "norm_type='batchnorm'"),
             ({"hidden_act": "rleu"}, "Did you mean 'relu'"),
             ({"position_embedding_type": "rotary"}, "position_embedding_type='rotary'"),
+            ({"projection_init_std": 0.1}, "projection_init_std=0.1"),
+            ({"block": "v_skipinit", "matrix_init_std": 0.1}, "matrix_init_std=0.1"),
             ({"hidden_size": 9, "num_attention_heads": 3, "position_embedding_type": "sinusoidal"}, "hidden_size"),
             ({"hidden_size": 12, "num_attention_heads": 4, "position_embedding_type": "rope"}, "head size"),
             ({**TINY, "span": "adaptive", "position_embedding_type": "alibi"}, "ALiBi"),

@@ -94,9 +94,9 @@ def _check_matrices(config: Any) -> None:
         for name in ("matrix_init_std", "projection_init_std"):
             if getattr(config, name) is not None:
                 raise ConfigurationError(
-                    f"{name}={getattr(config, name)} is for plain matrices W^V and W^P with a normal start; with "
-                    f"block={shown(config.block)} they start as {shown(config.resolved_matrix_init)}. Leave it unset, "
-                    "or set matrix_init='normal'."
+                    f"{name}={getattr(config, name)} is for W^V and W^P with reparameterized=False and "
+                    f"matrix_init='normal'; block={shown(config.block)} has {config.is_reparameterized} and "
+                    f"{shown(config.resolved_matrix_init)} here. Leave it unset, or set these two."
                 )
     if not config.is_reparameterized:
         given = [name for name in REPARAMETERIZATION_GAINS if getattr(config, name) is not None]
