@@ -131,9 +131,11 @@ def problem(error: Exception) -> str | None:
     found = frames_of(error)
     frames = [frame.filename for frame in found]
     ours = [name for name in frames if "hf_efficient_attn/" in name and not name.endswith("integration/saving.py")]
-    # what transformers refuses in its own fields is raised below our configs, or where it computes rotary frequencies
-    of_rope = any(frame.name == ROPE_INIT or frame.filename.endswith("modeling_rope_utils.py") for frame in found)
-    is_ours = bool(ours) and not of_rope and not ("models/config/" in ours[-1] and ours[-1] != frames[-1])
+    # what transformers refuses in its own fields is raised below our configs, or where it reads them
+    own = ("transformers/modeling_utils.py", "modeling_rope_utils.py", "output_capturing.py")
+    of_transformers = frames[-1].endswith(own) or any(frame.name == ROPE_INIT for frame in found)
+    of_configs = bool(ours) and "models/config/" in ours[-1] and ours[-1] != frames[-1]
+    is_ours = bool(ours) and not of_transformers and not of_configs
     return "".join(traceback.format_exception(error)[-6:]) if is_ours else None
 
 

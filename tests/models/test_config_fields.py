@@ -97,6 +97,12 @@ def test_refusals_name_field_value_and_what_is_allowed(
         config(**fields)
 
 
+@pytest.mark.parametrize("kind", ["lineer", ["linear"]])
+def test_an_unknown_kind_of_rope_is_refused(kind: Any) -> None:
+    with pytest.raises(hea.ConfigurationError, match="rope_type"):
+        hea.SimplifiedTransformerConfig(rope_parameters={"rope_type": kind, "rope_theta": 10_000.0})
+
+
 def test_labels_may_be_counted_by_numpy() -> None:
     config = hea.AdaptiveSpanConfig(num_labels=numpy.int64(3))
     assert config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}

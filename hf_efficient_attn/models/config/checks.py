@@ -7,6 +7,7 @@ from math import isqrt
 from typing import Any
 
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.integration.layer_patterns import (
@@ -101,7 +102,18 @@ def check_fields(config: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
             raise ConfigurationError(
                 f"{name}={shown(value)}; it must be one of: {', '.join(names)}.{meant(value, names)}"
             )
+    _check_rope_type(config)
     check_token(config, "pad_token_id")
+
+
+def _check_rope_type(config: Any) -> None:
+    given = getattr(config, "rope_parameters", None) or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    kinds = ["default", *ROPE_INIT_FUNCTIONS]
+    if kind not in kinds:
+        raise ConfigurationError(
+            f"rope_parameters has rope_type={shown(kind)}; it must be one of: {', '.join(kinds)}.{meant(kind, kinds)}"
+        )
 
 
 def check_token(config: Any, name: str) -> None:
