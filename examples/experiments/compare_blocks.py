@@ -51,6 +51,8 @@ from hf_efficient_attn.bench.report import markdown_table
 SEARCH = Path(__file__).parents[2] / "model_cards" / "results" / "compare_blocks.json"
 # of blocks that the search has not tried: He & Hofmann (arXiv:2311.01906), appendix D
 PAPER_RATE = 1e-3
+# models whose numbers of weights differ by a smaller share have the same size
+EQUAL_SIZE = 0.01
 MODELS = ("gpt2", *hea.SimplifiedTransformerConfig.blocks)
 COLUMNS = {
     "model": ("model", "{}"),
@@ -276,7 +278,7 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
     ]
     tables = [results_table(COLUMNS, results)]
     if any(len(one["tried"]) > 1 for one in results):
-        tables.insert(0, rates_table(results))
+        tables = [rates_table(results), "The best seed of each model at its best rate:", *tables]
     text = "\n\n".join([*tables, verdict(args, results), *stops])
     best = min(results, key=lambda result: result["eval_loss"])["model"]
     content = {"corpus": data.describe(), "size": size_of(args), "models": {one["model"]: one for one in results}}
@@ -300,17 +302,19 @@ def rates_table(results: list[dict[str, Any]]) -> str:
         [
             name,
             *(
-                f"{mean(of[rate]):.3f} ({min(of[rate]):.3f} to {max(of[rate]):.3f})" if rate in of else "–"
+                f"{mean(of[rate]):.3f}" + f" ({min(of[rate]):.3f} to {max(of[rate]):.3f})" * (len(of[rate]) > 1)
+                if rate in of
+                else "–"
                 for rate in rates
             ),
         ]
         for name, of in of_models.items()
     ]
-    return markdown_table(["bits per byte", *(f"rate {rate:g}" for rate in rates)], rows)
+    return markdown_table(["bits per byte: mean (range over seeds)", *(f"rate {rate:g}" for rate in rates)], rows)
 
 
 def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
-    """Return which model has the lowest loss, by how much, and what several seeds say about it.
+    """Return which model has the lowest loss, by how much, what several seeds say about it, and what is not fair.
 
     The seeds are those of this run, or those of the search, if it had the same text and sizes.
     """
@@ -340,7 +344,21 @@ def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
         lines.append(
             "Rates, seeds and checkpoints are chosen on the held-out text that is shown, for all models alike."
         )
+    smallest, largest = (pick(results, key=lambda one: one["parameters"]) for pick in (min, max))
+    more = largest["parameters"] / smallest["parameters"] - 1
+    if more > EQUAL_SIZE:
+        lines.append(f"The sizes differ: {largest['model']} has {more:.0%} more weights than {smallest['model']}.")
+    if at_ends := [one["model"] for one in results if is_at_an_end(one)]:
+        lines.append(
+            f"The best rate of {' and '.join(at_ends)} is the lowest or highest one tried: try more rates there."
+        )
     return "\n".join(lines)
+
+
+def is_at_an_end(result: dict[str, Any]) -> bool:
+    """Return whether the best of several learning rates is the lowest or the highest of them."""
+    rates = {trial["learning_rate"] for trial in result["tried"]}
+    return len(rates) > 1 and result["learning_rate"] in (min(rates), max(rates))
 
 
 def continue_text(folder: Path, data: TokenBlocks) -> tuple[str, str]:

@@ -130,7 +130,8 @@ def test_the_verdict_says_whether_seeds_tell_models_apart(monkeypatch: pytest.Mo
     monkeypatch.setattr(compare_blocks, "read_search", lambda: search)
     assert [compare_blocks.best_rate(model) for model in ("gpt2,n_head=2", "sas")] == [0.1, compare_blocks.PAPER_RATE]
     results = [
-        {"model": name, "learning_rate": 0.1, "bits_per_byte": of[1], "tried": tried[name]} for name, of in bits.items()
+        {"model": name, "parameters": 100, "learning_rate": 0.1, "bits_per_byte": of[1], "tried": tried[name]}
+        for name, of in bits.items()
     ]
     text = compare_blocks.verdict(args, results)
     assert "Lowest loss: gpt2. Bits per byte above it: sas_p 0.030, pre_ln 0.050." in text
@@ -143,11 +144,19 @@ def test_the_verdict_says_whether_seeds_tell_models_apart(monkeypatch: pytest.Mo
     text = compare_blocks.verdict(args, results)
     assert "Lowest mean loss: gpt2. Bits per byte above it: sas_p 0.020, pre_ln 0.055." in text
     assert said in text
+    # equal sizes and one rate need no remark; others do
+    assert "sizes differ" not in text
+    assert "try more rates" not in text
+    results[1] |= {"parameters": 89, "tried": [*tried["pre_ln"], {"learning_rate": 0.2, "bits_per_byte": 2.0}]}
+    text = compare_blocks.verdict(args, results)
+    assert "gpt2 has 12% more weights than pre_ln." in text
+    assert "The best rate of pre_ln is the lowest" in text
+    results[1]["tried"] = tried["pre_ln"]
     # without --learning_rates each model has a rate of its own
     table = compare_blocks.rates_table(
         [*results[:2], {"model": "sas", "tried": [{**tried["sas_p"][0], "learning_rate": 0.2}]}]
     )
-    assert "1.910 (1.900 to 1.920) |                      – |" in table
+    assert "| 1.910 (1.900 to 1.920) |" in table
 
 
 @pytest.fixture(scope="module")
