@@ -1,7 +1,8 @@
-"""The binary partition tree of BP-Transformer (Ye et al., 2019): short spans nearby, long spans far away.
+"""The binary partition tree of BP-Transformer (Ye et al., 2019).
 
-The tokens are level 0 of the tree; node i of level j covers the tokens i·2^j to (i+1)·2^j - 1, clipped at the end. All
-nodes, level by level, form one sequence; the patterns in this file use positions in this sequence.
+Tokens attend to short spans nearby and to long spans far away. The tokens are level 0 of the tree; node i of level j
+covers the tokens i·2^j to (i+1)·2^j - 1, clipped at the end. All nodes, level by level, form one sequence; the patterns
+in this file use positions in this sequence.
 """
 
 from bisect import bisect_left
