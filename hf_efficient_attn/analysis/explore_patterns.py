@@ -186,7 +186,7 @@ def our_presets(num_layers: int, num_heads: int, tokens: int, device: str) -> li
 
 
 def _expression(pattern: Pattern | None, is_causal: bool) -> str:
-    """Return the expression of a pattern; None: that of dense attention, which the layer is assumed to use."""
+    """Return the expression of a pattern; None: the expression of dense attention."""
     return ("causal()" if is_causal else "full()") if pattern is None else write_expression(pattern)
 
 

@@ -48,8 +48,8 @@ class Distances(Pattern):
         check_integer(self.kind, "step", self.step, at_least=1)
 
     def allowed(self, query: Any, key: Any) -> Any:
-        # only key - query takes memory for all pairs before the comparison; limits are subtracted, so that nothing
-        # overflows
+        # limits are applied to queries or keys alone, which takes less memory than the differences of all pairs; they
+        # are subtracted, because sums could overflow
         is_any = self.left is None and self.right is None
         conditions = [(key - query) % self.step == 0] if self.step > 1 or is_any else []
         if self.left is not None:

@@ -41,7 +41,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         length is not known yet, or nothing depends on it because of `left_only`.
 
     Raises:
-        ConfigurationError: less than one node or token.
+        ConfigurationError: fewer than one node or token.
 
     >>> print(InterleavedSpanTree(1, left_only=True).draw(8))
     ■⬚⬚⬚⬚⬚⬚⬚
@@ -155,7 +155,8 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
         """Return one order for tokens, with keys sorted by span size, and one order for the spans of each size.
 
-        The few spans of the largest sizes share one order, without a local pattern; in short texts, it holds all spans.
+        The few spans of the largest sizes share one order without a local pattern; in short texts, it is the order of
+        all spans.
         """
         is_whole = query_offset == 0 and num_queries == num_keys and num_keys % 2 == 0
         if not is_whole or self.num_tokens not in (None, num_keys // 2):

@@ -174,7 +174,7 @@ MAX_DRAWN_PAIRS = 1 << 22
 def drawn(
     pattern: "Pattern", num_queries: int, num_keys: int | None, layer: int, head: int, query_offset: int, step: int = 1
 ) -> str:
-    """Return the drawing of `Pattern.draw`, where a sign stands for step × step pairs: ■ if any of them is allowed."""
+    """Return the drawing of `Pattern.draw`, in which a sign stands for step × step pairs: ■ if any is allowed."""
     check_head(head)
     check_length("step", step)
     num_keys = query_offset + num_queries if num_keys is None else num_keys

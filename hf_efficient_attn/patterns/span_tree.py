@@ -45,7 +45,7 @@ class SpanTree(Pattern, kind="span_tree"):
         also attend to a node of the next level that does not lie to their right.
 
     Raises:
-        ConfigurationError: less than one node, or an unknown builder.
+        ConfigurationError: fewer than one node, or an unknown builder.
     """
 
     num_nodes: int
