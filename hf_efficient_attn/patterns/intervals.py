@@ -207,8 +207,8 @@ class CrossingError(Exception):
 class Moving:
     """An end of an interval: its values for the first and the last query of a range, linear in between.
 
-    The result of a comparison is valid for every query of the range; if ends are equal for some query, `<` and `<=` are
-    both valid there.
+    The result of a comparison holds for every query of the range, except that `<` and `>` may also be True if the ends
+    are equal for some queries.
 
     Raises:
         CrossingError: two compared ends change their order within the range.
