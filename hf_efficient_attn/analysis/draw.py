@@ -4,10 +4,10 @@
     hf-efficient-attn draw path/to/model --layer 3 --picture pattern.png
     hf-efficient-attn draw "band(4, 4)" "dilated(12, 12, 3)" "bigbird(4, 1)" --tokens 48 --picture patterns.png
 
-A row is a query, a column is a key, and ■ is a pair that attention computes. A model sets heads and direction itself.
-If only some of its layers are sparse, the first sparse layer is drawn; --layer draws another one. Without --tokens the
-sequence is long enough to show the shape of the pattern. Where a line would then be wider than the terminal, each sign
-stands for several tokens, and is ■ if any of their pairs is computed.
+A row is a query, a column is a key, and ■ is a pair that attention computes. The config of a model sets heads and
+direction. If only some layers of a model are sparse, the first sparse layer is drawn; --layer draws another one.
+Without --tokens, the sequence is long enough to show the shape of the pattern. If a line would then be wider than the
+terminal, each sign stands for several tokens, and is ■ if any of their pairs is computed.
 """
 
 import argparse
@@ -31,12 +31,12 @@ PIXELS_PER_INCH = 180
 COLOR = "#0072B2"
 MAX_COLUMNS = 4
 PANEL_INCHES = 2.8
-# of a line of a title, which then fits its panel
+# letters per line, and lines of a title, so that it fits its panel
 TITLE_LETTERS, TITLE_LINES = 30, 3
-# by default a sequence shows so many times the reach of its pattern, and so many of its blocks
+# the default length is at least this many times the reach of the pattern, and this many of its blocks
 REACHES, BLOCKS = 4, 12
 FEWEST_TOKENS, MOST_TOKENS = 32, 1 << 14
-# signs of a line in a picture, and where there is no terminal
+# signs per line in a picture, and if there is no terminal
 PICTURE_SIGNS, SIGNS = 256, 80
 
 
@@ -71,7 +71,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The drawing of a pattern for so many tokens, of which each sign stands for `step`."""
+    """The drawing of a pattern for `tokens` tokens; each sign stands for `step` queries and `step` keys."""
 
     panel: Panel
     tokens: int
@@ -84,7 +84,7 @@ class Drawing:
 
     @property
     def density(self) -> str:
-        """How many pairs the pattern allows.
+        """The number and the share of allowed pairs, as text.
 
         >>> from hf_efficient_attn.patterns.bands import Causal
         >>> Drawing(Panel("", Causal(), 0, 0), 4, 1).density, Drawing(Panel("", Causal(), 0, 0), 4, 2).density
@@ -104,8 +104,8 @@ def main(args: argparse.Namespace) -> None:
     """Print the patterns, or draw their picture.
 
     Raises:
-        EfficientAttentionError: an unknown pattern, model, layer or head, options that do not belong to it, or a
-            picture that cannot be written.
+        EfficientAttentionError: an unknown pattern, model, layer or head, options that do not apply to it, or a picture
+            that cannot be written.
     """
     if args.tokens is not None:
         check_length("--tokens", args.tokens)
@@ -114,14 +114,14 @@ def main(args: argparse.Namespace) -> None:
             f"There are {len(args.pattern)} patterns but {len(args.titles)} titles; give one for each pattern."
         )
     if args.picture:
-        # before anything is drawn
+        # fail before anything is drawn
         check_picture(args.picture)
     elif args.titles:
         raise ConfigurationError("--titles are the titles of a picture. Give --picture FILE, too.")
     panels = [panel_of(source, args) for source in args.pattern]
     signs = PICTURE_SIGNS if args.picture else get_terminal_size((SIGNS, 0)).columns
     lengths = [args.tokens or default_tokens(panel.pattern) for panel in panels]
-    # a length that is asked for is drawn token by token
+    # if --tokens is given, every pair has its own sign
     steps = [1 if args.tokens else -(-tokens // signs) for tokens in lengths]
     drawings = [Drawing(*each) for each in zip(panels, lengths, steps, strict=True)]
     if args.picture:
@@ -136,10 +136,10 @@ def main(args: argparse.Namespace) -> None:
 
 
 def panel_of(source: str, args: argparse.Namespace) -> Panel:
-    """Return a pattern, or that of a layer of a saved model, and its title.
+    """Return the panel of a pattern, or of a layer of a saved model.
 
     Raises:
-        EfficientAttentionError: an unknown pattern, model, layer or head, or options that do not belong to it.
+        EfficientAttentionError: an unknown pattern, model, layer or head, or options that do not apply to it.
     """
     config = read_config(source)
     refuse_misplaced(source, config, args.part, args.causal)
@@ -166,7 +166,7 @@ def panel_of(source: str, args: argparse.Namespace) -> Panel:
 
 
 def default_tokens(pattern: Pattern) -> int:
-    """Return a length that shows the shape of a pattern: some times its reach, several blocks, all its positions.
+    """Return a length that shows the shape of a pattern: a few times its reach, several blocks, all global positions.
 
     >>> from hf_efficient_attn.patterns import Band, BlockLocal, Full, GlobalTokens
     >>> [default_tokens(each) for each in (Full(), Band(16, 16), Band(500, 0) | GlobalTokens([0]), BlockLocal(8))]

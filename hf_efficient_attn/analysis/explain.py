@@ -1,21 +1,21 @@
-"""Show which backend computes the attention of a pattern or a model, its cost against dense attention, and its memory.
+"""Show which backend computes the attention of a pattern or a model, its relative cost, and its memory.
 
     hf-efficient-attn explain "band(256, 256) | global(0)" --tokens 8192 --training
     hf-efficient-attn explain path/to/model --tokens 32768 --device h100 --dtype bfloat16 --why
 
-Nothing is computed, so the device need not exist on this machine. A model sets heads, head width, dtype and direction
-itself. If only some of its layers are sparse, the first sparse layer is shown; --layer shows another one. "all layers"
-is the cost of all layers together.
+No attention is computed, so the device need not exist on this machine. The config of a model sets heads, head width,
+dtype and direction. If only some layers of a model are sparse, the first sparse layer is shown; --layer shows another
+one. "all layers" is the cost of all layers together.
 
-Lengths are in tokens, memory is in MiB, pairs of queries and keys are counted in all heads of one example. A cost is an
-estimated time divided by that of the baseline: dense causal attention for causal layers, dense attention for others.
-Estimates are low: on a CPU, `hf-efficient-attn bench attention` measured 1.0 to 2.8 times as much.
+Lengths are in tokens, memory is in MiB, and pairs of queries and keys are counted in all heads of one example. A cost
+is an estimated time divided by the time of the baseline: dense causal attention for causal layers, dense attention for
+others. Estimates are low: on a CPU, `hf-efficient-attn bench attention` measured 1.0 to 2.8 times the estimate.
 
 --json prints {"model", "pattern", "call", "backend", "remark", "reasons", "allowed_pairs", "computed_pairs",
 "total_pairs", "baseline", "relative_cost", "memory_bytes", "costs_of", "notes", "beside", "exchange", "all_layers"}.
-"remark" says what the backend computes, "reasons" why each other backend was not chosen. "beside" holds the same keys
-for the other heads of a layer whose heads differ, or null. "all_layers" is {"num_layers", "relative_cost", "baseline"}
-for a model, and null for a pattern.
+"remark" says what the backend computes, and "reasons" say why each other backend was not chosen. If the heads of a
+layer differ, "beside" holds the same fields for the other heads; otherwise it is null. "all_layers" is {"num_layers",
+"relative_cost", "baseline"} for a model, and null for a pattern.
 """
 
 import argparse
@@ -81,14 +81,14 @@ def main(args: argparse.Namespace) -> None:
         what = what.causal() if args.causal else what
     else:
         is_folder = Path(args.what).is_dir()
-        # learned spans are known from the weights alone
+        # learned spans are saved only in the weights
         what = load_span_model(args.what, seed=0) if is_folder and getattr(config, "span", None) else config
     explanation = explain(
         what,
         query_tokens=args.tokens,
         key_tokens=args.key_tokens,
         device=args.device,
-        # spans are loaded in float32, whatever the model is saved in
+        # a model with spans is loaded in float32, whatever dtype it is saved in
         dtype=getattr(torch, args.dtype) if args.dtype else getattr(config, "dtype", None),
         num_heads=args.heads,
         num_key_heads=args.key_heads,

@@ -4,9 +4,9 @@
     hf-efficient-attn explore "band(256, 256) | global(0)" path/to/model --tokens 8192 --output patterns.html
     hf-efficient-attn explore --model path/to/model --text document.txt --output document.html
 
-The page is one HTML file that opens in a browser without a network. Your patterns are shown beside some patterns of
-this package. With --model and --text it also shows what each head attends to. The weights of all tokens would make the
-page too large, so it holds those of some tokens: they are underlined in the text, and only they can be clicked.
+The page is one HTML file that opens in a browser without a network. It shows your patterns and some patterns of this
+package. With --model and --text, it also shows what each head attends to. The weights of all tokens would make the page
+too large, so it holds the weights of some tokens: these are underlined in the text, and only they can be clicked.
 """
 
 import argparse
@@ -38,13 +38,13 @@ from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_destination
 from hf_efficient_attn.requirements import VERSION
 
-# where neither an option nor a model says another number
+# used if neither an option nor a model sets the number
 TOKENS, LAYERS, HEADS = 4096, 12, 8
 MEGABYTE = 10**6
-# of tokens, layers and heads on the page, which stays fluent with so many
+# the largest numbers of tokens, layers and heads with which the page stays responsive
 MOST = {"tokens": 262_144, "layers": 128, "heads": 256}
 STYLES = ("page.css", "views.css")
-# later ones use what earlier ones define
+# in this order, because later scripts use what earlier ones define
 SCRIPTS = (
     "key_intervals.js",
     "page.js",
@@ -115,7 +115,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise InputError for an option that is out of range, or that would change nothing, in a sentence."""
+    """Raise InputError for an option that is out of range, or that would change nothing."""
     for name in ("tokens", "layers", "heads", "num_rows"):
         number, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if number is not None:
@@ -160,7 +160,7 @@ def page_data(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def given_pattern(source: str, args: argparse.Namespace, layers: int, heads: int, tokens: int) -> tuple[Own, int]:
-    """Return a given pattern, or those of the layers of a saved model, and the number of heads.
+    """Return a given pattern, or the patterns of a saved model's layers, and the number of heads.
 
     Raises:
         EfficientAttentionError: an unknown pattern or model, or --causal with a model.
@@ -176,7 +176,7 @@ def given_pattern(source: str, args: argparse.Namespace, layers: int, heads: int
             f"{source} selects keys by content, so what it attends to depends on the text. Show it on a text: "
             f"hf-efficient-attn explore --model {source} --text FILE."
         )
-    # the patterns of requests already have the direction of the model
+    # if the model is causal, the patterns of its requests are already causal
     return (label(source), tuple(each.layer_spec.pattern for each in requests), False), requests[0].num_heads
 
 
@@ -184,7 +184,8 @@ def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
     """Return what the page shows of `--model` on `--text`, and the patterns that the model follows.
 
     Raises:
-        InputError: no text, before the model is loaded, or what `load_explored`, `read_tokens` and `read_rows` refuse.
+        InputError: no such text, raised before the model is loaded; or as in `load_explored`, `read_tokens` and
+            `read_rows`.
     """
     wanted = args.rows.split(",") if args.rows else []
     if not all(row.strip().isdecimal() for row in wanted):
@@ -200,7 +201,7 @@ def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
 
 
 def render_page(data: dict[str, Any]) -> str:
-    """Return the HTML of the page that shows `data`, which are JSON types; it loads nothing from anywhere."""
+    """Return the HTML of the page that shows `data` (JSON types); the page loads no other files."""
     parts = {
         "{{style}}": "\n".join(map(_part, STYLES)),
         "{{script}}": "\n".join(map(_part, SCRIPTS)),
@@ -215,7 +216,7 @@ def render_page(data: dict[str, Any]) -> str:
 
 
 def embedded(data: Any) -> str:
-    r"""Return JSON that can stand within a script element: no text in it can end the element, or begin another.
+    r"""Return JSON that is safe within a script element: no text in it can end the element or begin another one.
 
     >>> embedded("</script><!--")
     '"\\u003c/script>\\u003c!--"'

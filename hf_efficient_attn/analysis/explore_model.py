@@ -1,7 +1,7 @@
-"""A model on a text, as the page of `explore` shows it: its patterns, what some tokens read, and memberships.
+"""What the page of `explore` shows of a model and a text: patterns, the attention of some tokens, and memberships.
 
-Of every measured token, the strongest weights in every layer and head, and measures of all its weights; of all tokens,
-the clusters or buckets that the layers have chosen for them.
+For every measured token, these are its strongest weights in every layer and head, and statistics of all its weights.
+For all tokens, they are the clusters or buckets that the layers have chosen.
 """
 
 import re
@@ -31,26 +31,26 @@ DEFAULT_ROWS = 64
 # weights in the page, each with its key: about 3 MB
 MAX_KEPT = 400_000
 MOST_PER_ROW = 64
-# of all rows of all layers, which a forward pass returns together
+# the size of the weights that one forward pass returns, of all measured rows in all layers
 MAX_BYTES = 1 << 30
-# numbers of clusters and buckets in the page: about 6 MB
+# cluster and bucket numbers in the page: about 6 MB
 MAX_NUMBERS = 1 << 20
-# an expression of more is hard to read
+# an expression with more global tokens is hard to read
 MOST_GLOBAL = 32
 
 
 @dataclass(frozen=True)
 class ReadRows:
-    """What some tokens read. Shapes: L layers, H heads, R tokens, K weights that are kept of each.
+    """The attention of some tokens. Shapes: L layers, H heads, R tokens, K weights kept for each token.
 
     Attributes:
         rows: the tokens.
-        keys, weights: int [L, H, R, K] and float32, the strongest first; a weight of 0 is none.
-        share: float32 [L, H, R], the sum of those that are kept, of all weights of the row.
-        num_read: int [L, H, R], tokens with a weight above 0.
-        distance, effective, first: float32 [L, H, R]: the mean distance in tokens; the number of tokens of equal weight
+        keys, weights: int and float32 [L, H, R, K], the strongest weights first; a weight of 0 means no key.
+        share: float32 [L, H, R], the sum of the kept weights divided by the sum of all weights of the row.
+        num_read: int [L, H, R], the number of keys with a weight above 0.
+        distance, effective, first: float32 [L, H, R]: the mean distance in tokens; the number of keys of equal weight
             that have the same entropy; the weight on the first token.
-        global_tokens: those that the model reads, and lets read, everything.
+        global_tokens: the tokens that the layers receive as global.
         memberships: the clusters or buckets of all tokens, by the index of the layer that has chosen them.
     """
 
@@ -67,13 +67,13 @@ class ReadRows:
 
 
 def sampled_rows(num_tokens: int, num_rows: int, wanted: Sequence[int]) -> tuple[int, ...]:
-    """Return tokens spread evenly over a text, the first and the last among them, and those that are wanted.
+    """Return tokens spread evenly over a text, with the first and the last one, and the wanted tokens.
 
     >>> sampled_rows(100, 4, [7])
     (0, 7, 33, 66, 99)
 
     Raises:
-        InputError: one that the text does not have.
+        InputError: a wanted token that the text does not have.
     """
     beyond = [row for row in wanted if not 0 <= row < num_tokens]
     if beyond:
@@ -84,7 +84,7 @@ def sampled_rows(num_tokens: int, num_rows: int, wanted: Sequence[int]) -> tuple
 
 
 def read_rows(model: Any, ids: Sequence[int], rows: Sequence[int]) -> ReadRows:
-    """Return what some tokens of a text read, in time and memory that are linear in its length.
+    """Return the attention of some tokens of a text, in time and memory that are linear in its length.
 
     Raises:
         InputError: the model returns no attention weights.
@@ -137,7 +137,7 @@ def _reduced(weights: Tensor, rows: Sequence[int], kept: int) -> dict[str, Tenso
 
 @contextmanager
 def _progress(model: nn.Module, total: int) -> Iterator[None]:
-    """Show how many layers of all passes are done, as far as the model lists its layers."""
+    """Show a progress bar over the layers of all passes; layers are the entries of the longest module list."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     layers = max(lists, key=len, default=nn.ModuleList())
     with logging.tqdm(total=total, desc="reading the text", unit="layer", leave=False) as bar:
@@ -151,7 +151,7 @@ def _progress(model: nn.Module, total: int) -> Iterator[None]:
 
 @contextmanager
 def _global_tokens(model: nn.Module) -> Iterator[set[int]]:
-    """Collect the global tokens that the layers are told of, by positions or by a mask, in a forward pass."""
+    """Collect the global tokens that layers receive in a forward pass, as positions or as a mask."""
     found: set[int] = set()
 
     def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -174,10 +174,10 @@ def membership_data(
 ) -> dict[str, Any] | None:
     """Return what the page shows of the memberships of layers; None: no layer has any.
 
-    They are those of all tokens or, if these have too many, of the measured ones and others spread evenly.
+    They cover all tokens or, if these have too many, the measured tokens and others spread evenly over the text.
 
     Args:
-        found: of one text, by the index of the layer.
+        found: the memberships in one text, by the index of the layer.
         rows: the measured tokens.
     """
     if not found:
@@ -199,13 +199,13 @@ def _layer_data(each: Membership, tokens: Sequence[int]) -> dict[str, Any]:
         "count": each.count,
         "heads": each.queries.shape[1],
         "queries": sides[0],
-        # null: the same
+        # null: the same as the queries
         "keys": sides[1] if len(sides) > 1 else None,
     }
 
 
 def packed(tensor: Tensor, dtype: str) -> str:
-    """Return numbers as the page reads them: little-endian, of a dtype of numpy such as "<f4", in base64.
+    """Return numbers as the page reads them: in base64, little-endian, with a numpy dtype such as "<f4".
 
     >>> import torch
     >>> packed(torch.tensor([1, 258]), "<u4")
@@ -215,10 +215,10 @@ def packed(tensor: Tensor, dtype: str) -> str:
 
 
 def load_explored(source: str) -> Any:
-    """Return the backbone of a saved model, of an encoder-decoder its encoder, on the "efficient" attention.
+    """Return the backbone of a saved model (the encoder of an encoder-decoder) with "efficient" attention.
 
     Raises:
-        InputError: no saved model.
+        InputError: not a saved model.
         UnsupportedBackendError: a model whose attention the engine cannot compute.
     """
     model = load_model(source, seed=0).eval()
@@ -226,19 +226,19 @@ def load_explored(source: str) -> Any:
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
     if hasattr(model, "task"):
-        # the rule "auto" for global tokens is that of the head, which is left out
+        # the rule "auto" for global tokens depends on the head, which the backbone lacks
         head = next(iter(model.config.architectures or ()), "").partition("For")[2]
         model.task = re.sub(r"(?<!^)(?=[A-Z])", "_", head).lower() or None
     return model
 
 
 def attention_patterns(model: Any, global_tokens: Sequence[int]) -> tuple[tuple[Pattern | None, ...], bool]:
-    """Return the patterns of a model's layers, none if its config has none, and whether they are followed causally.
+    """Return the patterns of a model's layers, and whether the model is causal.
 
-    None: the layer keeps its own attention.
+    There are no patterns if the config has none; a pattern of None means that the layer keeps its own attention.
 
     Args:
-        global_tokens: those that are chosen in the text, besides those that the patterns name.
+        global_tokens: the global tokens chosen in the text, in addition to those that the patterns name.
     """
     config = model.config.get_text_config()
     spec = getattr(config, FIELD, None)
@@ -249,7 +249,7 @@ def attention_patterns(model: Any, global_tokens: Sequence[int]) -> tuple[tuple[
 
 
 def named_globals(patterns: Iterable[Pattern | None], num_tokens: int) -> set[int]:
-    """Return the tokens that patterns name as global; of blocks, all tokens of the block."""
+    """Return the tokens that patterns name as global; for a block, these are all of its tokens."""
     found: set[int] = set()
     for pattern in patterns:
         for position, block in () if pattern is None else pattern.global_positions():

@@ -25,15 +25,15 @@ PRESETS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Dense, causal", ("causal()",), True),
     ("Dense", ("full()",), False),
 )
-# of a pattern, in all layers and heads: about 5 MB
+# limit for one pattern in all layers and heads: about 5 MB
 MAX_INTERVALS = 1 << 19
 
-# a title, the patterns of the layers (None: the layer keeps its own attention), and whether they are followed causally
+# a title, the patterns of the layers (None: the layer keeps its own attention), and whether their causal form is used
 Own = tuple[str, Sequence[Pattern | None], bool]
 
 
 class TooManyIntervalsError(InputError):
-    """A pattern whose keys, of all queries, layers and heads, are too many intervals for a page."""
+    """The keys of a pattern, in all layers and heads, form more intervals than a page can hold."""
 
 
 def preset(
@@ -41,16 +41,16 @@ def preset(
 ) -> dict[str, Any]:
     """Return what the page shows of a pattern, in JSON types.
 
-    Layer n follows line n of `indices`, modulo their number, which has an index of `patterns` for every group of heads.
+    Entry n of `indices`, modulo their number, belongs to layer n: an index into `patterns` for every group of heads.
 
     Args:
-        lines: the expressions of the layers, repeated from the first on.
+        lines: the expressions of the layers, repeated if there are more layers.
         is_causal: whether the causal form is shown.
-        device: for which backends are explained.
+        device: the device for which backends are explained.
 
     Raises:
-        InputError: a length that the pattern cannot have, keys that are no tokens, or too many intervals.
-        ConfigurationError: so many heads cannot share the pattern, or it chooses keys by their content.
+        InputError: a length that the pattern cannot have, keys of another sequence, or too many intervals.
+        ConfigurationError: the pattern cannot be divided evenly among the heads, or selects keys by content.
     """
     patterns = [parse_pattern(line) for line in lines]
     for line, pattern in zip(lines, patterns, strict=True):
@@ -90,10 +90,11 @@ def preset(
 
 
 def interval_data(pattern: Pattern, num_tokens: int, most: int = MAX_INTERVALS) -> list[dict[str, Any]]:
-    """Return the keys of every query of a resolved pattern as `key_intervals.js` reads them, in JSON types.
+    """Return the keys of every query of a resolved pattern in JSON types, as `key_intervals.js` reads them.
 
-    The pattern is the union of the parts. One with a short period has `rows`, the ends of the intervals of a query
-    relative to it, one for each remainder; any other has `ranges` of queries, in which ends are constant or move.
+    The pattern is the union of the returned parts. A part with a short period has `rows`: for each remainder by the
+    period, the ends of a query's intervals, relative to the query. Any other part has `ranges` of queries, within which
+    the ends are constant or move with the query.
 
     Raises:
         TooManyIntervalsError: more than `most` intervals in all.
@@ -110,8 +111,8 @@ def interval_data(pattern: Pattern, num_tokens: int, most: int = MAX_INTERVALS) 
 
 
 def _relative_rows(pattern: Pattern, period: int, num_tokens: int) -> list[list[int]]:
-    """Return the ends of the intervals of one query of each remainder by the period, relative to the query."""
-    # far enough from both ends that neither cuts off a key
+    """Return, for each remainder by the period, the ends of a query's intervals, relative to the query."""
+    # far enough from both ends of the axis that no key is cut off
     room = period * -(-2 * num_tokens // period)
     rows = []
     for query in range(room, room + period):
@@ -129,7 +130,7 @@ def _relative_rows(pattern: Pattern, period: int, num_tokens: int) -> list[list[
 
 
 def _ranges(pattern: Pattern, num_tokens: int, most: int) -> list[list[Any]]:
-    """Return [first query, last query, ends] for ranges of queries; an end is [at first, at last] if it moves."""
+    """Return [first query, last query, ends] for ranges of queries; a moving end is [at first query, at last query]."""
     found, todo, count = [], [(0, num_tokens - 1)], 0
     while todo:
         first, last = todo.pop()
@@ -161,10 +162,10 @@ def _num_intervals(part: dict[str, Any]) -> int:
 
 
 def own_preset(own: Own, heads: int, tokens: int, device: str) -> dict[str, Any]:
-    """Return what the page shows of a pattern that a user gives, or that a model follows.
+    """Return what the page shows of the pattern of a user or a model, in JSON types.
 
     Raises:
-        EfficientAttentionError: as `preset`.
+        EfficientAttentionError: as in `preset`.
     """
     title, patterns, is_causal = own
     lines = [_expression(each, is_causal) for each in patterns]
@@ -172,7 +173,7 @@ def own_preset(own: Own, heads: int, tokens: int, device: str) -> dict[str, Any]
 
 
 def our_presets(num_layers: int, num_heads: int, tokens: int, device: str) -> list[dict[str, Any]]:
-    """Return `PRESETS` but those that so many heads cannot share, or that would be too many intervals."""
+    """Return `PRESETS` without those that the heads cannot share evenly, or that have too many intervals."""
     found = []
     for title, lines, is_causal in logging.tqdm(PRESETS, desc="patterns", unit="pattern", leave=False):
         if any(num_heads % parse_pattern(line).num_head_patterns for line in lines):
@@ -185,12 +186,12 @@ def our_presets(num_layers: int, num_heads: int, tokens: int, device: str) -> li
 
 
 def _expression(pattern: Pattern | None, is_causal: bool) -> str:
-    """Return an expression; of a layer with attention of its own, what that is if it reads everything it may."""
+    """Return the expression of a pattern; None: the expression of dense attention."""
     return ("causal()" if is_causal else "full()") if pattern is None else write_expression(pattern)
 
 
 def _tile(lines: Sequence[str]) -> list[str]:
-    """Return the shortest beginning of which all lines are repetitions.
+    """Return the shortest beginning that gives all lines when it is repeated; the last repetition may be cut.
 
     >>> _tile("abab"), _tile("aba")
     (['a', 'b'], ['a', 'b'])

@@ -7,7 +7,7 @@ Import hf_efficient_attn, then build a model with AutoModelFor….from_config(Co
 from_pretrained. A cost is the number of scores that a head computes in a layer for n tokens.
 
 --json prints a list of {"model_type", "config", "papers", "heads", "presets", "blocks", "causal", "cost"}: "heads" are
-names of Auto classes of transformers, "papers" ids on arXiv, and "blocks" values of the config's field block.
+names of Auto classes of transformers, "papers" are arXiv ids, and "blocks" are values of the config field block.
 """
 
 import argparse
@@ -41,11 +41,11 @@ def main(args: argparse.Namespace) -> None:
 def family_facts(family: ModuleType) -> dict[str, Any]:
     """Return what is known about a family, in JSON types.
 
-    family: its modeling module, as in `FAMILIES`.
+    family: its modeling module, an entry of `FAMILIES`.
     """
     classes = auto_classes(family)
     config = classes["AutoModel"].config_class
-    # class methods that transformers' configs do not have
+    # presets are class methods that the base class of transformers does not have
     methods = [name for name, value in vars(config).items() if isinstance(value, classmethod)]
     presets = [name for name in methods if not hasattr(PreTrainedConfig, name)]
     return {

@@ -1,4 +1,4 @@
-"""The models and the texts that commands are given: checkpoints, configs and named blocks, and the tokens of a text."""
+"""Models and texts in the forms that commands accept: checkpoints, configs, named blocks, and the tokens of a text."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES, 
 from hf_efficient_attn.models.spans.module import known_spans
 
 NUM_BYTES = 256
-# of adapters, and of models
+# config files of adapters and of models
 CONFIGS = ("adapter_config.json", "config.json")
 
 
 def find_saved(source: str) -> str:
-    """Return where transformers reads a saved model, by a single question to the Hub instead of its retries.
+    """Return the folder or Hub id of a saved model for transformers, without the retries of its requests to the Hub.
 
     Raises:
-        CheckpointError: no folder, and the Hub has none of this name or cannot be asked.
+        CheckpointError: not a folder, and the Hub has no such model or cannot be reached.
     """
     return find_on_hub(source, CONFIGS)
 
@@ -60,10 +60,10 @@ def decoded(content: bytes) -> str:
 
 
 def tokenizer_of(source: str, vocab_size: int) -> Any:
-    """Return the tokenizer beside a model; None: there is none, and the model's tokens can be bytes.
+    """Return the tokenizer saved with a model; None: there is none, and the model's 256 tokens can be bytes.
 
     Raises:
-        InputError: there is none, and they cannot.
+        InputError: there is no tokenizer, and the model's tokens cannot be bytes.
     """
     saved = find_saved(source)
     try:
@@ -78,7 +78,7 @@ def tokenizer_of(source: str, vocab_size: int) -> Any:
 
 
 def check_tokens(source: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raise InputError if a text has fewer than two tokens, or one that the model does not have."""
+    """Raise InputError if a text has fewer than 2 tokens, or a token that the model does not have."""
     if len(ids) < 2:
         raise InputError(f"The text has {len(ids)} tokens; attention between tokens needs at least 2.")
     if max(ids) >= vocab_size:
@@ -97,13 +97,13 @@ DEFAULT_SHAPE: dict[str, Any] = {
     "num_attention_heads": 6,
     "position_embedding_type": "learned",
 }
-# what SAS trains beside α, β and γ
+# the gains that SAS trains in addition to α, β and γ
 OTHER_GAINS = [name for name in BLOCK_STYLES["sas"].trainable if name not in HEAD_GAINS]
 
 
 @dataclass(frozen=True)
 class NamedBlock:
-    """A block for `--model`: how a legend calls it, and the config fields that make it."""
+    """A block for `--model`: its name in a legend, and the config fields that define it."""
 
     title: str
     fields: dict[str, Any]
@@ -116,7 +116,7 @@ NAMED_BLOCKS = {
     "sas": NamedBlock("SAS (no attention skip, shaped)", {"block": "sas"}),
     "sas_p": NamedBlock("SAS-P (no skip, shaped)", {"block": "sas_p"}),
     "sas_p_no_norm": NamedBlock("SAS-P without norms (no skip, shaped)", {"block": "sas_p_no_norm"}),
-    # SAS with α = γ = 0: nothing but shaping is taken away. W^Q then starts as in plain attention, at N(0, 0.02).
+    # SAS with α = γ = 0: only shaping is removed. W^Q then starts as in plain attention, at N(0, 0.02).
     "sas_unshaped": NamedBlock(
         "SAS unshaped (no attention skip, softmax)",
         {"block": "sas", "identity_gain": 0.0, "centering_gain": 0.0, "trainable_gains": OTHER_GAINS},
@@ -136,21 +136,21 @@ NAMED_BLOCKS = {
 
 
 def label(source: str) -> str:
-    """Return what a legend calls `source`: the title of a named block, else the last two parts of a path or Hub id."""
+    """Return the name of `source` in a legend: the title of a named block, or the end of a path or Hub id."""
     if source in NAMED_BLOCKS:
         return NAMED_BLOCKS[source].title
     return "/".join(Path(source).parts[-2:])
 
 
 def load_model(source: str, seed: int) -> Any:
-    """Return the backbone `source` stands for, in float32; weights that are not loaded are drawn from `seed`.
+    """Return the backbone of `source` in float32; weights that are not loaded are drawn from `seed`.
 
     Args:
         source: a name in `NAMED_BLOCKS`, a config.json, a checkpoint folder or a Hub id.
 
     Raises:
-        InputError: a path at which nothing is saved, or what transformers cannot read.
-        CheckpointError: no folder, and the Hub has none of this name or cannot be asked.
+        InputError: a path without a saved model, or a model that transformers cannot load.
+        CheckpointError: not a folder, and the Hub has no such model or cannot be reached.
     """
     if source in NAMED_BLOCKS:
         return _at_start(SimplifiedTransformerConfig(**DEFAULT_SHAPE, **NAMED_BLOCKS[source].fields), seed)
@@ -159,7 +159,7 @@ def load_model(source: str, seed: int) -> Any:
     if path.suffix == ".json":
         return _at_start(load_config(source), seed)
     verbosity = logging.get_verbosity()
-    # that a head is left out is meant
+    # hide the warning about the weights of the head, which is left out on purpose
     logging.set_verbosity_error()
     try:
         with readable(source):
@@ -186,7 +186,7 @@ def _at_start(config: Any, seed: int) -> Any:
 
 
 def reads_text(source: str) -> bool:
-    """Return whether a source of `load_model` has trained weights, which text makes sense to."""
+    """Return whether a source of `load_model` has trained weights, which are measured on text."""
     return source not in NAMED_BLOCKS and not source.endswith(".json")
 
 
@@ -195,10 +195,11 @@ def load_tokens(
 ) -> torch.Tensor:
     """Return the token ids to send through `model`: text for a checkpoint, else random ids. Shape [batch_size, tokens].
 
-    The text is cut into `batch_size` pieces of equal length, of which the first `tokens` tokens are taken.
+    The text is cut into `batch_size` pieces of equal length, and the first `tokens` tokens of each piece are used.
 
     Raises:
-        InputError: a checkpoint without tokenizer, a text file that is not there, not in UTF-8 or too short.
+        InputError: a checkpoint without a tokenizer, or a text file that does not exist, is not in UTF-8 or is too
+            short.
     """
     if random_tokens or not reads_text(source):
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -226,20 +227,20 @@ def load_tokens(
 
 
 MAX_TOKENS = 16384
-# transformers' number for a tokenizer that knows no limit is larger
+# model_max_length of a tokenizer without a limit is larger than this
 NO_LIMIT = 10**9
 PREFIXED = ("roberta", "camembert", "xlm-roberta", "longformer")
 
 
 @dataclass(frozen=True)
 class ShownTokens:
-    """A text as a model reads it.
+    """The tokens of a text, and what the page shows for each.
 
     Attributes:
-        ids: of the tokens that are read.
-        texts: what each stands for; of several tokens of one character, the first shows it, the others a dot.
-        special: the places of tokens that stand for no text, such as [CLS].
-        num_left_out: how many tokens of the text are beyond the longest input.
+        ids: the ids of the tokens, up to the longest input.
+        texts: the text of each token; if one character has several tokens, the first shows it and the others a dot.
+        special: the indices of special tokens, such as [CLS].
+        num_left_out: the number of tokens beyond the longest input.
     """
 
     ids: tuple[int, ...]
@@ -249,14 +250,14 @@ class ShownTokens:
 
 
 def read_tokens(source: str, config: Any, content: bytes, max_tokens: int | None) -> ShownTokens:
-    """Return the tokens of a text, by the tokenizer beside the model or, for 256 tokens and no tokenizer, its bytes.
+    """Return the tokens of a text, from the model's tokenizer or, for 256 tokens and no tokenizer, its bytes.
 
     Args:
-        max_tokens: the most to read; None: 16,384, or as many as the model has positions.
+        max_tokens: the maximum number of tokens; None: 16,384. Positions and tokenizer of the model may lower it.
 
     Raises:
-        InputError: a text that is not in UTF-8, no tokenizer where one is needed, one that does not fit the
-            model, or fewer than 2 tokens.
+        InputError: a text that is not in UTF-8, a missing tokenizer, a tokenizer that does not fit the model, or fewer
+            than 2 tokens.
     """
     tokenizer = tokenizer_of(source, config.vocab_size)
     longest = _longest(config, tokenizer, max_tokens)
@@ -272,7 +273,7 @@ def read_tokens(source: str, config: Any, content: bytes, max_tokens: int | None
 
 
 def _tokenized(tokenizer: Any, text: str, longest: int) -> tuple[list[int], list[int], list[str], int]:
-    """Return the tokens of a text, which are special, what they stand for, and how many there are without a limit."""
+    """Return token ids, indices of special tokens, the text of each token, and the number of tokens without a limit."""
     options = {"return_special_tokens_mask": True, "return_offsets_mapping": tokenizer.is_fast}
     encoded = tokenizer(text, truncation=True, max_length=longest, **options)
     ids, special = encoded["input_ids"], [i for i, is_it in enumerate(encoded["special_tokens_mask"]) if is_it]
@@ -283,7 +284,7 @@ def _tokenized(tokenizer: Any, text: str, longest: int) -> tuple[list[int], list
 
 
 def _longest(config: Any, tokenizer: Any, max_tokens: int | None) -> int:
-    """Return the longest input in tokens; RoBERTa counts positions from its padding on."""
+    """Return the longest input in tokens; RoBERTa's first two positions are not used for tokens."""
     limits = [MAX_TOKENS if max_tokens is None else max_tokens]
     positions = getattr(config, "max_position_embeddings", None)
     if positions:
@@ -294,7 +295,7 @@ def _longest(config: Any, tokenizer: Any, max_tokens: int | None) -> int:
 
 
 def _byte_texts(content: bytes) -> list[str]:
-    r"""Return the character that each byte begins; a dot for its further bytes, and numbers for bytes of no character.
+    r"""Return a text for each byte: the character that it begins, a dot for its further bytes, or the byte in hex.
 
     >>> _byte_texts(b"a\n\xc3\xa9\xff\x00")
     ['a', '\n', 'é', '·', '‹FF›', '‹00›']
@@ -310,9 +311,9 @@ def _byte_texts(content: bytes) -> list[str]:
 
 
 def _texts_at(text: str, offsets: list[tuple[int, int]], decoded: list[str], special: set[int]) -> list[str]:
-    """Return the part of the text that each token stands for, with what no token stands for before it, such as spaces.
+    """Return the part of the text for each token, with the text before it that has no token, such as spaces.
 
-    Where several tokens are the bytes of one character, the first shows it, and the others a dot.
+    If several tokens are the bytes of one character, the first shows the character and the others a dot.
 
     >>> _texts_at("a é", [(0, 0), (0, 1), (2, 3), (2, 3)], ["[CLS]", "a", "?", "?"], {0})
     ['[CLS]', 'a', ' é', '·']
@@ -327,7 +328,7 @@ def _texts_at(text: str, offsets: list[tuple[int, int]], decoded: list[str], spe
     return texts
 
 
-# what a picture can show of characters that leave no ink; half a character of UTF-8 is decoded as U+FFFD
+# visible signs for white space in a picture; a part of a UTF-8 character is decoded as U+FFFD
 VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "→", "\ufffd": "·"})
 TEXT_NAME = "the text that comes with the command"
 TEXT = """\
@@ -351,7 +352,7 @@ northwest wind is stronger than thirty knots, she stays awake until all of the b
 
 @dataclass(frozen=True)
 class TextTokens:
-    """A text as a model reads it: the ids of its tokens, and what a picture shows for each."""
+    """The tokens of a text: their ids, and what a picture shows for each."""
 
     ids: tuple[int, ...]
     symbols: tuple[str, ...]
@@ -365,7 +366,7 @@ def load_span_model(source: str, seed: int) -> Any:
 
     Raises:
         InputError: none of these, or a model without spans.
-        CheckpointError: a damaged one.
+        CheckpointError: a damaged checkpoint, or a Hub id that cannot be found.
     """
     model = load_model(source, seed).eval()
     try:
@@ -376,7 +377,7 @@ def load_span_model(source: str, seed: int) -> Any:
 
 
 def read_text(path: Path | None) -> bytes:
-    """Return the bytes of a text file; without one, those of a short English text.
+    """Return the bytes of a text file; None: the bytes of a short English text.
 
     Raises:
         InputError: no such file.
@@ -385,11 +386,11 @@ def read_text(path: Path | None) -> bytes:
 
 
 def tokenize(source: str, model: Any, text: bytes) -> TextTokens:
-    """Return the tokens of a text, by the tokenizer beside the model or, for 256 tokens and no tokenizer, its bytes.
+    """Return the tokens of a text, from the model's tokenizer or, for 256 tokens and no tokenizer, its bytes.
 
     Raises:
-        InputError: a text that is not in UTF-8, no tokenizer where one is needed, one that does not fit the model, or
-            fewer than 2 tokens.
+        InputError: a text that is not in UTF-8, a missing tokenizer, a tokenizer that does not fit the model, or fewer
+            than 2 tokens.
     """
     vocab_size = model.config.vocab_size
     tokenizer = tokenizer_of(source, vocab_size)

@@ -1,4 +1,4 @@
-"""Patterns and models as commands are given them: expressions, JSON, files, folders."""
+"""Patterns and models in the forms that commands accept: expressions, JSON, files, folders."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.config_spec import is_pattern_name, parse_pattern, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# the help of an argument that `read_config` and `read_pattern` read
+# the help of an argument that is read by `read_config` and `read_pattern`
 PATTERN_OR_MODEL = (
     "a pattern: an expression such as 'band(4, 4) | global(0)', JSON, or a JSON file; or a saved model: its folder or "
     "its config.json"
@@ -19,7 +19,7 @@ PATTERN_OR_MODEL = (
 
 
 def read_config(source: str) -> PreTrainedConfig | None:
-    """Return the config of a saved model, its folder or its config.json; None: the source is neither.
+    """Return the config of a saved model, given as its folder or its config.json; None: the source is neither.
 
     Raises:
         InputError: a folder without config.json, or a config that transformers cannot read.
@@ -31,7 +31,7 @@ def read_config(source: str) -> PreTrainedConfig | None:
         if not path.is_file():
             raise InputError(f"{source} is a folder without config.json. Give the folder of a saved model.")
         return load_config(path)
-    # the name of a pattern without its brackets is refused as a pattern, which says how it is written
+    # the name of a pattern without brackets is refused later, by parse_pattern, whose message says how to write it
     is_expression = any(sign in source for sign in "({[") or is_pattern_name(source)
     if path.is_file() and path.suffix != ".json":
         raise InputError(
@@ -58,7 +58,7 @@ def refuse_misplaced(source: str, config: PreTrainedConfig | None, part: str | N
 
 
 def _refuse_blank(source: str) -> None:
-    """Raise InputError for an empty argument, which would be this folder."""
+    """Raise InputError for an empty argument, which `Path` would take for the current folder."""
     if not source.strip():
         raise InputError("The pattern is empty. Give an expression such as 'band(4, 4) | global(0)', JSON, or a file.")
 
@@ -66,7 +66,7 @@ def _refuse_blank(source: str) -> None:
 def _has_model_type(path: Path) -> bool:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    # what is no JSON is refused as a pattern
+    # invalid JSON is refused later, when it is read as a pattern
     except (ValueError, RecursionError):
         return False
     return isinstance(data, dict) and "model_type" in data
@@ -75,7 +75,7 @@ def _has_model_type(path: Path) -> bool:
 def read_pattern(source: str, layer: int = 0) -> Pattern:
     """Return the pattern of a layer from an expression, from JSON text, or from a JSON file.
 
-    JSON holds a pattern, or any other form of `attention_pattern`, or a config that has one.
+    The JSON holds a pattern, any other form of `attention_pattern`, or a config with an `attention_pattern`.
 
     Raises:
         ConfigurationError: it is none of these, or the layer has no pattern.
@@ -91,13 +91,13 @@ def read_pattern(source: str, layer: int = 0) -> Pattern:
 
 
 def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, ...]:
-    """Return the patterns of all layers, as `read_pattern` reads them; None: the layer keeps its own attention.
+    """Return the patterns of all layers from a source of `read_pattern`; None: the layer keeps its own attention.
 
     Args:
-        num_layers: how many there are, where the source does not say it.
+        num_layers: the number of layers, if the source does not say it.
 
     Raises:
-        ConfigurationError: as `read_pattern`.
+        ConfigurationError: as in `read_pattern`.
     """
     _refuse_blank(source)
     if not source.endswith(".json") and Path(source).is_file():

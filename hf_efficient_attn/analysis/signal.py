@@ -2,15 +2,15 @@
 
     hf-efficient-attn analyze signal --model pre_ln sas path/to/model --tokens 256
 
-In an untrained model the vectors of different tokens should stay different from layer to layer (they become alike in
-rank collapse), and their norms should neither vanish nor explode. Skip connections ensure this. Without them, plain
-softmax attention averages the differences between tokens away, and shaped attention α·I + β·A − γ·C keeps them.
+In an untrained model, the vectors of different tokens should stay different from layer to layer (in rank collapse, they
+become alike), and their norms should neither vanish nor explode. Skip connections ensure this. Without them, plain
+softmax attention averages out the differences between tokens, while shaped attention α·I + β·A − γ·C keeps them.
 
 Cosines lie between -1 and 1, entropies are in nats. signal.json, which --json prints, holds {"settings", "models"};
 each model has a list of its layers.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), sections 2 and 4.1, after Noci et al.
-(arXiv:2306.17759). The papers print no curve; the measure here is the mean cosine between tokens of a sequence.
+(arXiv:2306.17759). The papers show no such curve; this command measures the mean cosine between tokens of a sequence.
 """
 
 import argparse
@@ -52,15 +52,15 @@ MATRIX_GAINS = {
 def analyze_signal(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> SignalReport:
     """Return cosine, norm, attention entropy and gains after the embedding and after every block.
 
-    The model may be any encoder or causal model of transformers; gains are found in models that have them. It computes
-    in evaluation mode with eager attention, a sparsified one with its pattern; afterwards its mode and attention are
-    what they were. The last layer is read before the final norm if the blocks of the model can be found, otherwise
+    The model may be any encoder or causal model of transformers; gains are found in models that have them. It runs in
+    evaluation mode with eager attention, or with its pattern if it is sparsified; its mode and attention are restored
+    afterwards. The last layer is measured before the final norm if the blocks of the model can be found, otherwise
     after it.
 
     Args:
         model: a transformers model, with or without a head.
         input_ids: [B, T], at least 1 sequence of at least 2 tokens.
-        attention_mask: [B, T], 1 = real token; padding is left out of every mean. None: all are real.
+        attention_mask: [B, T], 1 = real token; padding is left out of every mean. None: all tokens are real.
 
     Raises:
         InputError: shapes that do not fit, fewer than 2 real tokens in every sequence, an encoder-decoder, or a model
@@ -110,7 +110,7 @@ def rms(hidden: torch.Tensor, real: torch.Tensor) -> float:
 
 
 def attention_entropy(weights: torch.Tensor, real: torch.Tensor) -> tuple[list[float], float]:
-    """Return the mean entropy of a real query per head, and that of uniform attention over the same keys, in nats.
+    """Return the mean entropy of real queries per head, and the entropy of uniform attention to the same keys, in nats.
 
     A key counts as allowed if some head gives it a weight above 0. Shapes: weights [B, H, T, K], real [B, T] (bool).
     """
@@ -195,7 +195,7 @@ def _last_block(model: Any) -> nn.Module | None:
 def _evaluation(model: Any) -> Iterator[None]:
     was_training, implementation = model.training, model.config._attn_implementation
     model.eval()
-    # both return weights; models of transformers follow a pattern under one of them alone
+    # both implementations return weights, but a sparsified model of transformers uses its pattern only with EFFICIENT
     is_sparsified = has_pattern(model.config) and not getattr(model, "follows_patterns", False)
     model.set_attn_implementation(EFFICIENT if is_sparsified else "eager")
     try:
@@ -253,7 +253,7 @@ def main(args: argparse.Namespace) -> None:
     if args.text is not None and (args.random_tokens or not any(map(reads_text, args.model))):
         raise InputError(f"--text {args.text} would not be read: only saved models read one, without --random-tokens.")
     picture = args.picture or args.output / "signal.png"
-    # what could not be drawn is not measured
+    # fail before measuring if the picture cannot be drawn
     check_picture(picture)
     check_destination(args.output / "signal.json")
     reports = []

@@ -1,6 +1,6 @@
-"""What `analyze_signal` found, layer by layer: values, a printable table, JSON, and a picture.
+"""The results of `analyze_signal`, layer by layer: values, a printable table, JSON, and a picture.
 
-The picture shows token cosine and RMS norm by layer for any models; gains and entropy too for a single one.
+The picture shows token cosine and RMS norm by layer for any number of models, and gains and entropy for a single model.
 """
 
 import json
@@ -16,10 +16,10 @@ from hf_efficient_attn.pictures import new_figure, save_figure
 
 @dataclass(frozen=True)
 class GainReading:
-    """One gain of one block as it is now.
+    """The current value of one gain of one block.
 
     name, symbol: the config field (`mlp_gain`) and the paper's letter (`β_FF`).
-    values: one number, or one per head. initial: where it started, the same for all heads.
+    values: one number, or one per head. initial: the value at the start, the same for all heads.
     is_trained: whether it is a parameter; otherwise it is a constant of the architecture.
     """
 
@@ -39,7 +39,7 @@ class LayerSignal:
     entropy_nats: mean entropy of a real query's softmax weights A (before shaping), per head, in nats.
     uniform_nats: the entropy that uniform attention over the allowed keys would have, in nats.
     entropy_relative: entropy_nats divided by uniform_nats, per head, in [0, 1].
-    gains: those of the block. Entropies and gains are empty for layer 0 and where the model has none.
+    gains: the gains of the block. Entropies and gains are empty for layer 0, and if the model has none.
     """
 
     token_cosine: float
@@ -54,12 +54,12 @@ class LayerSignal:
 class SignalReport:
     """How a signal passes through one model: `layers[0]` is the embedding, `layers[i]` the output of block i.
 
-    Entropies describe the softmax matrix A, not the shaped matrix α·I + β·A − γ·C, whose rows are no probabilities.
+    Entropies describe the softmax matrix A, not the shaped matrix α·I + β·A − γ·C, whose rows are not probabilities.
     """
 
     model: str
     num_sequences: int
-    num_tokens: int  # real ones, over all sequences
+    num_tokens: int  # real tokens, in all sequences together
     layers: tuple[LayerSignal, ...]
 
     @property
@@ -69,7 +69,7 @@ class SignalReport:
 
     @property
     def has_entropy(self) -> bool:
-        """Whether the model gave its attention weights."""
+        """Whether the model returned its attention weights."""
         return any(layer.entropy_nats for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class SignalReport:
         return cls(**{**data, "layers": tuple(map(_layer_from_dict, data["layers"]))})
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draw the report; the suffix of `path` says the format (`.png`, `.svg`, …).
+        """Draw the report; the suffix of `path` sets the format (`.png`, `.svg`, …).
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -127,7 +127,7 @@ def _mean(values: tuple[float, ...], form: str) -> str:
     return format(fmean(values), form) if values else "-"
 
 
-# Okabe & Ito's palette, told apart by colour-blind readers, without its yellow; markers differ too
+# Okabe & Ito's palette, which colour-blind readers can distinguish, without its yellow; markers also differ
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h", "*")
 PIXELS_PER_INCH = 130
@@ -136,8 +136,8 @@ PIXELS_PER_INCH = 130
 def signal_figure(reports: "Sequence[SignalReport]") -> Any:
     """Return the picture of `reports`.
 
-    It has a panel for the token cosine and one for the RMS norm, with a line for each report. If there is a single
-    report, its attention entropy and gains have panels, too, if the model has them.
+    It has a panel for the token cosine and one for the RMS norm, with a line for each report. For a single report, it
+    also has panels for the attention entropy and the gains, if the model has them.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -162,7 +162,7 @@ def signal_figure(reports: "Sequence[SignalReport]") -> Any:
 
 
 def _style(index: int, num_lines: int) -> dict[str, Any]:
-    """Return how line `index` looks: earlier lines are thicker with larger hollow markers, so that equal ones show."""
+    """Return the style of line `index`; earlier lines are thicker, with larger hollow markers, so that all show."""
     below = num_lines - 1 - index
     return {
         "color": COLORS[index % len(COLORS)],

@@ -1,4 +1,4 @@
-"""What `analyze spans` found: the values, notes on what they leave out, and their forms as JSON, table and picture.
+"""The results of `analyze spans`: values, notes on what they leave out, JSON, a table and a picture.
 
 The picture shows spans by layer, attention by distance, spans along a text, and cost by span limit.
 """
@@ -14,18 +14,18 @@ from typing import Any
 from hf_efficient_attn.models.spans.module import ADAPTIVE, DYNAMIC, FIXED, FROZEN
 from hf_efficient_attn.pictures import new_figure, plain_number
 
-# distances that a picture shows as one point grow by this factor
+# a picture shows distances from d to this factor times d as one point
 BIN_GROWTH = 2 ** (1 / 8)
 
 
 @dataclass(frozen=True)
 class SpanCost:
-    """What the spans of one model cost.
+    """The spans of one model, and their cost.
 
     Attributes:
-        kind: "fixed", "adaptive", "dynamic", or "frozen", which were adaptive once.
-        span_limit: the longest span there can be, in tokens.
-        average_span, max_span: as the authors report them, in tokens, with the ramp.
+        kind: "fixed", "adaptive", "dynamic", or "frozen" (formerly adaptive).
+        span_limit: the longest possible span, in tokens.
+        average_span, max_span: in tokens and with the ramp, as the authors report them.
         flops_per_token: multiply-adds of the layers, without embeddings, norms, softmax and the output layer.
     """
 
@@ -48,12 +48,12 @@ class LayerSpans:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Where a head looks.
+    """The attention weights of a head by distance.
 
     Attributes:
         span, keys: as in `LayerSpans`.
-        first_distance: the distance of the first weight, in tokens: 0 if tokens read themselves, else 1.
-        weights: the weight a query gives to each distance, on average; both sides together where both are read.
+        first_distance: the distance of the first weight, in tokens: 0 if tokens attend to themselves, else 1.
+        weights: the average weight that a query gives to each distance; if not causal, both sides are added.
     """
 
     layer: int
@@ -65,17 +65,17 @@ class HeadWeights:
 
     @property
     def total_weight(self) -> float:
-        """The weight at all distances shown; what is missing from 1 lies farther away."""
+        """The weight at all distances shown; the rest, up to 1, lies farther away."""
         return sum(self.weights)
 
     @property
     def mean_distance(self) -> float:
-        """The mean distance of the weight shown, in tokens; 0 where there is none."""
+        """The mean distance of the weight shown, in tokens; 0 if there is none."""
         distances = enumerate(self.weights, self.first_distance)
         return sum(distance * weight for distance, weight in distances) / (self.total_weight or 1.0)
 
     def points(self) -> list[tuple[float, float]]:
-        """Return what a picture with a logarithmic axis shows: the mean distance and the mean weight of each bin."""
+        """Return the points for a logarithmic axis: the mean distance and the mean weight of each bin."""
         return [
             (fmean(bin), fmean(self.weights[distance - self.first_distance] for distance in bin))
             for bin in log_bins(self.first_distance, self.first_distance + len(self.weights) - 1)
@@ -92,14 +92,14 @@ class TextSpans:
 
 @dataclass(frozen=True)
 class SpanReport:
-    """How far the heads of a model look.
+    """How far the heads of a model attend.
 
     Attributes:
         ramp: over how many tokens a mask falls from 1 to 0 beyond the span.
-        shortest, longest: the heads with the shortest and longest span; among equal ones, those that look nearest and
-            farthest on average.
-        num_queries: over how many tokens their weights are averaged.
-        reach: the largest distance at which any head gives weight.
+        shortest, longest: the heads with the shortest and longest span; among equal spans, the heads with the smallest
+            and largest mean distance.
+        num_queries: the number of tokens over which their weights are averaged.
+        reach: the largest distance at which any head can give weight.
         along_text: None if spans are the same for all tokens.
     """
 
@@ -119,7 +119,7 @@ class SpanReport:
         return self.shortest.first_distance + len(self.shortest.weights) - 1
 
     def notes(self) -> list[str]:
-        """Return what the numbers leave out, in sentences."""
+        """Return sentences on what the numbers leave out."""
         found = []
         if self.farthest < self.reach:
             found.append(
@@ -142,7 +142,7 @@ class SpanReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "SpanReport":
-        """Return the report that `to_dict` wrote, whatever stands beside it."""
+        """Return the report that `to_dict` wrote; further entries of `data` are ignored."""
         along = data["along_text"]
         found = {
             "cost": SpanCost(**data["cost"]),
@@ -164,13 +164,13 @@ class SpanReport:
 
 
 def _filled(kind: Any, data: Mapping[str, Any]) -> Any:
-    """Return a dataclass from the entries that are its fields, its lists as tuples."""
+    """Return an instance of a dataclass from the entries that are its fields, with lists as tuples."""
     values = {field.name: data[field.name] for field in fields(kind)}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def log_bins(first: int, last: int) -> list[range]:
-    """Return first..last cut into ranges, each of a single distance or ending before `BIN_GROWTH` times its start.
+    """Return first..last cut into ranges; each is a single distance or ends before `BIN_GROWTH` times its start.
 
     >>> [(each.start, len(each)) for each in log_bins(15, 24)]
     [(15, 1), (16, 1), (17, 2), (19, 2), (21, 2), (23, 2)]
@@ -184,7 +184,7 @@ def log_bins(first: int, last: int) -> list[range]:
 
 
 def cost_table(costs: list[SpanCost]) -> str:
-    """Return a line for each model."""
+    """Return a table with a line for each model."""
     rows = [["model", "span", "limit", "average", "longest", "multiply-adds/token"]]
     for cost in costs:
         tokens = (f"{cost.span_limit:,}", f"{cost.average_span:,.1f}", f"{cost.max_span:,}")
@@ -193,7 +193,7 @@ def cost_table(costs: list[SpanCost]) -> str:
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Return the rows as lines, in columns that are flush right.
+    """Return the rows as lines with right-aligned columns.
 
     >>> aligned([["layer", "keys"], ["0", "1,024"]])
     ['layer   keys', '    0  1,024']
@@ -209,7 +209,7 @@ def _head_line(name: str, head: HeadWeights) -> str:
     )
 
 
-# Okabe & Ito's palette, told apart by colour-blind readers; markers differ too
+# Okabe & Ito's palette, which colour-blind readers can distinguish; markers also differ
 STYLES = {
     FIXED: {"color": "#D55E00", "marker": "s"},
     ADAPTIVE: {"color": "#0072B2", "marker": "o"},
@@ -219,9 +219,9 @@ STYLES = {
 LAYER_COLORS = ("#0072B2", "#56B4E9")
 SHORTEST, LONGEST = "#E69F00", "#0072B2"
 PIXELS_PER_INCH = 130
-# how many single characters, or longer tokens, have room on an axis, and how many letters of a token
+# how many single characters or longer tokens fit on an axis, and how many letters of a token are shown
 AXIS_CHARACTERS, AXIS_TOKENS, LONGEST_LABEL = 110, 60, 14
-# on a logarithmic axis a weight of 0 has no place; smaller ones are not shown either
+# smaller weights are not shown, because a logarithmic axis has no 0
 SMALLEST_WEIGHT = 1e-6
 
 
@@ -229,8 +229,8 @@ def spans_figure(report: SpanReport, costs: Sequence[SpanCost], text: str) -> An
     """Return the picture of a report.
 
     Args:
-        costs: of this model and those it is compared with; without any of these they are left out.
-        text: what was read, as a picture names it; dynamic spans are those of this text.
+        costs: costs of this model and of those it is compared with; a single cost is not drawn.
+        text: name of the text in the picture; dynamic spans are those of this text.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -287,7 +287,7 @@ def _draw_spans(axis: Any, report: SpanReport) -> None:
 
 
 def _draw_weights(axis: Any, report: SpanReport) -> None:
-    """Draw the weights of two heads; what is below `SMALLEST_WEIGHT` has no place on a logarithmic axis."""
+    """Draw the weights of two heads, without those below `SMALLEST_WEIGHT`."""
     mean = " on average" if report.cost.kind == DYNAMIC else ""
     names = (
         (f"longest{mean}", f"shortest{mean}") if report.longest.span > report.shortest.span else ("farthest", "nearest")
@@ -312,7 +312,7 @@ def _draw_weights(axis: Any, report: SpanReport) -> None:
 
 
 def _draw_text(axis: Any, text: TextSpans) -> None:
-    """Draw the spans of the last tokens, which have most text before them."""
+    """Draw the spans of the last tokens, which have the most text before them."""
     is_wide = any(len(symbol) > 1 for symbol in text.symbols)
     room = AXIS_TOKENS if is_wide else AXIS_CHARACTERS
     spans, symbols = text.spans[-room:], [symbol[:LONGEST_LABEL] for symbol in text.symbols[-room:]]
@@ -366,7 +366,7 @@ def _draw_bars(axis: Any, costs: Sequence[SpanCost], field: str, unit: str) -> N
 
 
 def _engineering(value: float, position: int | None = None) -> str:
-    """Return a number with the letter of its thousands, as tick labels want it.
+    """Return a number with the prefix k, M or G, as a formatter of tick labels.
 
     >>> _engineering(41_600_000.0), _engineering(250.0), _engineering(0.0)
     ('41.6 M', '250', '0')

@@ -36,17 +36,17 @@ from hf_efficient_attn.models.spans.module import DYNAMIC, span_modules
 from hf_efficient_attn.models.spans.training import average_span, max_span, span_flops
 from hf_efficient_attn.pictures import check_destination, check_picture, save_figure
 
-# attention by distance is the mean over at least so many queries, or what a short text has of them
+# attention by distance is averaged over at least this many queries, or over fewer in a short text
 NUM_QUERIES = 256
 
 
 def measure_spans(name: str, model: Any, text: TextTokens) -> SpanReport:
-    """Return everything `analyze spans` shows of a model.
+    """Return everything that `analyze spans` shows of a model.
 
     Args:
-        name: what tables call the model.
+        name: name of the model in tables.
         model: a backbone in evaluation mode, as `load_span_model` returns it.
-        text: the tokens to read, as many as `tokens_needed` at best; all weights of all layers are held at once,
+        text: the tokens to measure, ideally `tokens_needed` of them; the weights of all layers are held at once,
             layers · heads · tokens² numbers.
 
     Raises:
@@ -86,39 +86,39 @@ def measure_spans(name: str, model: Any, text: TextTokens) -> SpanReport:
 
 
 def measure_cost(name: str, model: Any) -> SpanCost:
-    """Return what the spans of a model cost; dynamic ones are those of the text it read last."""
+    """Return the cost of a model's spans; dynamic spans are those of its last forward pass."""
     span = average_span(model)
     kind, limit = span_modules(model)[0].kind, model.config.span_limit
     return SpanCost(name, kind, limit, span, max_span(model), span_flops(model.config, span))
 
 
 def read_silently(model: Any, ids: tuple[int, ...], **options: Any) -> Any:
-    """Return the outputs of a model for one text, without the warning that all attention weights are many."""
+    """Return the outputs of a model for one text, without the warning about the size of all attention weights."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="output_attentions=True", category=UserWarning)
         return model(input_ids=torch.tensor([ids]), **options)
 
 
 def tokens_needed(config: Any, longest_keys: int) -> int:
-    """Return how long a text lets `NUM_QUERIES` tokens see everything within their spans, in tokens.
+    """Return the length of a text, in tokens, in which `NUM_QUERIES` tokens have all keys within their spans.
 
     Args:
-        longest_keys: the keys, on one side, that the longest head reads; of dynamic spans the limit.
+        longest_keys: how many keys on one side the head with the longest span attends to; for dynamic spans, the limit.
     """
     return longest_keys * (1 if config.is_causal else 2) + NUM_QUERIES
 
 
 def longest_keys(model: Any) -> int:
-    """Return how many keys on one side any head of a model can read; dynamic spans can grow to the limit."""
+    """Return the most keys on one side that a head of a model can attend to; dynamic spans can grow to the limit."""
     is_dynamic = any(module.kind == DYNAMIC for module in span_modules(model))
     return model.config.span_limit if is_dynamic else max_span(model)
 
 
 def farthest_distance(num_tokens: int, is_causal: bool) -> int:
-    """Return up to which distance a text shows what its tokens read.
+    """Return the largest distance, in tokens, at which attention weights are measured in a text.
 
-    `NUM_QUERIES` tokens have all distances before them (and behind them, if not causal); in a short text as many as
-    it shows distances.
+    `NUM_QUERIES` tokens have a token at every distance up to this one before them (and after them, if not causal). In a
+    short text, the number of such tokens is the number of distances.
 
     >>> farthest_distance(1000, is_causal=True), farthest_distance(300, is_causal=True), farthest_distance(300, False)
     (744, 150, 100)
@@ -129,7 +129,7 @@ def farthest_distance(num_tokens: int, is_causal: bool) -> int:
 
 
 def query_range(num_tokens: int, farthest: int, is_causal: bool) -> range:
-    """Return the queries that have a token at every distance up to the farthest, on each side they read.
+    """Return the queries that have a token at every distance up to the farthest, on each side they attend to.
 
     >>> query_range(10, 3, is_causal=True), query_range(10, 3, is_causal=False)
     (range(3, 10), range(3, 7))
@@ -138,9 +138,9 @@ def query_range(num_tokens: int, farthest: int, is_causal: bool) -> range:
 
 
 def weights_by_distance(weights: Tensor, distances: range, is_causal: bool) -> Tensor:
-    """Return the attention weight that a query gives to each distance, the mean over queries, float64 [H, distances].
+    """Return the attention weight that a query gives to each distance, averaged over queries, float64 [H, distances].
 
-    Distances of both sides are added up where both are read. Shapes: weights [H, T, T].
+    If not causal, the weights of both sides are added. Shapes: weights [H, T, T].
 
     >>> nearest = torch.eye(6).roll(-1, 1)[None]
     >>> weights_by_distance(nearest, range(3), is_causal=False).tolist()
@@ -149,7 +149,7 @@ def weights_by_distance(weights: Tensor, distances: range, is_causal: bool) -> T
     queries = query_range(weights.shape[-1], distances[-1], is_causal)
     means = []
     for distance in distances:
-        # the entries of a diagonal below the main one are counted by their keys, above it by their queries
+        # torch indexes a diagonal by its key below the main diagonal, and by its query above it
         columns = [weights.diagonal(-distance, 1, 2)[:, queries.start - distance : queries.stop - distance]]
         if distance and not is_causal:
             columns.append(weights.diagonal(distance, 1, 2)[:, queries.start : queries.stop])
@@ -158,7 +158,7 @@ def weights_by_distance(weights: Tensor, distances: range, is_causal: bool) -> T
 
 
 def _read(model: Any, ids: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the weights of each layer, [H, T, T], and the spans of each token, [H, T] for each layer if dynamic."""
+    """Return the weights of each layer, [H, T, T], and, for dynamic spans, the spans of its tokens, [H, T]."""
     token_spans: list[Tensor] = []
 
     def record(module: Any, args: Any, spans: Tensor | None) -> None:
@@ -214,13 +214,13 @@ def main(args: argparse.Namespace) -> None:
     """Measure the spans of a model, print tables, write spans.json and the picture.
 
     Raises:
-        EfficientAttentionError: no such model or text, a model without spans, a text it cannot read.
+        EfficientAttentionError: no such model or text, a model without spans, or a text that does not fit the model.
         ImportError: matplotlib is missing; raised before anything is measured.
     """
     if args.tokens < 2:
         raise InputError(f"--tokens {args.tokens}: attention between tokens needs at least 2.")
     picture = args.picture or args.output / "spans.png"
-    # what could not be drawn is not measured
+    # fail before measuring if the picture cannot be drawn
     check_picture(picture)
     path = args.output / "spans.json"
     check_destination(path)
@@ -240,7 +240,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def analyze(source: str, text: bytes, max_tokens: int, seed: int) -> tuple[SpanReport, list[str]]:
-    """Return the report on a model that reads as much of a text as it needs, and notes in sentences."""
+    """Return the report on a model, measured on as much of a text as it needs, and notes in sentences."""
     model = load_span_model(source, seed)
     tokens = tokenize(source, model, text)
     print(f"Measuring {source} ...", file=sys.stderr)
@@ -251,7 +251,7 @@ def analyze(source: str, text: bytes, max_tokens: int, seed: int) -> tuple[SpanR
 
 
 def cost_of(source: str, text: bytes, max_tokens: int, seed: int) -> SpanCost:
-    """Return what the spans of a model cost; only dynamic spans depend on the text."""
+    """Return the cost of a model's spans; only dynamic spans depend on the text."""
     model = load_span_model(source, seed)
     if span_modules(model)[0].kind == DYNAMIC:
         read_silently(model, tokenize(source, model, text).ids[:max_tokens])

@@ -1,4 +1,4 @@
-"""Patterns made of others: `|`, `&` and `~`, by interval arithmetic on the bounds of their parts, and `PerHead`."""
+"""Patterns made of other patterns: `|`, `&` and `~`, by interval arithmetic on the bounds of parts, and `PerHead`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def check_pattern(kind: str, pattern: Any) -> None:
 
 
 def check_size(kind: str, parts: tuple[Pattern, ...]) -> None:
-    """Refuse parts that are nested too deep, or too many in all, to compute anything in reasonable time.
+    """Refuse parts that are nested too deep, or too many in total, to be computed in reasonable time.
 
     Raises:
         ConfigurationError: names the kind of the pattern that should hold them.
@@ -85,7 +85,7 @@ def check_is_pattern(kind: str, pattern: Any) -> None:
     check_kind(pattern)
 
 
-# each is computed separately; with more of them, that takes longer than computing all of them together
+# members are computed separately; with more of them, that takes longer than computing them together
 MAX_MEMBERS = 16
 
 
@@ -95,7 +95,7 @@ def allowed_by(pattern: Pattern, query: Any, key: Any) -> Any:
 
 
 class Algebra(Pattern):
-    """The base of unions and intersections: the patterns are flattened, and duplicates removed."""
+    """The base of unions and intersections: nested ones are flattened, and duplicates are removed."""
 
     patterns: tuple[Pattern, ...]
 
@@ -129,7 +129,7 @@ class Algebra(Pattern):
 
 @dataclass(frozen=True)
 class Union(Algebra, kind="union"):
-    """`a | b`: a query attends to the keys that at least one of the patterns allows, to each key once."""
+    """`a | b`: a query attends to the keys that at least one of the patterns allows, and to each key once."""
 
     patterns: tuple[Pattern, ...]
 
@@ -168,7 +168,7 @@ class Union(Algebra, kind="union"):
 
 @dataclass(frozen=True)
 class Intersection(Algebra, kind="intersection"):
-    """`a & b`: a query attends to the keys that all of the patterns allow."""
+    """`a & b`: a query attends to the keys that all patterns allow."""
 
     patterns: tuple[Pattern, ...]
 
@@ -193,8 +193,8 @@ class Intersection(Algebra, kind="intersection"):
         return farthest([part.unread_tokens_ahead for part in self.patterns])
 
     def decoding_reach(self) -> DecodingReach | None:
-        # among the kept tokens a part reads the same only if they include its own reach; a part that reads all earlier
-        # tokens does so among any
+        # if tokens are dropped, a part still allows the same kept pairs only if its whole reach is kept; a part that
+        # allows all earlier tokens always does
         reaches = [reach for part in self.patterns if (reach := part.decoding_reach()) != ALL_BEFORE]
         return joined_reach(reaches) if reaches else ALL_BEFORE
 
@@ -208,7 +208,7 @@ class Intersection(Algebra, kind="intersection"):
         return prod(part.num_members for part in self.patterns)
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return the orders of the first part that has its own, restricted by the other parts where possible."""
+        """Return the orders of the first part that defines any, restricted by the other parts where possible."""
         extent = (num_queries, num_keys, query_offset)
         for part in self.patterns:
             orders = part.token_orders(*extent)

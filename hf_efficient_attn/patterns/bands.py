@@ -48,7 +48,8 @@ class Distances(Pattern):
         check_integer(self.kind, "step", self.step, at_least=1)
 
     def allowed(self, query: Any, key: Any) -> Any:
-        # of tensors, only differences of every query and every key take memory for all pairs; and no sum may overflow
+        # limits are applied to queries or keys alone, which takes less memory than the differences of all pairs; they
+        # are subtracted, because sums could overflow
         is_any = self.left is None and self.right is None
         conditions = [(key - query) % self.step == 0] if self.step > 1 or is_any else []
         if self.left is not None:
@@ -64,8 +65,7 @@ class Distances(Pattern):
             return normalize(
                 clip(((first_query + distance, last_query + distance + 1) for distance in distances), num_keys)
             )
-        # the classes of neighbouring queries touch: one interval, from the first query's first key to the last query's
-        # last
+        # the keys of neighbouring queries touch and form one interval
         distances = self._distances(first_query, last_query, num_keys)
         return clip([(first_query + distances.start, last_query + distances.stop)], num_keys) if distances else ()
 
@@ -99,7 +99,7 @@ class Distances(Pattern):
             return band_pairs(queries, distances.start, distances.stop, num_keys) if distances else 0
         if len(distances) <= self.step:
             return sum(band_pairs(queries, distance, distance + 1, num_keys) for distance in distances)
-        # one band per residue class: the sum with fewer terms
+        # the sum over residue classes, each of which is a band, has fewer terms than the sum over distances
         return sum(
             self.subsample(self.step).num_pairs(len(order.queries), len(order.keys), order.local_query_offset)
             for order in self.token_orders(num_queries, num_keys, query_offset)
@@ -140,7 +140,7 @@ class Distances(Pattern):
         return distances_pattern(left, right, self.step // gcd(self.step, step))
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return one order for each residue class with both queries and keys; in it the pattern is a band."""
+        """Return one order, in which the pattern is a band, for each residue class that has both queries and keys."""
         if self.step == 1:
             return super().token_orders(num_queries, num_keys, query_offset)
         firsts = range(query_offset, query_offset + min(self.step, num_queries))
@@ -185,7 +185,7 @@ class Causal(Distances, kind="causal"):
 
 
 def says_sides(cls: type[T]) -> type[T]:
-    """Return a class of patterns that says what its sides are where one is missing."""
+    """Return the class with an `__init__` whose error for a missing argument explains left and right."""
     build: Any = cls.__init__
 
     @wraps(build)
@@ -209,8 +209,8 @@ def says_sides(cls: type[T]) -> type[T]:
 class Band(Distances, kind="band"):
     """Every query attends to the keys around it: sliding-window attention.
 
-    left, right: how many tokens before and after the query it attends to; the query itself is not counted. None: no
-        limit; -1: the query itself is left out, too.
+    left, right: how many tokens before and after itself a query attends to. None: no limit; -1: the query does not
+        attend to itself either.
 
     >>> print(Band(left=1, right=0).draw(4))
     ■⬚⬚⬚
@@ -273,7 +273,7 @@ def distances_pattern(left: int | None, right: int | None, step: int) -> Pattern
     return Band(left, right)
 
 
-# Longformer's windows, which count the tokens on both sides of a query together, as bands.
+# Longformer's windows, which count the tokens on both sides of a query together, converted to bands.
 
 
 def band_of_window(attention_window: Any) -> Band:
@@ -303,7 +303,7 @@ def band_of_window(attention_window: Any) -> Band:
     return Band(attention_window // 2, attention_window // 2)
 
 
-# Keys that stand for several tokens each, and may be read from the last of these tokens on.
+# Keys that each stand for several tokens. The last of these tokens and all later ones may attend to such a key.
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ class CompressedKeys(Pattern, kind="compressed_keys"):
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
         stop = query_offset + num_queries
-        # keys that all queries read, and keys that some of them read
+        # how many keys all queries attend to, and how many keys at least one query attends to
         every, some = (min(num_keys, self._num_ended(query)) for query in (query_offset, stop - 1))
         left = (some - every) * (stop - self.block_tokens + 1)
         return every * num_queries + left - self.step * (some - every) * (every + some - 1) // 2
@@ -358,15 +358,15 @@ class CompressedKeys(Pattern, kind="compressed_keys"):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        # the index of a key is at most that of the last token it stands for
+        # the index of a key is at most the index of the last token it stands for
         return max(-1, 1 - self.block_tokens)
 
     def _num_ended(self, query: int) -> int:
-        """Return how many keys stand only for tokens up to the query."""
+        """Return the number of keys that stand only for tokens up to the query."""
         return max(0, (query - self.block_tokens + 1) // self.step + 1)
 
 
-# Blocks of keys chosen by content: every query reads its own block and the past blocks that fit it best.
+# Blocks of keys selected by content: every query attends to its own block and to the past blocks with the best scores.
 
 
 @dataclass(frozen=True)
@@ -374,14 +374,15 @@ class BlockTopK(Pattern, kind="block_top_k"):
     """Every query attends to its own block, causally, and to the `num_chosen` - 1 past blocks with the highest scores.
 
     Mixture of block attention (MoBA, Lu et al., arXiv:2502.13189, equations 3 to 6): the score of a block is the
-    product of the query, after rotary positions, with the mean of the block's keys; the first block wins a tie. Every
-    head selects its own blocks, even where heads share keys. Blocks are counted from the first token of a document. No
-    gradient passes through the selection. For sequences of up to `num_chosen` · `block_tokens` tokens the pattern is
-    the same as `Causal()`.
+    dot product of the query, after rotary positions, and the mean of the block's keys; the first block wins a tie.
+    Every head selects its own blocks, even if heads share keys. Blocks are counted from the first token of a document.
+    No gradient passes through the selection. For sequences of up to `num_chosen` · `block_tokens` tokens, the pattern
+    is the same as `Causal()`.
 
-    The selected keys depend on the contents of queries and keys. Therefore this pattern cannot be drawn, and cannot be
-    a part of another pattern: a layer follows it alone. Pretrained models need further training with it. MoBA trains
-    90% of the tokens with blocks and 10% with full attention, and fine-tunes with full attention in the last layers.
+    The selected keys depend on the contents of queries and keys. Therefore this pattern cannot be drawn and cannot be
+    part of another pattern: it must be the only pattern of its layer. Pretrained models need further training with it.
+    MoBA trains 90% of the tokens with blocks and 10% with full attention, and fine-tunes with full attention in the
+    last layers.
 
     block_tokens: the length of a block in tokens; the paper's models have 512 to 4,096.
     num_chosen: how many blocks a query attends to, its own block included; the paper's models have 3 to 12.
@@ -429,7 +430,7 @@ class BlockTopK(Pattern, kind="block_top_k"):
     def _pairs_before(self, stop: int) -> int:
         """Return how many pairs the queries 0 … stop - 1 have."""
         blocks, rest = divmod(stop, self.block_tokens)
-        # of whole blocks before these queries: block b reads min(b, num_chosen - 1) of them
+        # queries of block b attend to min(b, num_chosen - 1) whole past blocks; summed over all whole blocks
         few = min(blocks, self.num_chosen)
         read = few * (few - 1) // 2 + (blocks - few) * (self.num_chosen - 1)
         own = blocks * self.block_tokens * (self.block_tokens + 1) // 2 + rest * (rest + 1) // 2

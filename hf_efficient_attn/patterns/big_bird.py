@@ -20,7 +20,7 @@ from hf_efficient_attn.patterns.tables import KeyTable
 # Random attention between blocks (Zaheer et al., BigBird, 2020, section 2).
 
 
-# of drawing a row, and each of its blocks
+# work for drawing a row, and for each of its blocks
 STEPS_PER_RANDOM_ROW, STEPS_PER_BLOCK = 32, 2
 
 
@@ -34,14 +34,14 @@ class RandomBlocks(Pattern, kind="random_blocks"):
 
     num_blocks: random blocks per block of queries; fewer if there are fewer candidates.
     block_tokens: tokens per block; the last may be shorter.
-    exclude: a pattern of tokens. If it lets a query attend to any key of a block, this block is no candidate for the
+    exclude: a pattern of tokens. If it lets a query attend to any key of a block, this block is not a candidate for the
         query's block.
-    is_causal: candidates lie strictly before the block of queries, and a draw does not depend on the length. So
-        decoding with a cache attends to the same blocks as a forward pass over the whole sequence.
+    is_causal: candidates lie strictly before the block of queries, and a draw does not depend on the length. Decoding
+        with a cache therefore attends to the same blocks as a forward pass over the whole sequence.
 
     Raises:
-        ConfigurationError: numbers below 1, a seed that is not an integer, or a causal pattern that excludes one that
-            depends on the length.
+        ConfigurationError: numbers below 1, a seed that is not an integer, or a causal pattern whose `exclude` depends
+            on the length.
         WorkLimitError: a length at which there are too many blocks, or at which `exclude` attends to single keys nearly
             everywhere.
     """
@@ -115,7 +115,7 @@ class RandomBlocks(Pattern, kind="random_blocks"):
             return Blocks(_draw_random_blocks(self, num_blocks, layer, head, num_heads), self.block_tokens)
 
 
-# a model asks in every forward pass; entries are small: num_blocks integers per row of blocks
+# called in every forward pass; entries are small: num_blocks integers per row of blocks
 @lru_cache(maxsize=512)
 def _draw_random_blocks(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_heads: int) -> KeyTable:
     if pattern.is_causal:
@@ -130,7 +130,7 @@ def _causal_rows(pattern: RandomBlocks, layer: int, head: int, num_heads: int) -
 
 
 class GrowingRows:
-    """The rows of a causal draw, which are the same at every length: as a text gets longer, only new ones are drawn."""
+    """The rows of a causal draw, which are the same at every length: for a longer text, only new rows are drawn."""
 
     def __init__(self, pattern: RandomBlocks, layer: int, head: int, num_heads: int) -> None:
         self.pattern, self.place = pattern, (layer, head, num_heads)
@@ -156,7 +156,7 @@ def _excluded(pattern: RandomBlocks, num_rows: int, layer: int, head: int, num_h
 def _row(
     pattern: RandomBlocks, exclude: Pattern | None, row: int, num_rows: int, layer: int, head: int
 ) -> tuple[int, ...]:
-    """Draw the blocks that a row reads."""
+    """Draw the blocks that a row attends to."""
     block, num_candidates = pattern.block_tokens, row if pattern.is_causal else num_rows
     touched = exclude.key_intervals(row * block, (row + 1) * block - 1, num_rows * block) if exclude else ()
     touched_blocks = tuple((start // block, -(-stop // block)) for start, stop in touched)
@@ -168,7 +168,7 @@ def _row(
 def _sample(generator: Random, candidates: Intervals, num_blocks: int) -> tuple[int, ...]:
     """Draw `num_blocks` distinct candidates, or all if there are fewer.
 
-    It makes the first steps of a Fisher-Yates shuffle by `random()`, whose numbers Python promises never to change.
+    These are the first steps of a Fisher-Yates shuffle with `random()`, whose numbers Python promises never to change.
     """
     num_left, moved, drawn = size(candidates), dict[int, int](), []
     if num_left <= num_blocks:
@@ -189,10 +189,10 @@ def _nth(intervals: Intervals, index: int) -> int:
     return start + index
 
 
-# lengths in tokens at which the published code draws only from the first 1,024 tokens, on the grid of 4,096
+# lengths at which the published code draws only from the first 1,024 tokens, as if the length were 4,096 tokens
 PREFIX_LENGTHS = {"authors": (1024, 2048, 3072, 4096), "transformers": (1024, 3072, 4096)}
 PREFIX_TOKENS, GRID_TOKENS = 1024, 4096
-# of drawing a row, besides one for each block that is shuffled
+# work for drawing a row, in addition to one step for each block that is shuffled
 STEPS_PER_ROW = 8
 
 # the random blocks of one head, row by row
@@ -202,18 +202,19 @@ Rows = tuple[tuple[int, ...], ...]
 def bigbird(
     block_tokens: int = 64, num_random_blocks: int = 3, seed: int = 0, plan: str = "seeded", causal: bool = False
 ) -> Pattern:
-    """Return BigBird-ITC: the three blocks around a query, the first and the last block as global, and random blocks.
+    """Return BigBird-ITC: the three blocks around a query, global first and last blocks, and random blocks.
 
     Args:
         block_tokens: tokens per block.
         num_random_blocks: random blocks for each block of queries that is not global.
         seed: seed of the random blocks.
-        plan: "seeded" draws them by `RandomBlocks` from all blocks that the rest does not touch; "authors" and
-            "transformers" draw exactly as their code does in training, see `BigBirdBlocks`.
-        causal: our causal form: own and previous block, first block global, random blocks strictly before.
+        plan: "seeded" draws them with `RandomBlocks` from all blocks that the rest of the pattern does not touch;
+            "authors" and "transformers" draw exactly as their code does in training, see `BigBirdBlocks`.
+        causal: the causal form of this package, which is not in the paper: own and previous block, global first block,
+            and random blocks strictly before the query's block.
 
     Raises:
-        ConfigurationError: an unknown plan, a plan without a causal form, or numbers that no pattern can have.
+        ConfigurationError: an unknown plan, a plan without a causal form, or invalid numbers.
     """
     check_choice("bigbird", "plan", plan, ("seeded", *PREFIX_LENGTHS))
     check_integer("bigbird", "num_random_blocks", num_random_blocks, at_least=0)
@@ -234,8 +235,8 @@ def bigbird(
 class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
     """The random blocks of the published BigBird code, number for number: numpy's legacy generator, seed + layer.
 
-    They lie in the first 1,024 tokens, or in the first (2·num_blocks + 5) blocks, whatever the length. If the code
-    draws a block that the queries attend to anyway, it counts once.
+    They lie in the first 1,024 tokens, or in the first (2·num_blocks + 5) blocks, whatever the length. A drawn block
+    that the queries attend to anyway counts once.
 
     num_blocks: random blocks per block of queries. block_tokens: tokens per block.
     plan: "authors" (google-research/bigbird) or "transformers", which differ at 2,048 tokens.
@@ -301,7 +302,7 @@ def _draw(pattern: BigBirdBlocks, num_rows: int, num_heads: int) -> tuple[Rows, 
 
 
 def _prefix_rows(stream: "_LegacyStream", pattern: BigBirdBlocks) -> list[list[int]]:
-    """Draw one head on the grid of 4,096 tokens, from the blocks 1, 2, ... of the first 1,024 tokens."""
+    """Draw one head for a length of 4,096 tokens, from the blocks 1, 2, ... of the first 1,024 tokens."""
     candidates = range(1, PREFIX_TOKENS // pattern.block_tokens)
     rows: list[list[int]] = [[]]
     for row in range(1, GRID_TOKENS // pattern.block_tokens - 1):
@@ -311,7 +312,7 @@ def _prefix_rows(stream: "_LegacyStream", pattern: BigBirdBlocks) -> list[list[i
 
 
 def _segment_rows(stream: "_LegacyStream", num_rows: int, num_blocks: int, num_heads: int) -> list[list[list[int]]]:
-    """Draw all heads from one or two segments of the blocks, row by row, and within a row head by head."""
+    """Draw all heads from one or two segments of blocks, row by row, and head by head within a row."""
     heads: list[list[list[int]]] = [[[] for _ in range(num_rows)] for _ in range(num_heads)]
 
     def draw(rows: Iterable[int], start: int, stop: int, count: int) -> None:
@@ -339,16 +340,16 @@ def _first_segment(num_rows: int, num_blocks: int) -> tuple[int, int]:
 
 
 def _candidates(blocks: Sequence[int], row: int, stop: int) -> list[int]:
-    """Return `blocks` without those that the code takes for neighbours or global in a segment that ends at `stop`."""
+    """Return `blocks` without those that the code treats as neighbours or global in a segment that ends at `stop`."""
     left_out = {row - 1, row, row + 1, 0, stop - 1}
-    # next to a global row, the code leaves out the other end's neighbour too
+    # next to a global row, the code also leaves out the neighbour of the global block at the other end
     left_out |= {stop - 2} if row == 1 else set()
     left_out |= {1} if row == stop - 2 else set()
     return [block for block in blocks if block not in left_out]
 
 
 class _LegacyStream:
-    """`numpy.random.RandomState(seed)` as far as shuffles go: MT19937, and indices by masked rejection."""
+    """The part of `numpy.random.RandomState(seed)` that shuffles: MT19937, and indices by masked rejection."""
 
     def __init__(self, seed: int) -> None:
         state = [seed & 0xFFFFFFFF]

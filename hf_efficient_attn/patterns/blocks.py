@@ -42,7 +42,7 @@ class OfBlocks(Pattern):
         return self._clip(self.pattern.full_key_intervals(*self._blocks(first_query, last_query, num_keys)), num_keys)
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
-        # all queries of a block read the same keys
+        # all queries of a block attend to the same keys
         stop = query_offset + num_queries
         second_block = (query_offset // self.block_tokens + 1) * self.block_tokens
         edges = chain([query_offset], range(second_block, stop, self.block_tokens), [stop])
@@ -96,11 +96,11 @@ class OfBlocks(Pattern):
         )
 
     def grid_shapes(self) -> tuple[tuple[int | None, ...], ...]:
-        """Return none: those of its pattern are of blocks."""
+        """Return none: a grid in its pattern consists of blocks, not of tokens."""
         return ()
 
     def _expand(self, order: TokenOrder, queries: range, keys: range) -> TokenOrder:
-        # only the very first block can lack tokens at its start, and it is the first of its order
+        # only the very first block can lack tokens at its start, and it is the first block of its order
         lost = max(0, queries.start - order.queries[0] * self.block_tokens)
         return TokenOrder(
             queries=self._tokens_of(order.queries, queries),

@@ -1,4 +1,4 @@
-"""Patterns as short expressions, and which layer follows which, in any form that `attention_pattern` may have."""
+"""Patterns as short expressions, and the patterns of all layers in any form that `attention_pattern` may have."""
 
 import ast
 import dataclasses
@@ -16,13 +16,13 @@ from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import allowed_names, check_kind, written_fields
 
-# Patterns as short expressions, which everything takes that takes a pattern: band(4, 4) | global(0).
+# Patterns as short expressions, such as band(4, 4) | global(0). Whatever takes a pattern also takes an expression.
 
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {ast.BitOr: or_, ast.BitAnd: and_}
 SHORT_NAMES = {"global_tokens": "global"}
 SIGNS = {"union": "|", "intersection": "&", "complement": "~"}
-# lists in calls, and operators that join patterns one by one
+# how deep lists, calls and operators may nest in an expression
 MAX_EXPRESSION_DEPTH = 100
 
 
@@ -37,7 +37,7 @@ def parse_pattern(text: str) -> Pattern:
     True
 
     Raises:
-        ConfigurationError: the expression contains anything else, or values that a pattern refuses.
+        ConfigurationError: the expression contains anything else, or invalid values for a pattern.
     """
     if not isinstance(text, str):
         raise ConfigurationError(
@@ -59,16 +59,16 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def pattern_of(given: Any) -> Any:
-    """Return the pattern of an expression, and anything else as it is.
+    """Return the pattern that an expression describes; anything but a string is returned unchanged.
 
     Raises:
-        ConfigurationError: as `parse_pattern`.
+        ConfigurationError: as in `parse_pattern`.
     """
     return parse_pattern(given) if isinstance(given, str) else given
 
 
 def write_expression(pattern: Pattern) -> str:
-    """Return the expression of a pattern, which `parse_pattern` reads.
+    """Return a pattern as an expression for `parse_pattern`.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> write_expression((Band(4, 4) | GlobalTokens([0])) & ~Band(0, None))
@@ -90,7 +90,7 @@ def _joins(pattern: Pattern) -> bool:
 
 
 def _written_fields(pattern: Pattern) -> Iterator[str]:
-    """Yield the fields of a pattern as arguments; those that can be left out by name, if they have another value."""
+    """Yield the fields of a pattern as arguments; fields with a default by name, unless they have the default value."""
     for field in written_fields(pattern):
         value = getattr(pattern, field.name)
         if field.default is dataclasses.MISSING:
@@ -151,7 +151,7 @@ def _pattern(node: ast.expr) -> Pattern:
 
 
 def is_pattern_name(text: str) -> bool:
-    """Return whether a text is the name of a pattern, without the brackets that would make it one.
+    """Return whether a text is only the name of a pattern, without the brackets that would make it an expression.
 
     >>> is_pattern_name("full"), is_pattern_name("full()")
     (True, False)
@@ -194,7 +194,7 @@ def _written(node: ast.expr) -> str:
 
 
 def _arguments(factory: Callable[..., Pattern]) -> Iterator[str]:
-    """Yield the arguments of a pattern: their names, lists in brackets, and defaults."""
+    """Yield the arguments of a pattern: their names, with brackets around lists, and their defaults."""
     for name, parameter in inspect.signature(GlobalTokens if factory is _global else factory).parameters.items():
         argument = f"[{name}, ...]" if get_origin(parameter.annotation) in (Sequence, tuple) else name
         yield argument if parameter.default is parameter.empty else f"{argument}={shown(parameter.default)}"
@@ -215,14 +215,14 @@ def patterns_per_layer(spec: Any, num_layers: int) -> tuple[Pattern | None, ...]
     Args:
         spec: one pattern, its expression or its dict for all layers; a list with one of these or None for each layer;
             or {"tile": "LLG", "patterns": {"L": ..., "G": ...}}, where the letters are repeated over the layers.
-        num_layers: layers of the model.
+        num_layers: number of layers of the model.
 
     >>> tiled = {"tile": "LG", "patterns": {"L": {"kind": "band", "left": 8, "right": 8}, "G": {"kind": "full"}}}
     >>> patterns_per_layer(tiled, 3)
     (Band(left=8, right=8), Full(), Band(left=8, right=8))
 
     Raises:
-        ConfigurationError: another form, a list of another length, or a letter without a pattern.
+        ConfigurationError: any other form, a list of another length, or a letter without a pattern.
     """
     if isinstance(spec, list | tuple):
         if len(spec) != num_layers:
@@ -238,10 +238,10 @@ def patterns_per_layer(spec: Any, num_layers: int) -> tuple[Pattern | None, ...]
 
 
 def layers_to_dict(spec: Any) -> Any:
-    """Return any form of `patterns_per_layer` in JSON types.
+    """Return a spec of `patterns_per_layer`, in any of its forms, in JSON types.
 
     Raises:
-        ConfigurationError: another form.
+        ConfigurationError: any other form.
     """
     if isinstance(spec, list | tuple):
         return [_json(_pattern_of_entry_or_none(entry)) for entry in spec]

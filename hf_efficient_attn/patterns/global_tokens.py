@@ -11,7 +11,7 @@ from hf_efficient_attn.patterns.intervals import Intervals, clip, normalize, siz
 from hf_efficient_attn.patterns.pattern import DecodingReach, GlobalPosition, Pattern, TokenOrder
 from hf_efficient_attn.patterns.serialization import check_bool, integers
 
-# this many neighbours are read where they are, without gathering
+# from this length on, neighbours are computed in place instead of being gathered
 LONG_INTERVAL = 1024
 
 
@@ -19,12 +19,12 @@ LONG_INTERVAL = 1024
 class GlobalTokens(Pattern, kind="global_tokens"):
     """The tokens at `positions` attend to all keys and are attended by all queries (Longformer, section 3.1).
 
-    All other tokens attend only to these tokens, not even to themselves: join the pattern with a band. Positions beyond
-    the end of an input are ignored, because a pattern serves inputs of any length.
+    All other tokens attend only to these tokens, not even to themselves, so join this pattern with a band. Positions
+    beyond the end of an input are ignored, because one pattern is used for inputs of any length.
 
-    positions: integers; negative ones count from the end.
-    reads_all, read_by_all: whether these tokens attend to all keys, and whether all queries attend to them; one of the
-        two may be False.
+    positions: integers; negative positions count from the end.
+    reads_all, read_by_all: whether these tokens attend to all keys, and whether all queries attend to them; at most one
+        of the two may be False.
 
     >>> print(GlobalTokens([0]).draw(3))
     ■■■
@@ -96,7 +96,7 @@ class GlobalTokens(Pattern, kind="global_tokens"):
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
         """Return the columns (all queries, global keys) and the rows (global queries, all keys), if not empty.
 
-        Long intervals of neighbours keep the order of the tokens.
+        If all positions form long intervals of neighbours, return the order of the tokens instead.
         """
         positions = self._counted_from_start
         if all(stop - start >= LONG_INTERVAL for start, stop in self._intervals):

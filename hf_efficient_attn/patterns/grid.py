@@ -22,9 +22,9 @@ from hf_efficient_attn.patterns.serialization import MAX_INTEGER, check_length
 
 @dataclass(frozen=True)
 class AnyGrid(Pattern):
-    """A pattern for each axis of a grid of tokens, and tokens before it; `Grid` says what the fields mean."""
+    """The base of grids: a pattern for each axis, and tokens before the grid; `Grid` documents the fields."""
 
-    # whether the first size may be None, for as many rows as a text has
+    # whether the first size may be None, for as many rows as the input has
     may_follow: ClassVar[bool]
 
     shape: Sequence[int | None]
@@ -49,11 +49,11 @@ class AnyGrid(Pattern):
         return replace(self, is_causal=True)
 
     def global_positions(self) -> tuple[GlobalPosition, ...]:
-        """Return none: those of its axes are coordinates."""
+        """Return none: the positions that its axes name are coordinates."""
         return ()
 
     def grid_shapes(self) -> tuple[tuple[int | None, ...], ...]:
-        """Return its own: the axes of a grid that is an axis are coordinates."""
+        """Return only its own shape: a grid that is an axis consists of coordinates, not of tokens."""
         return (tuple(self.shape),)
 
     @property
@@ -70,12 +70,12 @@ def written_shape(shape: Sequence[int | None]) -> str:
     return " × ".join("any number" if size is None else str(size) for size in shape)
 
 
-# Grids whose sizes are all known: what their tokens read, and the tiles in which they are computed.
+# Grids whose sizes are all known.
 
 
 @dataclass(frozen=True)
 class SizedGrid(AnyGrid, kind="sized_grid"):
-    """A `Grid` whose sizes are all known; tokens beyond it attend to, and are attended by, its prefix tokens only."""
+    """A `Grid` whose sizes are all known; tokens after it attend to, and are attended by, only its prefix tokens."""
 
     may_follow: ClassVar[bool] = False
 
@@ -88,7 +88,7 @@ class SizedGrid(AnyGrid, kind="sized_grid"):
     def allowed(self, query: Any, key: Any) -> Any:
         of_query, of_key = (self._is_inside(position) for position in (query, key))
         reads = of_query & of_key
-        # positions outside are those of the first token, so that tables can look them up
+        # positions outside the grid are replaced by the first token, so that lookup tables have an entry for them
         query_token, key_token = (query - self.prefix_tokens) * of_query, (key - self.prefix_tokens) * of_key
         for axis, size in zip(reversed(self._moved_axes), reversed(self.shape), strict=True):
             reads = reads & axis.allowed(query_token % size, key_token % size)
@@ -166,26 +166,27 @@ class SizedGrid(AnyGrid, kind="sized_grid"):
         return orders or super().token_orders(num_queries, num_keys, query_offset)
 
     def fitting_length(self, num_tokens: int) -> int:
-        """Return the same: it is for inputs of any length."""
+        """Return `num_tokens`: every length is allowed."""
         return num_tokens
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are up to the end of the grid."""
+        """The number of tokens up to the end of the grid, with the prefix tokens."""
         return self.prefix_tokens + prod(self.shape)
 
     @cached_property
     def _moved_axes(self) -> tuple[Pattern, ...]:
-        """The patterns of the axes, shifted inwards at the borders where that is asked for."""
+        """The patterns of the axes; with `borders="shifted"`, neighbourhoods move inwards at the borders."""
         if self.borders != SHIFTED:
             return tuple(self.axes)
         return tuple(map(shifted_axis, self.axes, self.shape))
 
     @cached_property
     def _products(self) -> tuple[tuple[Pattern, ...], ...]:
-        """Patterns of the axes; what is read are the keys that all patterns of one entry let a token read.
+        """Products of axis patterns; the pattern of the grid is their union.
 
-        A key lies before its query if it does so on the first axis on which they differ.
+        A product, one pattern per axis, allows a pair if all of its patterns do. A causal grid has several products,
+        because a key lies before its query if its coordinate is smaller on the first axis on which they differ.
         """
         axes = self._moved_axes
         if not self.is_causal:
@@ -201,7 +202,7 @@ class SizedGrid(AnyGrid, kind="sized_grid"):
         )
 
     def _is_inside(self, position: Any) -> Any:
-        """Return whether a token is one of the grid."""
+        """Return whether a position lies in the grid."""
         return (position >= self.prefix_tokens) & (position < self.num_tokens)
 
     def _boxes(self, first_query: int, last_query: int) -> Iterator[Ranges]:
@@ -226,7 +227,7 @@ class Grid(AnyGrid, kind="grid"):
     of an input. Models of transformers also check its shape: for a grid of 28 × 28 they refuse 14 × 56 patches, and
     inputs where a masked autoencoder has removed some patches.
 
-    shape: how many tokens lie along each axis; the first may be None, for as many rows or frames as there are.
+    shape: how many tokens lie along each axis; the first may be None, for as many rows or frames as the input has.
     axes: a pattern for each axis, whose positions are coordinates on it.
     prefix_tokens: tokens before the grid (a class token, registers). They attend to all tokens and are attended by all.
     borders: "cut": keys outside the grid are left out; "shifted": the neighbourhood moves inwards instead, so that all
@@ -268,7 +269,7 @@ class Grid(AnyGrid, kind="grid"):
     def allowed(self, query: Any, key: Any) -> Any:
         if self.depends_on_length:
             self._needs_length()
-        # what a causal token reads does not depend on how many rows follow
+        # which keys a causal query attends to does not depend on the number of rows that follow
         rows = self.shape[0] or (MAX_INTEGER - self.prefix_tokens) // prod(self._inner_shape)
         return self._sized((rows, *self._inner_shape)).allowed(query, key)
 
@@ -278,7 +279,7 @@ class Grid(AnyGrid, kind="grid"):
         return tuple(size for size in self.shape[1:] if size is not None)
 
     def fitting_length(self, num_tokens: int) -> int:
-        """Return the number of tokens of a grid with about as many rows as this length has room for."""
+        """Return the number of tokens of a grid with about as many rows as fit into this length."""
         row_tokens = prod(self._inner_shape)
         num_rows = self.shape[0] or max(1, (num_tokens - self.prefix_tokens) // row_tokens)
         num_all = self.prefix_tokens + num_rows * row_tokens

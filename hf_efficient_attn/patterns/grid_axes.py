@@ -1,4 +1,4 @@
-"""The axes of a grid: what they may be, the ranges of coordinates of neighbouring tokens, and borders that shift."""
+"""The axes of a grid: checks, shifted borders, the coordinates of ranges of tokens, and tiles."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,15 +24,15 @@ from hf_efficient_attn.patterns.serialization import (
 from hf_efficient_attn.patterns.tables import KeyTable
 
 CUT, SHIFTED = "cut", "shifted"
-# so many axes are plenty for tables, images and videos
+# more than enough for tables, images and videos
 MAX_AXES = 8
 
 
 def check_grid(grid: Any, may_follow: bool) -> tuple[tuple[int | None, ...], tuple[Pattern, ...]]:
-    """Return shape and axes of a grid as tuples.
+    """Return the shape and the axes of a grid as tuples, after checking all of its fields.
 
     Args:
-        may_follow: whether the first size may be None, for as many rows as a text has.
+        may_follow: whether the first size may be None, for as many rows as the input has.
 
     Raises:
         ConfigurationError: values that no grid has.
@@ -86,7 +86,7 @@ def _has_limits(axis: Pattern) -> bool:
 
 
 def shifted_axis(axis: Pattern, size: int) -> Pattern:
-    """Return the pattern of an axis of a known size whose borders shift what is read; itself where nothing is cut."""
+    """Return the pattern of an axis with neighbourhoods shifted inwards at the borders; `axis` if it has no limits."""
     if isinstance(axis, Distances) and axis.left is not None and axis.right is not None:
         return ShiftedBand(axis.left // axis.step, axis.right // axis.step, axis.step, size)
     return axis
@@ -94,14 +94,14 @@ def shifted_axis(axis: Pattern, size: int) -> Pattern:
 
 @dataclass(frozen=True)
 class ShiftedBand(Pattern):
-    """Every query reads equally many keys: at the ends of the axis those that are nearest to where they would lie.
+    """Every query attends to equally many keys; at the ends of the axis, its neighbourhood is shifted inwards.
 
-    left, right: how many keys before and after the query, away from the ends.
-    step: from key to key; the query reads keys of its own residue class.
-    size: of the axis; all keys of a class are read where they are too few.
+    left, right: how many keys lie before and after a query that is far from the ends.
+    step: distance between keys; a query attends to keys of its own residue class.
+    size: length of the axis; a query attends to all keys of its class if there are too few.
     """
 
-    # it is a part of patterns, but no config holds it
+    # not registered, because no config holds it
     kind: ClassVar[str] = "shifted_band"
 
     left: int
@@ -117,7 +117,7 @@ class ShiftedBand(Pattern):
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         if self.step == 1:
-            # neighbours start to read at the same key, or one after another
+            # the first keys of neighbouring queries are the same or one apart
             stop = self._first_place(last_query) + self.left + self.right + 1
             return clip([(self._first_place(first_query), stop)], min(num_keys, self.size))
         keys = (
@@ -134,14 +134,14 @@ class ShiftedBand(Pattern):
         return clip([(self._first_place(last_query), stop)], min(num_keys, self.size))
 
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
-        """Return one order per residue class, within which nothing else is read."""
+        """Return one order per residue class; queries attend only to keys of their own class."""
         if self.step == 1 or (query_offset, num_queries, num_keys) != (0, self.size, self.size):
             return super().token_orders(num_queries, num_keys, query_offset)
         classes = (range(first, self.size, self.step) for first in range(min(self.step, self.size)))
         return tuple(TokenOrder(own, own, None) for own in classes)
 
     def _first_place(self, query: Any) -> Any:
-        """Return the place of the first key that a query reads among those of its class."""
+        """Return the place of a query's first key among the keys of its class."""
         last = (self.size - 1 - query % self.step) // self.step
         start = query // self.step - self.left
         beyond = start + self.left + self.right - last
@@ -198,33 +198,33 @@ def crossed(intervals: Sequence[Intervals], shape: Sequence[int]) -> Intervals:
     return tokens
 
 
-# Tiles of a grid: token orders in which neighbours on every axis are neighbours, so that a block reads few keys.
+# Tiles of a grid: token orders that keep neighbours on every axis together, so that a block attends to few keys.
 #
-# The tokens of a tile read boxes of keys that overlap nearly everywhere, so that the box around all of them is little
-# more than what each reads. Tiles of equal size read boxes of equal size, near borders, too, and are computed as one
-# run.
+# The tokens of a tile attend to boxes of keys that overlap almost entirely, so that the box around all of them is only
+# slightly larger than each. Tiles of equal size attend to boxes of equal size, even near borders, and are computed as
+# one run.
 
 
-# of a tile; the engine takes no longer blocks
+# the engine does not accept longer blocks
 MAX_TILE_TOKENS = 512
-# the time of a key that is gathered for a tile, in scores: measured 44 to 110 (3,136 tokens, 8 heads, one thread)
+# gathering a key for a tile takes as long as this many scores: measured 44 to 110 (3,136 tokens, 8 heads, one thread)
 SCORES_PER_KEY = 64
-# how many coordinates of an axis a tile may have
+# numbers of coordinates that a tile may have on an axis
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-# a side that divides an axis evenly may be this much shorter or longer than the best one
+# a side that divides an axis evenly is used if it is between 0.6 and 1 / 0.6 times the best side
 EVEN_SHARE = 0.6
-# keys in the tables of all tiles
+# keys in the tables of all tiles of an axis
 MAX_TABLE_KEYS = 1 << 20
-# of an order, that are listed in the time of one step
+# queries of an order that are listed in the time of one step of work
 QUERIES_PER_STEP = 4
 
-# the patterns of all axes; one such product after another says what is read
+# products of axis patterns; the pattern of the grid is their union
 Products = Sequence[Sequence[Pattern]]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Coordinates on one axis, and all those that they read."""
+    """Coordinates on one axis, and all coordinates that they attend to."""
 
     coordinates: Sequence[int]
     reads: Intervals
@@ -232,16 +232,16 @@ class Tile:
 
 @dataclass(frozen=True)
 class GridTiles(Pattern):
-    """All tokens of a tile read a box of keys; queries are counted tile by tile, and keys as in the grid.
+    """All tokens of a tile attend to the same box of keys; queries are counted tile by tile, and keys as in the grid.
 
-    shape: of the grid.
-    num_tiles: on each axis.
-    axes: which coordinates each tile of an axis reads.
-    tile_tokens: of each tile.
-    prefix_tokens: keys before the grid, which all tiles read.
+    shape: shape of the grid.
+    num_tiles: number of tiles on each axis.
+    axes: which coordinates each tile of an axis attends to.
+    tile_tokens: number of tokens in each tile.
+    prefix_tokens: number of keys before the grid, which all tiles attend to.
     """
 
-    # it bounds patterns in token orders, but no config holds it
+    # not registered, because it only bounds patterns in token orders, and no config holds it
     kind: ClassVar[str] = "grid_tiles"
 
     shape: tuple[int, ...]
@@ -281,7 +281,7 @@ def tile_orders(
     """Return an order for the prefix tokens, and one for all tiles of equal size; None: the grid's own order is best.
 
     Args:
-        products: patterns of the axes; a token reads what all patterns of one entry let it read.
+        products: products of axis patterns; the pattern of the grid is their union.
     """
     axes = [Axis(tuple(each[number] for each in products), size) for number, size in enumerate(shape)]
     sides = best_sides(axes)
@@ -299,10 +299,11 @@ def tile_orders(
 
 
 class Axis:
-    """What the coordinates of one axis read, and how they are best divided.
+    """The coordinates of one axis, which coordinates they attend to, and their division into tiles.
 
     Attributes:
-        sequences: coordinates whose neighbours read nearly the same; all in one, or by residue classes.
+        sequences: the coordinates, in orders in which neighbours attend to nearly the same coordinates: all in one
+            sequence, or one sequence per residue class.
     """
 
     def __init__(self, patterns: tuple[Pattern, ...], length: int) -> None:
@@ -312,19 +313,19 @@ class Axis:
         self.sequences = [tuple(order) for order in orders] if is_divided else [tuple(range(length))]
 
     def reads(self, coordinates: Sequence[int]) -> Intervals:
-        """Return all coordinates that some of these read."""
+        """Return all coordinates that at least one of these attends to."""
         return union(
             *(pattern.key_intervals(each, each, self.length) for pattern in self.patterns for each in coordinates)
         )
 
     def num_reads(self, side: int) -> int:
-        """Return how many coordinates a tile far from the borders reads."""
+        """Return how many coordinates a tile far from the borders attends to."""
         sequence = max(self.sequences, key=len)
         first = max(0, (len(sequence) - side) // 2)
         return size(self.reads(sequence[first : first + side]))
 
     def tiles(self, side: int) -> list[Tile]:
-        """Return all coordinates in tiles of at most `side`, those of a sequence about equally long."""
+        """Return tiles of at most `side` coordinates that hold all of them, about equally long within a sequence."""
         found = []
         for sequence in self.sequences:
             count = -(-len(sequence) // side)
@@ -337,7 +338,10 @@ class Axis:
 
 
 def widened(tile: Tile, sequence: Sequence[int], width: int) -> Tile:
-    """Return a tile that reads `width` neighbours of its sequence, where it reads fewer of them near its ends."""
+    """Return a tile that attends to `width` neighbours of its sequence even near the ends of the sequence.
+
+    A tile that does not attend to neighbours of its sequence is returned unchanged.
+    """
     first = bisect_left(sequence, tile.reads[0][0]) if tile.reads else 0
     if intervals_of(sequence[first : first + size(tile.reads)]) != tile.reads:
         return tile
@@ -351,7 +355,7 @@ def intervals_of(coordinates: Iterable[int]) -> Intervals:
 
 
 def by_size(tiles: Iterable[Tile]) -> list[list[Tile]]:
-    """Return tiles of equally many coordinates together."""
+    """Return the tiles grouped by their number of coordinates."""
     listed: dict[int, list[Tile]] = {}
     for tile in tiles:
         listed.setdefault(len(tile.coordinates), []).append(tile)
@@ -359,10 +363,10 @@ def by_size(tiles: Iterable[Tile]) -> list[list[Tile]]:
 
 
 def best_sides(axes: Sequence[Axis]) -> list[int]:
-    """Return how many coordinates a tile has on each axis; sides grow for as long as that saves time."""
+    """Return how many coordinates a tile has on each axis; sides grow as long as that saves time."""
 
     def time(sides: Sequence[int]) -> float:
-        # of a query
+        # per query
         num_keys = prod(axis.num_reads(side) for axis, side in zip(axes, sides, strict=True))
         return num_keys * (1 + SCORES_PER_KEY / prod(sides))
 
@@ -390,7 +394,7 @@ def even_side(length: int, side: int) -> int:
 
 
 def order_of(shape: tuple[int, ...], tiles: Sequence[Sequence[Tile]], prefix_tokens: int) -> TokenOrder:
-    """Return the order of all tiles that have one of the listed tiles on every axis."""
+    """Return the order of all tiles of the grid that combine one listed tile of each axis."""
     strides = [prod(shape[number + 1 :]) for number in range(len(shape))]
     moved = [
         [tuple(each * stride for each in tile.coordinates) for tile in of_axis]
@@ -409,7 +413,7 @@ def order_of(shape: tuple[int, ...], tiles: Sequence[Sequence[Tile]], prefix_tok
 
 
 def read_by(tiles: Iterable[Tile], length: int) -> Pattern:
-    """Return which coordinates the tiles of an axis read, in their order."""
+    """Return the pattern in which query i is the i-th tile of an axis, and keys are the coordinates it attends to."""
     read = [tile.reads for tile in tiles]
     if all(intervals == ((0, length),) for intervals in read):
         return Full()

@@ -1,12 +1,12 @@
-"""A `SpanTree` whose nodes lie between the tokens, one behind each: 2n nodes of n tokens, at every length.
+"""A `SpanTree` with one span node after each token: 2n nodes for n tokens, at every length.
 
-Node 2t is token t. Node 2t + 1 is the span whose left half ends with token t: of size b, the largest power of two that
-divides 2t + 2, it covers the tokens from t + 1 - b / 2 to t + b / 2, as far as there are so many. Where a text ends
-within the left half of a span, the span has no node; the largest span that begins with it and has one covers the same
-tokens, and is read in its place. Spans that reach beyond the end are therefore no others than in a `SpanTree`.
+Node 2t is token t. Node 2t + 1 is the span whose left half ends with token t. Its size b is the largest power of two
+that divides 2t + 2, and it covers the tokens from t + 1 - b / 2 to t + b / 2, clipped at the end of the text. If a text
+ends within the left half of a span, the span has no node. The largest span with a node that begins at the same token
+covers the same tokens and replaces it. Spans that reach beyond the end are therefore the same as in a `SpanTree`.
 
-So every token has two nodes, whatever follows it. A text that goes on adds nodes, and documents in a row, padded or
-packed, have their nodes where their tokens are.
+Every token thus has two nodes, whatever follows it. A text that gets longer only adds nodes, and the nodes of padded or
+packed documents lie at the positions of their tokens.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,12 @@ from hf_efficient_attn.patterns.intervals import Intervals, charge, counting, no
 from hf_efficient_attn.patterns.pattern import Pattern, TokenOrder
 from hf_efficient_attn.patterns.serialization import check_bool, check_integer, check_length
 
-# of spans, in powers of two
+# spans have at most 2 ** MAX_LEVELS tokens
 MAX_LEVELS = 31
-# queries of a block of spans, whose tokens are all different
+# the length of a block of spans of one size, which attend to disjoint tokens
 SPANS_PER_BLOCK = 8
-# with all tokens, of the spans of the largest sizes: less than as many blocks of a size each would cost
+# the largest spans are computed together with all tokens, up to this number of pairs; that costs less than a block for
+# each size
 JOINED_PAIRS = 1 << 16
 
 
@@ -32,7 +33,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
 
     Queries and keys are nodes, two for each token: token t is node 2t.
 
-    num_nodes: how many nodes of each size a token attends to on each side (the paper's k); one more where k nodes would
+    num_nodes: how many nodes of each size a token attends to on each side (the paper's k); one more if k nodes would
         not cover the text exactly.
     left_only: tokens attend only to nodes on their left. A span lies in the middle of its tokens, so the pattern is not
         causal in the order of the nodes; but a token attends to no node that depends on a later token.
@@ -40,7 +41,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         length is not known yet, or nothing depends on it because of `left_only`.
 
     Raises:
-        ConfigurationError: less than one node or token.
+        ConfigurationError: fewer than one node or token.
 
     >>> print(InterleavedSpanTree(1, left_only=True).draw(8))
     ■⬚⬚⬚⬚⬚⬚⬚
@@ -96,7 +97,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         if self.depends_on_length:
             self._needs_length()
         first, size = extent_of(query)
-        # its own tokens: of a token itself
+        # the tokens of the query's node; for a token, the token itself
         reads = (key % 2 == 0) & (key >> 1 >= first) & (key >> 1 < first + size)
         is_token, token = query % 2 == 0, query >> 1
         for before in (True,) if self.left_only else (True, False):
@@ -104,10 +105,10 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         return reads if self.num_tokens is None else reads & (key < 2 * self.num_tokens)
 
     def relation_label(self, query: Any, key: Any, clip_distance: int) -> Any:
-        """Return the number of the relation of two nodes; any such number if `query` does not attend to `key`.
+        """Return the number of the relation between two nodes; an arbitrary one if `query` does not attend to `key`.
 
         The numbers are those of `SizedSpanTree.relation_label`, and do not depend on the length. A span that replaces
-        one without a node has the label of the replaced one.
+        another span, which has no node, has the label of the replaced span.
         """
         token, labels_per_level = query >> 1, 2 * self.num_nodes + 1
         first, size = extent_of(query)
@@ -120,7 +121,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
             if not before:
                 size = self._read_size(reach, edge)
             place = clamped((reach - 1) // size + 1 - self.num_nodes, self.num_nodes)
-            # the place behind the last one is the first of the next level
+            # the place after the last one is the first place of the next level
             is_next = place // self.num_nodes
             # ONNX has no shift by a tensor
             level = level_of(size + size * is_next, clip_distance)
@@ -154,8 +155,8 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
     def token_orders(self, num_queries: int, num_keys: int, query_offset: int = 0) -> tuple[TokenOrder, ...]:
         """Return one order for tokens, with keys sorted by span size, and one order for the spans of each size.
 
-        The few spans of the largest sizes share one order, in which they would attend to all tokens; in short texts
-        these are all spans.
+        The few spans of the largest sizes share one order without a local pattern; in short texts, it is the order of
+        all spans.
         """
         is_whole = query_offset == 0 and num_queries == num_keys and num_keys % 2 == 0
         if not is_whole or self.num_tokens not in (None, num_keys // 2):
@@ -164,7 +165,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         keys = [range(size - 1, num_keys, 2 * size) for size in sizes]
         by_size = tuple(key for of_size in keys for key in of_size)
         tokens = TokenOrder(keys[0], by_size, TokensBySize(self, num_keys))
-        # the nodes of at least a size are as far apart
+        # nodes of at least this size are `size` positions apart
         large = next(size for size in sizes[1:] if len(range(size - 1, num_keys, size)) * len(keys[0]) <= JOINED_PAIRS)
         spans = [(size, nodes) for size, nodes in zip(sizes[1:], keys[1:], strict=True) if size < large]
         joined = range(large - 1, num_keys, large)
@@ -179,10 +180,11 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         return self.num_keys_of(query, num_keys)
 
     def _is_next(self, token: Any, key: Any, before: bool) -> Any:
-        """Return whether a token reads a node on one side: each size as far as the next one is not due.
+        """Return whether a token attends to a node on one side; each size is used until the next larger one begins.
 
-        A node of size b, `gap` tokens away, is read if b · (2k - 1) < 2 · (gap + k), and if b · (2k - 1) is at least
-        gap + k, or else b is the largest size of a node with this edge and b · 2k is at least gap + k.
+        A token attends to a node of size b, `gap` tokens away, if b · (2k - 1) < 2 · (gap + k) and one of these holds:
+        b · (2k - 1) is at least gap + k; or no larger node has this edge, and 2k times the largest power of two that
+        divides the edge is at least gap + k.
         """
         start, size = extent_of(key)
         edge, gap = (start + size, token - start - size) if before else (start, start - token - 1)
@@ -196,7 +198,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         return (gap >= 0) & is_far & ((reach <= size * (2 * k - 1)) | (stands_in & (reach <= largest * 2 * k)))
 
     def _read_size(self, reach: Any, edge: Any) -> Any:
-        """Return the size of the span that is read there at its right edge's distance, whether it has a node or not."""
+        """Return the size of the span with this left edge that a token attends to, whether it has a node or not."""
         largest, size = edge & -edge, 1 + (edge - edge)
         for _ in range(MAX_LEVELS):
             # ONNX has no shift by a tensor, and torch exports none by a bool
@@ -204,15 +206,15 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         return size
 
     def _nodes(self, first: int, last: int, limit: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (size, start, stop): the nodes start … stop - 1 of a size that tokens first..last read on either side.
+        """Yield (size, start, stop): the nodes start … stop - 1 of a size that tokens first..last attend to.
 
-        They lie before position `limit`.
+        The nodes lie on both sides of the tokens, and before position `limit`.
         """
         if first > last:
             return
         k, size = self.num_nodes, 1
         while size <= last:
-            # half a size more, rounded down, except of tokens, which have no halves
+            # half a size is added before rounding down; tokens, of size 1, have no half
             stop = (last - 1 + k - k * size + size // 2) // size if size > 1 else last
             start = max(0, 2 * ((first - 1 + k - 2 * k * size + size) // (2 * size)))
             stop = min(stop, (limit + size) // (2 * size))
@@ -231,7 +233,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
             if start < inside:
                 yield size, start, inside
             if start <= existing < stop and existing * size < num_tokens:
-                # the text ends within the left half of this one
+                # the text ends within the left half of this span, so a smaller span replaces it
                 smaller = 2 << (num_tokens - existing * size).bit_length() - 1
                 index = existing * size // smaller
                 if (2 * index + 1) * smaller - 1 < limit:
@@ -241,7 +243,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
 
 @dataclass(frozen=True)
 class TokensBySize(Pattern):
-    """What tokens read, where the keys lie span size by span size: in each size, neighbours."""
+    """The keys of tokens if keys are sorted by span size; the keys of each size are neighbours."""
 
     tree: InterleavedSpanTree
     num_places: int
@@ -260,7 +262,7 @@ class TokensBySize(Pattern):
 
 @dataclass(frozen=True)
 class TokensOfSpans(Pattern):
-    """What spans of one size read, where queries are these spans and keys are tokens."""
+    """The keys of spans of one size: queries are these spans, and keys are tokens."""
 
     size: int
 
@@ -273,7 +275,7 @@ class TokensOfSpans(Pattern):
 
 
 def extent_of(node: Any) -> tuple[Any, Any]:
-    """Return the first token of a node and its size, in tokens; a token is a node of one."""
+    """Return the first token of a node and its size in tokens; a token is a node of size 1."""
     size = (node + 1) & -(node + 1)
     return (node + 1 - size) >> 1, size
 
@@ -287,6 +289,6 @@ def level_of(size: Any, most: int) -> Any:
 
 
 def clamped(number: Any, most: int) -> Any:
-    """Return a number between 0 and `most`: this one, if it is."""
+    """Return the number, clipped to the range from 0 to `most`."""
     number = number * (number > 0)
     return number - (number - most) * (number > most)

@@ -1,4 +1,4 @@
-"""Sets of key positions as half-open intervals: their algebra, counts of pairs, and how much work these may take."""
+"""Sets of key positions as half-open intervals: their algebra, counts of pairs, and limits on the work for both."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,21 +10,22 @@ from typing import Any, ClassVar, Protocol
 from hf_efficient_attn.errors import ConfigurationError, WorkLimitError
 from hf_efficient_attn.messages import shown
 
-# How much work a question about a pattern may take, counted in steps, so that it is the same on every machine.
+# Limits on the work that a computation on a pattern may take. Work is counted in steps, so that the limit is the same
+# on every machine.
 #
-# A step is what looking at one interval of keys takes, a microsecond or less. Patterns take steps where they make
-# intervals; a question that needs too many of them is refused: more than are taken in most of a second, or for long
-# inputs more than so many for each query of each head. What is remembered, such as a compiled layout, is a question of
-# its own, so that no answer depends on what was asked before.
+# A step is the work for one interval of keys, a microsecond or less. Functions that make intervals charge steps. A
+# computation is refused if it needs more than MAX_STEPS steps, and for long inputs also more than STEPS_PER_ROW steps
+# for each query of each head. Computing a cached value, such as a compiled layout, has a budget of its own, so that no
+# result depends on what was computed before.
 
 
-# of one question: most of a second
+# for one computation: most of a second
 MAX_STEPS = 3 << 18
-# more for each query of each head, since longer inputs may take longer
+# for each query of each head, because longer inputs may take longer
 STEPS_PER_ROW = 40
-# what every look at a pattern takes, however few intervals it finds
+# the fixed cost of one operation on intervals, however few they are
 STEPS_PER_LOOK = 2
-# questions whose answers only help, such as with a warning, take this part of the steps
+# optional computations, such as those for a warning, may take 1 / SMALL_SHARE of the steps
 SMALL_SHARE = 8
 ADVICE = (
     "Its rows differ nearly everywhere, or are many intervals each: use a pattern of whole blocks (Blocks), fewer "
@@ -33,10 +34,10 @@ ADVICE = (
 
 
 class WorkBudget:
-    """Counts the steps of one question.
+    """A counter of the steps of one computation.
 
-    what: what is asked, as the beginning of a sentence. advice: what to do where it takes too many steps.
-    max_steps: how many are too many.
+    what: what is computed, as the beginning of a sentence. advice: what to do if it takes too many steps.
+    max_steps: the largest number of steps that is not refused.
     """
 
     def __init__(self, what: str, advice: str, max_steps: int) -> None:
@@ -44,10 +45,10 @@ class WorkBudget:
         self.num_steps = 0
 
     def charge(self, num_steps: int) -> None:
-        """Count more steps.
+        """Add steps to the count.
 
         Raises:
-            WorkLimitError: there are too many in all.
+            WorkLimitError: the total is more than `max_steps`.
         """
         self.num_steps += num_steps
         if self.num_steps > self.max_steps:
@@ -56,18 +57,18 @@ class WorkBudget:
             )
 
 
-# of this thread
+# the budget of the current computation in this thread
 _budget: ContextVar[WorkBudget | None] = ContextVar("budget", default=None)
 
 
 @contextmanager
 def work_budget(what: str, advice: str = ADVICE, share: int = 1, num_rows: int = 0) -> Iterator[None]:
-    """Refuse what is asked within the block where it takes too many steps.
+    """Limit the steps of the computation inside the `with` block; more steps raise WorkLimitError.
 
     Args:
         what, advice: as in `WorkBudget`.
-        share: that many questions together may take as many steps as one.
-        num_rows: how many queries the question is about, in all heads.
+        share: the limit is divided by this number.
+        num_rows: number of queries that are computed, in all heads together.
     """
     token = _budget.set(WorkBudget(what, advice, max(MAX_STEPS, STEPS_PER_ROW * num_rows) // share))
     try:
@@ -77,10 +78,10 @@ def work_budget(what: str, advice: str = ADVICE, share: int = 1, num_rows: int =
 
 
 def charge(num_steps: int) -> None:
-    """Count steps of the question that is being answered; outside of one, nothing is counted.
+    """Count steps of the current `work_budget`; outside of one, nothing is counted.
 
     Raises:
-        WorkLimitError: they are too many.
+        WorkLimitError: the budget is exceeded.
     """
     budget = _budget.get()
     if budget is not None:
@@ -111,16 +112,16 @@ def normalize(intervals: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def checked_intervals(kind: str, intervals: Iterable[tuple[int, int]], num_keys: int) -> Intervals:
-    """Return the intervals that a pattern has given for some queries.
+    """Return the intervals that a pattern has given for some queries, after checking them.
 
-    kind: of the pattern, which may be a class of the user's.
+    kind: the kind of the pattern, which may be a class that a user has written.
 
     Raises:
-        ConfigurationError: they are not sorted, overlap, are empty, or leave 0 to num_keys.
+        ConfigurationError: intervals are not sorted, overlap, are empty, or lie outside 0 to num_keys.
     """
     listed = tuple(intervals)
     edges = [edge for interval in listed for edge in interval]
-    # neighbours that touch do no harm
+    # intervals may touch
     is_sorted = all(start < stop for start, stop in listed) and all(a <= b for a, b in pairwise(edges))
     if listed and not (is_sorted and edges[0] >= 0 and edges[-1] <= num_keys):
         raise ConfigurationError(
@@ -137,7 +138,7 @@ def union(*many: Intervals) -> Intervals:
 
 
 def intersect(first: Intervals, second: Intervals) -> Intervals:
-    """Return the positions that lie in both.
+    """Return the positions that lie in both `first` and `second`.
 
     >>> intersect(((0, 4), (6, 9)), ((3, 7),))
     ((3, 4), (6, 7))
@@ -157,7 +158,7 @@ def intersect(first: Intervals, second: Intervals) -> Intervals:
 
 
 def complement(intervals: Intervals, num_keys: int) -> Intervals:
-    """Return the positions 0 to num_keys - 1 that do not lie in `intervals`.
+    """Return the positions from 0 to num_keys - 1 that do not lie in `intervals`.
 
     >>> complement(((2, 4),), 6)
     ((0, 2), (4, 6))
@@ -181,35 +182,36 @@ def size(intervals: Intervals) -> int:
 # How many pairs a pattern allows, counted over ranges of queries instead of row by row.
 #
 # Over long ranges of queries, the ends of a pattern's intervals are constant or move with the query, so that the sizes
-# of the rows form an arithmetic series. The algebra of intervals works on such moving ends as on integers; where two
-# of them cross within a range, the range is halved.
+# of the rows form an arithmetic series. The algebra of intervals works with such moving ends as it does with integers.
+# If two ends cross within a range, the range is halved.
 
 
-# of a pattern with a period up to this, one query per residue class is looked at
+# patterns with a period up to this are counted by one query per residue class
 MAX_CLASSES = 64
-# the time of an interval with moving ends, in intervals of a single row
+# an interval with moving ends takes the time of this many intervals of a single row
 MOVING_INTERVAL = 8
 COUNTING_ADVICE = (
     "Its rows differ nearly everywhere, or are many intervals each: use explain(pattern, query_tokens).allowed_pairs, "
     "which counts by blocks, or fewer tokens."
 )
 
-# as `Intervals`, but each end may be an integer or a `Moving`
+# like `Intervals`, but each end is an integer or a `Moving`
 MovingIntervals = tuple[tuple[Any, Any], ...]
 
 
 class CrossingError(Exception):
-    """Two ends change their order within a range of queries; caught where the range is halved, never seen by users."""
+    """Two ends change their order within a range of queries; callers catch it and halve the range."""
 
 
 @dataclass(frozen=True)
 class Moving:
     """An end of an interval: its values for the first and the last query of a range, linear in between.
 
-    A comparison holds for every query of the range; ends that are equal for some query may count as either.
+    The result of a comparison holds for every query of the range, except that `<` and `>` may also be True if the ends
+    are equal for some queries.
 
     Raises:
-        CrossingError: comparing two that change their order.
+        CrossingError: two compared ends change their order within the range.
     """
 
     first: int
@@ -237,23 +239,23 @@ class Moving:
 
 
 class HasIntervals(Protocol):
-    """What counting needs of a pattern."""
+    """The methods of a pattern that counting needs."""
 
     kind: ClassVar[str]
 
     @property
     def period(self) -> int | None:
-        """The shift of query and key that changes nothing."""
+        """A shift of query and key that changes nothing; None: unknown."""
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
-        """Return the keys that some query of a range reads."""
+        """Return the keys that at least one query of a range attends to."""
 
     def moving_intervals(self, first_query: int, last_query: int, num_keys: int) -> MovingIntervals:
         """Return the keys of each query of a range."""
 
 
 def counting(pattern: HasIntervals) -> AbstractContextManager[None]:
-    """Return a block that counts the pairs of a pattern, and is refused where it takes too many steps."""
+    """Return the work budget for counting the pairs of a pattern."""
     return work_budget(f"Counting the pairs of this {pattern.kind} pattern", COUNTING_ADVICE)
 
 
@@ -269,7 +271,7 @@ def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_
     """Return how many pairs a pattern allows.
 
     Raises:
-        WorkLimitError: too many of its rows differ.
+        WorkLimitError: its rows differ too often.
     """
     ranges = [(query_offset, query_offset + num_queries - 1)] if num_queries > 0 else []
     total = 0
@@ -291,7 +293,7 @@ def counted_pairs(pattern: HasIntervals, num_queries: int, num_keys: int, query_
 def periodic_pairs(pattern: HasIntervals, period: int, num_queries: int, num_keys: int, query_offset: int) -> int:
     """Return how many pairs a pattern of this period allows, by looking at one query of each residue class."""
     stop = query_offset + num_queries
-    # far enough from both ends that neither cuts off a key
+    # far enough from both ends of the axis that no key is cut off
     room = period * -(-(stop + num_keys) // period)
     total = 0
     for query in range(query_offset, query_offset + period):

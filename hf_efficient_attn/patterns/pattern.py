@@ -1,9 +1,9 @@
-"""What every pattern can do.
+"""The base class of all patterns.
 
-A pattern is a relation between absolute positions: query q may read key k. Where queries and keys are of different
-sequences, each position counts in its own. A pattern bounds the keys of a range of queries by intervals from outside
-(keys that some query reads) and from inside (keys that all of them read). The algebra is interval arithmetic on these
-bounds, so that no method ever looks at all pairs.
+A pattern is a relation between absolute positions: query q may attend to key k. If queries and keys belong to different
+sequences, each position is counted in its own sequence. For a range of queries, a pattern returns two sets of
+intervals: an upper bound (keys that at least one query attends to) and a lower bound (keys that all queries attend to).
+The algebra is interval arithmetic on these bounds, so that no method ever enumerates all pairs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,11 +27,9 @@ from hf_efficient_attn.patterns.intervals import (
 )
 from hf_efficient_attn.patterns.serialization import check_head, check_length, read_pattern, write_pattern
 
-# The operators `|`, `&` and `~` of every pattern, and its causal form.
-
 
 class Operators:
-    """The operators that make unions, intersections, complements and causal forms of patterns."""
+    """The operators `|`, `&` and `~` of every pattern, and its causal form."""
 
     def __or__(self: "Pattern", other: "Pattern") -> "Pattern":  # type: ignore[misc]
         if not isinstance(other, Operators):
@@ -63,7 +61,7 @@ class Operators:
 
 
 class Extent(NamedTuple):
-    """How many queries and keys there are, and the position of the first query."""
+    """The number of queries and keys, and the position of the first query."""
 
     num_queries: int
     num_keys: int
@@ -72,11 +70,11 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenOrder:
-    """An order of some tokens in which a pattern is easy to compute, most often because it is a band there.
+    """An order of some tokens in which a pattern is easy to compute, usually because it is a band in this order.
 
     queries, keys: absolute positions, in this order.
-    local: the pattern on indices in this order; None: every query attends to every key. It may allow more pairs than
-        the pattern itself.
+    local: the pattern on indices in this order, which may allow more pairs than the pattern itself; None: every query
+        attends to every key.
     local_query_offset: the a-th query is at the local position a + local_query_offset, the b-th key at b.
     """
 
@@ -93,14 +91,14 @@ class TokenOrder:
         return 0
 
 
-# Bounds that patterns know about themselves, and how to join those of a pattern's parts.
+# Bounds that patterns know about themselves, and functions that combine the bounds of a pattern's parts.
 
 
 class DecodingReach(NamedTuple):
-    """What a token reads in causal decoding: at most the first `num_first` tokens and the `left` tokens before itself.
+    """What a token attends to in causal decoding: at most the first `num_first` and the last `left` tokens before it.
 
-    Such a pattern reads the same if the tokens in between are dropped and the others close up. `left` None: all tokens
-    before itself.
+    The tokens in between can be dropped, and the others moved together, without changing what the token attends to.
+    `left` None: all tokens before it.
     """
 
     num_first: int
@@ -108,18 +106,18 @@ class DecodingReach(NamedTuple):
 
 
 class GlobalPosition(NamedTuple):
-    """A position that a pattern names, in blocks of `block_tokens` tokens; negative ones count from the end."""
+    """A position named by a pattern, in blocks of `block_tokens` tokens; negative positions count from the end."""
 
     position: int
     block_tokens: int
 
     @property
     def unit(self) -> str:
-        """What a sentence says behind the position."""
+        """The words that follow the position in a message."""
         return f" in blocks of {self.block_tokens} tokens" if self.block_tokens > 1 else ""
 
     def is_within(self, num_tokens: int) -> bool:
-        """Return whether a text of this length has it."""
+        """Return whether a sequence of `num_tokens` tokens contains the position."""
         num_blocks = -(-num_tokens // self.block_tokens)
         return -num_blocks <= self.position < num_blocks
 
@@ -131,12 +129,12 @@ class DrawnBlocks(NamedTuple):
     block_tokens: int
 
 
-# every query reads all tokens before itself
+# every query attends to all tokens before itself
 ALL_BEFORE = DecodingReach(0, None)
 
 
 def joined_reach(reaches: Iterable[DecodingReach | None]) -> DecodingReach | None:
-    """Return the reach of a pattern that reads what any of these reads; None: one of them is unknown.
+    """Return the smallest reach that includes all of these; None: it is unknown.
 
     >>> joined_reach([DecodingReach(2, 0), DecodingReach(0, 8)])
     DecodingReach(num_first=2, left=8)
@@ -176,14 +174,14 @@ MAX_DRAWN_PAIRS = 1 << 22
 def drawn(
     pattern: "Pattern", num_queries: int, num_keys: int | None, layer: int, head: int, query_offset: int, step: int = 1
 ) -> str:
-    """Return what `Pattern.draw` returns; with a step, a sign for so many queries and keys: ■ if any reads any."""
+    """Return the drawing of `Pattern.draw`, in which a sign stands for step × step pairs: ■ if any is allowed."""
     check_head(head)
     check_length("step", step)
     num_keys = query_offset + num_queries if num_keys is None else num_keys
     check_length("num_queries", num_queries)
     check_length("num_keys", num_keys)
     num_signs = -(-num_keys // step)
-    # every query is looked at, whatever the step
+    # the keys of every query are computed, whatever the step
     if num_queries * num_signs > MAX_DRAWN_PAIRS:
         raise InputError(
             f"{num_queries} queries × {num_signs} signs are more than {MAX_DRAWN_PAIRS} to draw; take fewer, or a "
@@ -217,15 +215,15 @@ def _line(intervals: Intervals, num_signs: int) -> str:
 
 
 def _tokens_to(position: int, block_tokens: int) -> int:
-    """Return how many tokens a text needs to have a global position; negative ones count from its end."""
+    """Return how many tokens a sequence needs to contain a global position; negative positions count from its end."""
     return (position if position >= 0 else -position - 1) * block_tokens + 1
 
 
 class Pattern(Operators):
-    """Which query may attend to which key: a value, hashable and equal by content, that can be saved as JSON and drawn.
+    """Which query may attend to which key: a hashable value, equal by content, that can be saved as JSON and drawn.
 
     A new pattern is a frozen dataclass `class Name(Pattern, kind="name")`. Once the class exists, it works wherever a
-    pattern works, also in expressions and in saved configs; nothing has to be registered. In this example tokens attend
+    pattern works, including expressions and saved configs; nothing has to be registered. In this example, tokens attend
     to their own line, and all lines have the same length (`clip` and `normalize` come from `patterns.intervals`):
 
         @dataclass(frozen=True)
@@ -242,8 +240,8 @@ class Pattern(Operators):
     Its methods come in groups, in this order:
 
     - what it must define: `allowed` and `key_intervals`. If the allowed pairs depend on the length, the layer or the
-      head, it defines `resolve` instead, which returns the pattern for them, and `depends_on_length` or `is_random`. If
-      its keys are not tokens, also `needs_two_axes`;
+      head, it instead defines `resolve`, which returns the pattern for them, and `depends_on_length` or `is_random`. If
+      its keys are not tokens, it also defines `needs_two_axes`;
     - what makes it faster, or usable in more places: every default is correct, and means that nothing is known;
     - what it defines if it holds other patterns: `parts` and `with_parts`;
     - what it defines if it uses lookup tables: `with_tables`, `table_sizes` and `is_traceable`.
@@ -251,9 +249,9 @@ class Pattern(Operators):
 
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type["Pattern"]]] = {}
-    # whether what a query reads depends on queries and keys; such a pattern is no part of another
+    # whether keys are selected by the contents of queries and keys; such a pattern cannot be part of another one
     chooses_by_content: ClassVar[bool] = False
-    # whether `allowed` compares, adds and joins numbers alone, without products of comparisons, which CuTe DSL lacks
+    # whether `allowed` never multiplies by the result of a comparison, which CuTe DSL does not support
     is_plain_expression: ClassVar[bool] = True
 
     def __init_subclass__(cls, kind: str = "") -> None:
@@ -267,8 +265,8 @@ class Pattern(Operators):
     def allowed(self, query: Any, key: Any) -> Any:
         """Return whether `query` may attend to `key`: a bool for integers, a bool tensor for tensors (broadcast).
 
-        Positions are absolute. The method uses operators only, so that the same line runs inside a kernel's mask
-        function.
+        Positions are absolute. The method uses only operators, so that the same line also runs inside the mask function
+        of a kernel.
 
         Raises:
             ConfigurationError: the pattern depends on the length; call `resolve` first.
@@ -280,12 +278,12 @@ class Pattern(Operators):
 
         An interval (start, stop) holds the keys start, …, stop − 1. The intervals are exact for one query, for atoms
         and for unions, and an upper bound otherwise. They are sorted, disjoint, not empty, and between 0 and num_keys:
-        `clip(normalize(found), num_keys)` of `patterns.intervals` brings any list of intervals into this form.
+        `clip(normalize(found), num_keys)` from `patterns.intervals` converts any list of intervals to this form.
         """
         self._needs_length()
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> "Pattern":
-        """Return the pattern for this length, layer and head: random blocks are drawn, and all positions count from 0.
+        """Return the pattern for this length, layer and head, with random blocks drawn and positions counted from 0.
 
         Raises:
             InputError: a length that the pattern cannot have.
@@ -343,17 +341,20 @@ class Pattern(Operators):
 
     @property
     def period(self) -> int | None:
-        """A number whose multiples may be added to query and key without any change; None: no such number is known."""
+        """A number such that adding a multiple of it to both query and key changes nothing; None: unknown."""
         return None
 
     @property
     def granularity(self) -> int:
-        """The length of its blocks in tokens, a common multiple if there are several lengths; 1: it has no blocks."""
+        """The length of its blocks in tokens, the least common multiple of several lengths; 1: it has no blocks."""
         return lcm(*(part.granularity for part in self.parts))
 
     @property
     def is_made_of_blocks(self) -> bool:
-        """Whether squares of `granularity` tokens, from the first token on, are allowed as a whole or not at all."""
+        """Whether each square of `granularity` × `granularity` pairs is either allowed entirely or not at all.
+
+        Squares are counted from position 0.
+        """
         parts = self.parts
         return bool(parts) and all(p.is_made_of_blocks and p.granularity == self.granularity for p in parts)
 
@@ -364,7 +365,7 @@ class Pattern(Operators):
 
     @property
     def unread_tokens_ahead(self) -> int | None:
-        """How far after its query a key can be that the query may not attend to, counted as in `max_tokens_ahead`."""
+        """How far after its query a key that is not allowed can be, counted as in `max_tokens_ahead`."""
         return None
 
     @property
@@ -380,28 +381,28 @@ class Pattern(Operators):
     def row_intervals(self, query: Any, most: int) -> list[tuple[Any, Any]] | None:
         """Return intervals (start, stop) that together hold the keys of `query`; None: `allowed` is at least as fast.
 
-        Intervals may be empty and may overlap; more than about `most` of them are not worth it. For an integer tensor
-        whose last axis has one entry, each end is such a tensor, or has several entries on that axis for as many
-        intervals.
+        Intervals may be empty and may overlap; more than about `most` of them are not worth it. `query` may also be an
+        integer tensor whose last axis has one entry. Each end is then a tensor of the same shape, or has one entry per
+        interval on the last axis.
         """
         return None
 
     def members(self) -> tuple["Pattern", ...]:
-        """Return a few patterns, none of them a union, that together make this one; itself if they would be many.
+        """Return a few patterns whose union is this pattern, none of them a union itself; only `self` if too many.
 
-        Each is computed separately, without the pairs of those before it.
+        Each member is computed separately, without the pairs of earlier members.
         """
         return (self,)
 
     @property
     def num_members(self) -> int:
-        """How many members it would have without a limit, as far as this is known without listing them."""
+        """The number of members it would have without a limit, as far as it is known without listing them."""
         return len(self.members())
 
     def subsample(self, step: int) -> "Pattern | None":
         """Return the pattern on the positions c, c + step, c + 2·step, ... in local coordinates 0, 1, 2, ...
 
-        None: there is none that is the same for every residue class c.
+        None: it is not the same for every residue class c, or unknown.
         """
         return None
 
@@ -413,11 +414,11 @@ class Pattern(Operators):
         return (TokenOrder(range(query_offset, query_offset + num_queries), range(num_keys), self, query_offset),)
 
     def decoding_reach(self) -> DecodingReach | None:
-        """Return which first and last tokens a causal pattern can attend to; None: it may attend to others, too."""
+        """Return which first and last tokens a causal pattern can attend to; None: it may also attend to others."""
         return None
 
     def global_positions(self) -> tuple[GlobalPosition, ...]:
-        """Return the positions that the pattern names. An input should have all of them."""
+        """Return the positions that the pattern names. An input should contain all of them."""
         return tuple(position for part in self.parts for position in part.global_positions())
 
     def fitting_length(self, num_tokens: int) -> int:
@@ -429,7 +430,7 @@ class Pattern(Operators):
         return tuple(shape for part in self.parts for shape in part.grid_shapes())
 
     def drawn_blocks(self) -> DrawnBlocks | None:
-        """Return how many random blocks it draws for each block of queries; None: it is another kind of pattern."""
+        """Return how many random blocks it draws for each block of queries; None: it draws none."""
         return None
 
     # What it defines if it holds other patterns
@@ -444,7 +445,7 @@ class Pattern(Operators):
         return self
 
     def composed(self, of: Callable[["Pattern", Any, Any], Any], query: Any, key: Any) -> Any:
-        """Return `allowed` as a function of `of(part, query, key)` of all parts; None: it is no such function."""
+        """Return `allowed`, computed from `of(part, query, key)` for all parts; None: this is not possible."""
         return None
 
     def heads(self, num_heads: int) -> tuple["Pattern", ...]:
@@ -472,7 +473,7 @@ class Pattern(Operators):
 
     @property
     def table_sizes(self) -> tuple[int, ...]:
-        """The sizes of its own lookup tables; the compiled `allowed` depends on them. Empty if there are no tables."""
+        """The sizes of its own lookup tables, on which the compiled `allowed` depends; empty if there are no tables."""
         return ()
 
     @property
@@ -480,7 +481,7 @@ class Pattern(Operators):
         """Whether a compiler can expand `allowed` in reasonable time."""
         return all(part.is_traceable for part in self.parts)
 
-    # What is the same for every pattern
+    # What is defined here for every pattern
 
     @property
     def is_causal(self) -> bool:
@@ -492,7 +493,11 @@ class Pattern(Operators):
         return tuple(atom for part in self.parts for atom in part.atoms()) or (self,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the pattern in JSON types, for `Pattern.from_dict`; ConfigurationError: it has no kind."""
+        """Return the pattern in JSON types, for `Pattern.from_dict`.
+
+        Raises:
+            ConfigurationError: it has no kind, or its class is not a dataclass.
+        """
         return write_pattern(self)
 
     @classmethod
@@ -507,7 +512,7 @@ class Pattern(Operators):
     def draw(
         self, num_queries: int, num_keys: int | None = None, layer: int = 0, head: int = 0, query_offset: int = 0
     ) -> str:
-        """Return one line per query, ■ for keys that it attends to and ⬚ for all others, for one layer and head.
+        """Return a drawing for one layer and head: one line per query, ■ for keys it attends to and ⬚ for all others.
 
         Args:
             num_keys: query_offset + num_queries by default.
@@ -515,7 +520,8 @@ class Pattern(Operators):
                 accepts.
 
         Raises:
-            InputError: a length below 1, a length that the pattern cannot have, or a head that no model has.
+            InputError: a length below 1, a length that the pattern cannot have, an invalid head, a drawing that is too
+                large, or one too short to contain a global position of the pattern.
         """
         return drawn(self, num_queries, num_keys, layer, head, query_offset)
 

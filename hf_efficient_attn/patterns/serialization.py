@@ -1,4 +1,4 @@
-"""Patterns in JSON types, as they are saved in `config.json`: {"kind": "band", "left": 256, "right": 256}; checks.
+"""Checks of patterns, and their JSON types as saved in `config.json`: {"kind": "band", "left": 256, "right": 256}.
 
 Fields of a pattern are integers, booleans, strings, None, patterns, and tuples of these. A field that takes no part in
 comparisons is derived from the others and is not written.
@@ -13,10 +13,10 @@ from typing import Any
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.messages import shown
 
-# Checks of the values of patterns; every message says what is wrong, what is allowed, and what to do next.
+# Checks of the values of patterns. Every message says what is wrong, what is allowed, and what to do next.
 
 
-# kernels count positions in 32 bits; a larger number would wrap around
+# kernels use 32-bit positions; a larger number would overflow
 MAX_INTEGER = 2**31 - 1
 # numbers in one list of a pattern
 MAX_LISTED = 1 << 20
@@ -64,8 +64,8 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
     """Return `values`, an iterable or an array of integers, sorted and without duplicates.
 
     Raises:
-        ConfigurationError: it is not an iterable of integers, has more than MAX_LISTED, or one of them is larger than a
-            kernel can count.
+        ConfigurationError: not an iterable of integers, more than MAX_LISTED integers, or one whose absolute value is
+            more than MAX_INTEGER.
     """
     given = plain(values)
     listed = None if isinstance(given, str) or not isinstance(given, Iterable) else first_listed(given)
@@ -85,17 +85,17 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
 
 
 def first_listed(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values, but at most one more than are allowed."""
+    """Return the first values: at most MAX_LISTED + 1, so that callers see if there are too many."""
     return tuple(islice(values, MAX_LISTED + 1))
 
 
 def plain(value: Any) -> Any:
-    """Return an array or a tensor as lists and numbers, any other value as it is."""
+    """Return an array or a tensor as lists and numbers, and any other value unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def check_length(name: str, value: int) -> None:
-    """Refuse a length that is not a positive integer, or more than a kernel can count.
+    """Refuse a length that is not an integer from 1 to MAX_INTEGER.
 
     Raises:
         InputError: names the length and its value.
@@ -105,7 +105,7 @@ def check_length(name: str, value: int) -> None:
 
 
 def check_head(head: int, num_heads: int = MAX_HEADS) -> None:
-    """Refuse a number of a head that is not from 0 to `num_heads` - 1.
+    """Refuse the index of a head unless it is an integer from 0 to `num_heads` - 1.
 
     Raises:
         InputError: names the head.
@@ -150,7 +150,7 @@ def check_kind(pattern: Any) -> None:
     """Refuse a pattern that cannot be written into a config.
 
     Raises:
-        ConfigurationError: its class has no kind, or is no dataclass.
+        ConfigurationError: its class has no kind, or is not a dataclass.
     """
     if not pattern.kind:
         raise ConfigurationError(
@@ -165,10 +165,12 @@ def check_kind(pattern: Any) -> None:
 
 
 def check_nesting(data: Mapping[str, Any]) -> None:
-    """Refuse dicts and lists that contain themselves, or more than patterns can; they are checked level by level.
+    """Refuse dicts and lists that contain themselves, or that are nested deeper or hold more than patterns may.
+
+    They are checked level by level.
 
     Raises:
-        ConfigurationError: reading the dict would never end, or take too long.
+        ConfigurationError: reading the dict would take too long, or forever.
     """
     level, num_dicts = [data], 0
     for _ in range(MAX_DEPTH):
@@ -230,7 +232,7 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
 
 
 def allowed_names(name: Any, names: Mapping[str, Any]) -> str:
-    """Return the end of a message about an unknown `name`: which names are allowed, and which was probably meant."""
+    """Return the end of a message about an unknown `name`: the allowed names, and the one that was probably meant."""
     allowed = f"allowed are {', '.join(sorted(names)) or 'none'}."
     nearest = get_close_matches(shown(name).strip("'"), names, n=1)
     return f"{allowed} Did you mean {shown(nearest[0])}?" if nearest else allowed

@@ -1,7 +1,8 @@
-"""The binary partition tree of BP-Transformer (Ye et al., 2019): tokens attend to spans, short nearby, long far off.
+"""The binary partition tree of BP-Transformer (Ye et al., 2019).
 
-The tokens are level 0 of the tree; node i of level j covers the tokens i·2^j to (i+1)·2^j - 1, clipped at the end. All
-nodes, level by level, form one sequence, to whose positions the patterns here refer.
+Tokens attend to short spans nearby and to long spans far away. The tokens are level 0 of the tree; node i of level j
+covers the tokens i·2^j to (i+1)·2^j - 1, clipped at the end. All nodes, level by level, form one sequence; the patterns
+in this file use positions in this sequence.
 """
 
 from bisect import bisect_left
@@ -17,7 +18,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import check_bool, check_choice, check_integer, check_length
 
 BUILDERS = ("fixed", "release")
-# of work, what a level takes where its intervals are tensors, however short
+# work for one level if its intervals are tensors, however small
 STEPS_PER_LEVEL = 64
 
 
@@ -36,15 +37,15 @@ class SpanTree(Pattern, kind="span_tree"):
 
     Queries and keys are the nodes of the tree, tokens first, so a sequence is `span_tree_nodes(num_tokens)` long.
 
-    num_nodes: how many nodes of each level a token attends to on each side (the paper's k); one more where k nodes
-        would not cover the text exactly.
+    num_nodes: how many nodes of each level a token attends to on each side (the paper's k); one more if k nodes would
+        not cover the text exactly.
     is_causal: tokens attend only to nodes on their left. Spans come later in the sequence than the tokens that attend
         to them, so the resolved pattern is not causal in the order of the nodes.
     builder: "release" repeats a bug of the authors' code: if the number of tokens is not a power of two, some tokens
         also attend to a node of the next level that does not lie to their right.
 
     Raises:
-        ConfigurationError: less than one node, or an unknown builder.
+        ConfigurationError: fewer than one node, or an unknown builder.
     """
 
     num_nodes: int
@@ -79,17 +80,18 @@ class SpanTree(Pattern, kind="span_tree"):
         return SizedSpanTree(num_tokens, self.num_nodes, self.is_causal, self.builder)
 
     def fitting_length(self, num_tokens: int) -> int:
-        """Return the number of nodes of the largest tree with at most this many nodes; at least that of one token."""
+        """Return the number of nodes of the largest tree with at most `num_tokens` nodes; at least 1."""
         fitting = bisect_left(range(num_tokens + 1), num_tokens + 1, lo=1, key=span_tree_nodes) - 1
         return span_tree_nodes(max(1, fitting))
 
 
 class _Context(NamedTuple):
-    """Neighbours on one side of a query in one level, as positions in the sequence.
+    """The nodes of one level that a query attends to on one side, as positions in the sequence.
 
-    pointer: the node next to those read before; `side` is -1 for left, 1 for right.
-    start, stop: the nodes that the query reads, as far as they exist.
-    offset, end: the nodes of the level.
+    side: -1 for left, 1 for right.
+    pointer: the node next to those of the previous level.
+    start, stop: the nodes that the query attends to, as far as they exist.
+    offset, end: all nodes of the level.
     """
 
     level: int
@@ -134,7 +136,7 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         is_token = query < self.num_tokens
         intervals = []
         for level, (offset, size) in enumerate(self._levels):
-            # the tokens of a span; of other nodes an empty interval
+            # the tokens of a span of this level; an empty interval for other nodes
             span = (query - offset) * ((query >= offset) & (query < offset + size))
             stop = (span + (query >= offset) * (query < offset + size)) << level
             intervals.append((span << level, stop - (stop - self.num_tokens) * (stop > self.num_tokens)))
@@ -148,7 +150,7 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return intervals
 
     def relation_label(self, query: Any, key: Any, clip_distance: int) -> Any:
-        """Return the number of the relation between two nodes, -1 where `query` does not attend to `key`.
+        """Return the number of the relation between two nodes, -1 if `query` does not attend to `key`.
 
         In level j, clipped to `clip_distance`, the number is (2k+1)·j for a span and its token, plus 2s+1 or 2s+2 for
         the s-th neighbour to the left or to the right. A node that replaces the first neighbour of the next level has
@@ -162,10 +164,10 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         for context in self._contexts(query):
             place = context.side * (key - context.pointer)
             level = min(context.level, clip_distance)
-            # the index after the last one is that of the replacing node
+            # the index after the last one belongs to a node that replaces the first neighbour of the next level
             level = level + (min(context.level + 1, clip_distance) - level) * (place // self.num_nodes)
             relation = labels_per_level * level + 2 * (place % self.num_nodes) + (1 if context.side < 0 else 2)
-            # a node that the release misreads may already be read
+            # the extra node of the "release" builder may already have a label
             reads = self._reads(context, key) & (query < self.num_tokens) & (label < 0)
             label = label + reads * (relation + 1)
         return label
@@ -192,9 +194,9 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return tuple(zip(accumulate(sizes, initial=0), sizes, strict=False))
 
     def _contexts(self, query: Any) -> Iterator[_Context]:
-        """Yield the nodes that token `query` reads besides itself, level by level, first left, then right.
+        """Yield the nodes that token `query` attends to besides itself, level by level, first left, then right.
 
-        Each side reads up to an even border, so that the next level begins with the parent of the node beyond.
+        Each level ends at an even border, so that the next level begins with the parent of the node beyond the border.
         """
         pointer, stop = query - 1, query
         for level, (offset, size) in enumerate(self._levels):
@@ -214,7 +216,7 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         return inside | ((key == context.end) & self._misreads(context, context))
 
     def _misreads(self, first: _Context, last: _Context) -> Any:
-        """Return whether the release reads the node after the level, for some query between those of two contexts."""
+        """Return whether, as in the release, a query between two contexts attends to the node after the level."""
         is_possible = self.builder == "release" and first.side > 0 and (first.end - first.offset) % 2 == 1
         last_pointer = first.end - self.num_nodes
         return (first.pointer <= last_pointer) & (last.pointer >= last_pointer) & (is_possible and first.end > 1)
@@ -224,14 +226,14 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
         if first_query > last_query:
             return intervals
         for first, last in zip(_contexts_of(self, first_query), _contexts_of(self, last_query), strict=True):
-            # borders move with the query, and never leave a gap between neighbouring queries
+            # borders move with the query, and the intervals of neighbouring queries leave no gap
             intervals.append((max(first.start, first.offset), min(last.stop, last.end)))
             if self._misreads(first, last):
                 intervals.append((last.end, last.end + 1))
         return intervals
 
 
-# a block of queries asks several times for those of its first and its last
+# each block of queries needs the contexts of its first and last query several times
 @lru_cache(maxsize=64)
 def _contexts_of(tree: SizedSpanTree, query: int) -> tuple[_Context, ...]:
     return tuple(tree._contexts(query))

@@ -18,14 +18,15 @@ from hf_efficient_attn.patterns.serialization import MAX_LISTED, check_integer, 
 
 # fills the end of a table; no key has this position
 NO_KEY = -1
-# longer rows are searched, shorter ones read key by key: a compiler expands every step of a search many times
+# rows up to this length are scanned key by key, and longer rows are searched; a compiler expands every step of a search
+# many times
 MAX_SCANNED_KEYS = 32
-# a tuple and its place; an integer, its places in tuples, and an interval of it alone
+# per row: a tuple and the reference to it; per key: an integer, references to it, and an interval that holds only it
 BYTES_PER_ROW, BYTES_PER_KEY = 100, 100
 
 
 class LookupTable(tuple[int, ...]):
-    """A tuple of integers that an integer tensor may index, too, which gives a tensor."""
+    """A tuple of integers that can also be indexed by an integer tensor, which returns a tensor."""
 
     __slots__ = ()
 
@@ -36,7 +37,7 @@ class LookupTable(tuple[int, ...]):
 
 
 class _Lookup(NamedTuple):
-    """The keys of all rows in one table, row after row, with the start of each row and the end of the last one.
+    """The keys of all rows in one table, row by row, with the start of each row and the end of the last row.
 
     num_keys: the number of keys in the longest row.
     """
@@ -81,10 +82,10 @@ class KeyTable(Pattern, kind="key_table"):
     def allowed(self, query: Any, key: Any) -> Any:
         starts, keys, num_keys = self._lookup
         has_row = query < len(self.rows)
-        # queries without a row look up row 0 and read nothing
+        # queries without a row look up row 0 and attend to nothing
         row = query * has_row
         if isinstance(keys, LookupTable) and not isinstance(row, int):
-            # once, not in every look
+            # convert once instead of at every lookup
             starts, keys = row.new_tensor(starts), row.new_tensor(keys)
         first, stop = starts[row], starts[row + 1]
         if num_keys <= MAX_SCANNED_KEYS:
@@ -108,7 +109,7 @@ class KeyTable(Pattern, kind="key_table"):
         if num_intervals > most:
             return None
         place = count.new_tensor(range(num_intervals))
-        # beyond those of the row an empty interval
+        # empty intervals fill the rest of a row
         index = (first + place) * (place < count)
         return [(starts[index], stops[index] * (place < count))]
 
@@ -135,7 +136,7 @@ class KeyTable(Pattern, kind="key_table"):
     def with_tables(self, convert: Callable[[tuple[int, ...]], Any]) -> Pattern:
         starts, keys, num_keys = self._lookup
         converted = copy(self)
-        # plain tuples, whose entries are read fast
+        # plain tuples are indexed faster
         vars(converted)["_lookup"] = _Lookup(convert(tuple(starts)), convert(tuple(keys)), num_keys)
         vars(converted)["_interval_lookup"] = tuple(convert(tuple(table)) for table in self._interval_lookup)
         return converted
@@ -150,25 +151,25 @@ class KeyTable(Pattern, kind="key_table"):
 
     @cached_property
     def _hash(self) -> int:
-        """The hash of the rows, which caches ask for often."""
+        """The hash of the rows, kept because caches need it often."""
         return hash(self.rows)
 
     @cached_property
     def num_held_bytes(self) -> int:
-        """About how many bytes the rows take, with all that is derived from them; caches ask for it often."""
+        """The approximate size in bytes of the rows and of all tables made from them; caches need it often."""
         return BYTES_PER_ROW * len(self.rows) + BYTES_PER_KEY * sum(map(len, self.rows))
 
     @cached_property
     def _lookup(self) -> _Lookup:
         num_keys = max(map(len, self.rows))
-        # how far an index may lie beyond the last row
+        # indices may lie this far beyond the last row
         rest = [NO_KEY] * (1 + max(num_keys, 1 << num_keys.bit_length()))
         starts = LookupTable(accumulate(map(len, self.rows), initial=0))
         return _Lookup(starts, LookupTable(chain(*self.rows, rest)), num_keys)
 
     @cached_property
     def _interval_lookup(self) -> tuple[Any, Any, Any]:
-        """Where the intervals of each row begin, and the starts and the stops of all; one more, for empty tables."""
+        """Where the intervals of each row begin, and the starts and stops of all and of one empty interval."""
         firsts = LookupTable(accumulate(map(len, self._intervals), initial=0))
         listed = [*chain(*self._intervals, [(0, 0)])]
         return firsts, LookupTable([start for start, _ in listed]), LookupTable([stop for _, stop in listed])
@@ -191,7 +192,7 @@ def _intervals_of(row: Sequence[int]) -> Intervals:
     return tuple(intervals)
 
 
-# Keys that are gathered from some intervals of a sequence, such as those that a process has received from others.
+# Keys gathered from some intervals of a sequence, such as the keys that a process has received from other processes.
 
 
 # a compiler expands every interval
@@ -200,12 +201,12 @@ MAX_TRACED_INTERVALS = 64
 
 @dataclass(frozen=True)
 class GatheredKeys(Pattern, kind="gathered_keys"):
-    """Keys are those of `intervals`, one after the other; a query attends to those that `pattern` allows.
+    """Every query attends to the keys that `pattern` allows; keys are only those of `intervals`, one after the other.
 
     Positions of queries count the tokens of the sequence, and positions of keys count the gathered keys: these are two
     axes, so `attention` needs `cross=True`.
 
-    pattern: a pattern on the positions of the sequence that is the same at every length, layer and head; see `resolve`.
+    pattern: a pattern on the positions of the sequence, resolved: it does not depend on the length and is not random.
     intervals: half-open intervals of positions, sorted and disjoint.
 
     >>> from hf_efficient_attn.patterns.bands import Band
@@ -254,7 +255,7 @@ class GatheredKeys(Pattern, kind="gathered_keys"):
         return GatheredKeys(parts[0], self.intervals)
 
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
-        """Return the pattern of the head; nothing else is left to resolve."""
+        """Return the pattern of the head, which is all that may be left to resolve."""
         if self.pattern.num_head_patterns == 1:
             return self
         own = self.pattern.heads(num_heads)[head]
@@ -285,7 +286,7 @@ class GatheredKeys(Pattern, kind="gathered_keys"):
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        # a key is gathered to a place at most as large as its position
+        # the place of a gathered key is at most its position
         return self.pattern.max_tokens_ahead
 
     def causal(self) -> Pattern:
@@ -306,11 +307,11 @@ class GatheredKeys(Pattern, kind="gathered_keys"):
 
     @property
     def _num_tokens(self) -> int:
-        """The length of the sequence, as far as it matters: up to the last key."""
+        """The length of the sequence up to the last gathered key."""
         return self.intervals[-1][1]
 
     def _gathered(self, read: Intervals, num_keys: int) -> Intervals:
-        """Return the places of the positions `read`, as far as they were gathered."""
+        """Return the places of those positions in `read` that were gathered."""
         starts = [start for start, _ in self.intervals]
         places = []
         for start, stop in intersect(read, self.intervals):  # type: ignore[arg-type]
