@@ -20,7 +20,7 @@ from unittest.mock import patch
 ROADS = (
     "causal", "window", "band", "sinks and cap", "packed", "padded", "holes", "longformer", "attention sinks",
     "dilated", "short", "chunk", "cross", "heads", "globals", "sinks of a mask", "wide heads", "selected",
-    "bigbird", "strided", "block local", "earlier keys", "grid",
+    "bigbird", "strided", "block local", "earlier keys", "grid", "shifted grid",
 )  # fmt: skip
 # what kernels compute on Ampere, forward
 WINDOWS = ("causal", "window", "band", "packed")
@@ -88,6 +88,7 @@ def compile_road(road: str, generation: int, needs_grad: bool) -> None:
         "attention sinks": Band(1019, 0) | GlobalTokens([0, 1, 2, 3]).causal(), "dilated": Dilated(512, 512, 4),
         "bigbird": bigbird(block_tokens=64), "strided": Strided(64) | Band(64, 64), "block local": BlockLocal(256),
         "earlier keys": Band(300, -1), "grid": SizedGrid([64, 64], [Band(3, 3), Band(3, 3)]), "short": BlockLocal(16),
+        "shifted grid": SizedGrid([64, 64], [Band(3, 3), Dilated(6, 6, 2)], borders="shifted"),
         "heads": PerHead([Band(64, 64), Dilated(64, 64, 4)]), "sinks of a mask": BlockLocal(256),
         "chunk": BlockLocal(256) & Causal(),
     }  # fmt: skip
