@@ -177,7 +177,7 @@ def parsed_tokens(
 
 
 def check_lengths(module: nn.Module, layer_spec: LayerPattern, num_queries: int, num_keys: int) -> None:
-    """Raise UnsupportedBackendError if a bidirectional layer with a pattern has fewer queries than keys, or more."""
+    """Raise UnsupportedBackendError if queries and keys differ in number in a bidirectional layer with a pattern."""
     if not layer_spec.is_own and num_queries != num_keys and not layer_spec.is_causal:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "
