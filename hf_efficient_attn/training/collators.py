@@ -23,7 +23,7 @@ from hf_efficient_attn.models.inputs import whole_numbers
 NUMBERED = dict(zip(INPUTS, ("input_ids", "labels"), strict=True))
 # the sentence number of padding, which attends to nothing and to which nothing attends
 NO_SENTENCE = -1
-# as in BERT, the fractions of words to predict that become the mask token or another token; the rest stays unchanged
+# as in BERT, the fractions of predicted tokens that become the mask token or another token; the rest stays unchanged
 MASKED_SHARE, OTHER_SHARE = 0.8, 0.1
 # at least two parts are masked, because the loss distinguishes each from the others
 LEAST_SENTENCES = 2

@@ -200,7 +200,7 @@ def _random_states(folder: Path) -> set[int]:
 def _processes_here(folder: Path) -> set[int]:
     """Return the numbers of the processes whose files belong in this folder.
 
-    The saved arguments say how many processes there were. FSDP saves no arguments, but one shard per process.
+    The saved arguments say how many processes there were. FSDP with shards saves no arguments, but a shard per process.
     """
     found, num_processes = _random_states(folder), _argument(folder, "num_processes")
     if num_processes == 1 or (num_processes is None and found <= {ALONE}):
