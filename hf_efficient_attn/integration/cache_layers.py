@@ -195,7 +195,7 @@ class PatternLayer(DynamicLayer):
 
     @property
     def has_dropped(self) -> bool:
-        """Whether some token seen is no longer kept."""
+        """Whether the layer has dropped a token."""
         return self._keys is not None and self._keys.shape[-2] < self.cumulative_length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -249,7 +249,7 @@ class PatternLayer(DynamicLayer):
         return joined
 
     def _kept_slots(self, num_slots: int, device: torch.device) -> Tensor | None:
-        """Return which of the slots stay, [batch or 1, num_first + left]; None: all."""
+        """Return the slots to keep, [batch or 1, num_first + left]; None: all."""
         num_kept = self.num_first + self.left
         if num_slots <= num_kept:
             return None

@@ -153,7 +153,7 @@ def _noted() -> list[PreTrainedModel]:
 def leave_shared_configs(model: PreTrainedModel) -> None:
     """Give a model copies of its configs if an unrelated model holds one of them, so that the other does not change.
 
-    Models are related if one is a part of the other. A model that contains this one gets the same copies.
+    Models are related if they are parts of one model. A model that contains this one gets the same copies.
     """
     whole = _whole(model)
     own = set(whole.modules())

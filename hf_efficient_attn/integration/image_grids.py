@@ -131,7 +131,7 @@ def agree(grid: Sequence[int | None], shape: Sequence[int]) -> bool:
 def strides(shape: Sequence[int | None]) -> list[int]:
     """Return the stride of each axis in tokens, from the last axis to the first, followed by the number of tokens.
 
-    This is a loop because a compiler with dynamic sizes cannot trace `math.prod`.
+    This is a loop because a compiler with dynamic sizes cannot trace the product of a sequence.
 
     >>> strides((4, 8, 16)), strides((None, 16))
     ([1, 16, 128, 512], [1, 16, 16])

@@ -309,7 +309,7 @@ def matrix_trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any
 
 
 def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, dtype: torch.dtype) -> list[Any]:
-    """Run a model on the meta device with one input after another until one works; return the exceptions, None for it.
+    """Run a model on the meta device with each input until one works; return each input's exception, None for success.
 
     Raises:
         EfficientAttentionError: the engine refuses the model.
