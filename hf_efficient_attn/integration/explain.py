@@ -236,7 +236,7 @@ def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
 
 
 def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerRequest) -> tuple[str, ...]:
-    """Return a note if the layer has no pattern and the model runs another implementation than "efficient"."""
+    """Return a note if the layer has no pattern and the model runs an implementation other than "efficient"."""
     implementation = (
         model_or_config.config._attn_implementation if isinstance(model_or_config, PreTrainedModel) else None
     )

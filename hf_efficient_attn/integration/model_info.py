@@ -85,7 +85,7 @@ DEEPSPEED_GROUPS = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
 
 
 def is_overridden(implementation: str) -> bool:
-    """Return whether models call another function than the one that this package registered under this name."""
+    """Return whether models call a function other than the one that this package registered under this name."""
     registered = AttentionInterface._global_mapping.get(implementation)
     return ALL_ATTENTION_FUNCTIONS.get(implementation) is not registered
 

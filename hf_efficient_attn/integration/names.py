@@ -40,7 +40,7 @@ def with_kind(table: Tensor, is_causal: bool) -> Tensor:
 
 
 def is_causal_request(arguments: Mapping[str, Any]) -> bool:
-    """Return whether transformers asks for a causal mask, by the arguments of the mask function.
+    """Return whether transformers requests a causal mask, by the arguments of the mask function.
 
     Only requests for bidirectional masks have the argument `allow_is_bidirectional_skip`.
     """

@@ -287,7 +287,7 @@ def rope_of(config: Any) -> tuple[Any, Any]:
 
 
 def readable_tokens(pattern: Pattern) -> DecodingReach:
-    """Return to how many first tokens, and how many before itself (None: all), a token attends in a causal pattern.
+    """Return how many first tokens, and how many before itself (None: all), a token attends to in a causal pattern.
 
     Raises:
         ConfigurationError: the pattern also allows other tokens.

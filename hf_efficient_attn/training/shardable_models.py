@@ -97,7 +97,7 @@ def reason_in_tree(model: Any) -> str | None:
 
 
 def other_mixer(model: Any) -> str | None:
-    """Return what else than attention mixes tokens in a model of transformers; None: nothing was found.
+    """Return what mixes tokens in a model of transformers other than attention; None: nothing was found.
 
     The checks use no names of modules. They find states that transformers declares, convolutions and recurrent modules
     of torch, and layers that never call the attention interface.
