@@ -388,7 +388,7 @@ def passes_on(model_class: Any, config: PreTrainedConfig, name: str) -> bool:
     return all(got)
 
 
-# Models that use masks outside the attention interface would use the numbers in a token table as scores: refused here.
+# Models that use masks outside the attention interface would take numbers in a token table for a mask; refused here.
 
 
 # the configs whose models were tried; configs have no hash
