@@ -1,4 +1,4 @@
-"""The layers of a `PatternCache`: those of a band and of block top-k, and the padding that all of them share."""
+"""The layers of a `PatternCache`, for bands and for block top-k, and the record of padding that all layers share."""
 
 from typing import Any, NoReturn
 
@@ -9,26 +9,25 @@ from transformers.cache_utils import DynamicLayer
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.transfer import on_host
 
-# Memory with room for new tokens, so that a step of decoding writes these alone and moves no others.
+# A buffer with room for new tokens, so that a decoding step writes only these and does not copy the others.
 
 
-# least room for new tokens after those that a buffer holds
+# a buffer has room for ROOM_TOKENS new tokens, or for 1 / ROOM_PART of the tokens that it holds if that is more
 ROOM_TOKENS = 32
-# by which part of the tokens held the room grows
 ROOM_PART = 16
 
 
 def kind_of(tokens: Tensor) -> tuple[Any, ...]:
-    """Return what tokens that stand in one memory have in common."""
+    """Return what all tokens of one buffer must have in common: type, dtype, device, and sizes other than length."""
     batch_size, num_heads, _, head_dim = tokens.shape
     return type(tokens), tokens.dtype, tokens.device, batch_size, num_heads, head_dim
 
 
 class RollingBuffer:
-    """The first tokens of a text and its last ones, [batch, heads, tokens, head_dim], one after another.
+    """The first and the last tokens of a text, [batch, heads, tokens, head_dim], stored one after another.
 
-    When tokens between them are dropped, the first ones belong where others stand, which the call that dropped them
-    still reads. `settle` moves them there, before anybody reads what is held.
+    When tokens between them are dropped, the first tokens must move to slots that the current call still uses.
+    `settle` moves them later, before the held tokens are used again.
 
     Attributes:
         held: the tokens held, a view.
@@ -43,11 +42,11 @@ class RollingBuffer:
         self.start, self.stop = 0, num_held
         self.held = self.tokens[:, :, :num_held]
         self.held.copy_(held)
-        # those that have yet to be moved
+        # the first tokens, if they have yet to be moved
         self.unmoved: Tensor | None = None
 
     def fits(self, new: Tensor) -> bool:
-        """Return whether new tokens are like those held."""
+        """Return whether new tokens can be written into this buffer."""
         return kind_of(new) == self.kind
 
     def has_room(self, num_tokens: int) -> bool:
@@ -57,10 +56,10 @@ class RollingBuffer:
         return self.stop + num_tokens <= self.tokens.shape[2]
 
     def append(self, new: Tensor, num_kept: int) -> Tensor:
-        """Return the tokens held with the new ones appended, a view, until the next call; hold the first and the last.
+        """Return the held tokens with the new ones appended, a view that is valid until the next call.
 
         Args:
-            num_kept: how many of all these are held from now on.
+            num_kept: how many of these tokens to hold from now on: the first `num_first` and the last ones.
         """
         first = self.unmoved
         self.settle()
@@ -82,7 +81,7 @@ class RollingBuffer:
             if self.tokens.is_inference() == torch.is_inference_mode_enabled():
                 self.held.narrow(2, 0, self.num_first).copy_(first)
                 return
-            # whoever reads has left the mode in which this memory was made, and may write in it only there
+            # inference tensors may be written only in inference mode, and other tensors only outside it
             with torch.inference_mode(self.tokens.is_inference()):
                 self.held.narrow(2, 0, self.num_first).copy_(first)
 
@@ -91,8 +90,8 @@ class Padding:
     """How many tokens at the start of each example are padding; shared by the layers of a cache.
 
     Attributes:
-        num_tokens: int [batch]; None: there is none.
-        most_tokens: the largest of them.
+        num_tokens: int [batch]; None: there is no padding.
+        most_tokens: the largest of these numbers.
     """
 
     def __init__(self) -> None:
@@ -103,7 +102,7 @@ class Padding:
         """Count the padding of a mask, bool [batch, tokens], True = a token.
 
         Raises:
-            InputError: masked tokens follow others.
+            InputError: masked tokens follow unmasked ones.
         """
         known = None if is_token is None else on_host(is_token)
         if is_token is None or known is None or bool(known.all()):
@@ -118,19 +117,20 @@ class Padding:
         self.most_tokens = int((~known).sum(1).max())
 
     def clear(self) -> None:
-        """Note that there is no padding."""
+        """Record that there is no padding."""
         self.num_tokens, self.most_tokens = None, 0
 
 
 class PatternLayer(DynamicLayer):
     """The keys and values of one layer, for the first `num_first` tokens and the last `left` ones.
 
-    An example with fewer tokens has its keys at the end. With new keys appended, the pattern therefore reads on the
-    axis of these keys what it reads on the axis of all tokens: distances within the band are unchanged, and the first
-    tokens come first.
+    An example with fewer tokens has its keys at the end. The pattern therefore allows the same pairs on the axis of the
+    kept and new keys as on the axis of all tokens: distances within the band are unchanged, and the first tokens come
+    first.
 
-    A step of decoding writes its tokens into memory with room for them, and moves no others but the first ones. What it
-    returns is a view, which the next step changes. Autograd and compilers keep what they read, and get copies.
+    A decoding step writes its tokens into a buffer with room for them, and moves no tokens except the first ones. It
+    returns a view, which the next step overwrites. Autograd and compilers keep references to their inputs, so they get
+    copies.
 
     Attributes:
         num_first, left: in tokens.
@@ -150,12 +150,12 @@ class PatternLayer(DynamicLayer):
     def _forget(self) -> None:
         self._keys: Any = None
         self._values: Any = None
-        # of the keys and of the values, unless these are tensors of others
+        # for the keys and the values; empty if these are not stored in buffers
         self._buffers: tuple[RollingBuffer, ...] = ()
 
     @property  # type: ignore[override]
     def keys(self) -> Any:
-        """The kept keys, [batch, heads, kept, head_dim]; None: none yet."""
+        """The kept keys, [batch, heads, kept, head_dim]; None: there are none yet."""
         self._settle()
         return self._keys
 
@@ -166,7 +166,7 @@ class PatternLayer(DynamicLayer):
 
     @property  # type: ignore[override]
     def values(self) -> Any:
-        """The kept values, as `keys`."""
+        """The kept values, with the same shape as `keys`."""
         self._settle()
         return self._values
 
@@ -176,26 +176,26 @@ class PatternLayer(DynamicLayer):
         self._values = values
 
     def _settle(self) -> None:
-        """Put the first tokens before the others."""
+        """Move the first tokens in front of the others."""
         for buffer in self._buffers:
             buffer.settle()
 
     def _leave_buffers(self) -> None:
-        """Write no further tokens into the memory of those that are kept."""
+        """Stop writing new tokens into the buffers; the kept keys and values remain views of them."""
         if self._buffers:
             self._settle()
             self._buffers = ()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Hold no tokens, of the dtype and on the device of new ones."""
+        """Initialize the layer without tokens, with the dtype and device of the new ones."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        # not through the properties, which compilers before torch 2.13 may not set
+        # not through the properties, because the compiler before torch 2.13 cannot set them
         self._keys, self._values = key_states.new_empty(0), value_states.new_empty(0)
         self.is_initialized = True
 
     @property
     def has_dropped(self) -> bool:
-        """Whether some token seen is no longer kept."""
+        """Whether the layer has dropped a token."""
         return self._keys is not None and self._keys.shape[-2] < self.cumulative_length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -216,7 +216,11 @@ class PatternLayer(DynamicLayer):
         return keys, values
 
     def _is_step(self, new_keys: Tensor, new_values: Tensor) -> bool:
-        """Return whether a few tokens, counted already, follow others, all first tokens of which stand at the front."""
+        """Return whether `update` can append the new tokens to buffers.
+
+        There must be few new tokens, and some cached ones. If tokens are dropped, the first tokens of every example
+        must be at the front. `cumulative_length` already includes the new tokens.
+        """
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.jit.is_tracing():
             return False
         num_new = new_keys.shape[2]
@@ -234,8 +238,8 @@ class PatternLayer(DynamicLayer):
         return is_alike and num_held >= self.num_first and num_tokens >= num_held + num_new
 
     def _append(self, new_keys: Tensor, new_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `update` returns, in memory to which the next steps append."""
-        # both hold as many tokens, and were made together
+        """Return what `update` returns, as views of buffers to which the next steps append."""
+        # both buffers were made together and hold the same number of tokens
         if not self._buffers or not self._buffers[0].has_room(new_keys.shape[2]):
             self._buffers = (RollingBuffer(self.keys, self.num_first), RollingBuffer(self.values, self.num_first))
         of_keys, of_values = self._buffers
@@ -245,7 +249,7 @@ class PatternLayer(DynamicLayer):
         return joined
 
     def _kept_slots(self, num_slots: int, device: torch.device) -> Tensor | None:
-        """Return which of the slots stay, [batch or 1, num_first + left]; None: all."""
+        """Return the slots to keep, [batch or 1, num_first + left]; None: all."""
         num_kept = self.num_first + self.left
         if num_slots <= num_kept:
             return None
@@ -257,7 +261,7 @@ class PatternLayer(DynamicLayer):
         return torch.cat([first, slots[:, self.num_first :]], 1)
 
     def _first_slots(self, num_slots: int, device: torch.device) -> Tensor:
-        """Return the slots of the first tokens, [batch or 1, num_first]; with fewer of them, where they would be."""
+        """Return the slots of the first tokens, [batch or 1, num_first]; missing tokens get the slots that follow."""
         first = torch.arange(self.num_first, device=device)[None]
         if self.padding.num_tokens is None:
             return first
@@ -297,27 +301,27 @@ def _select(states: Tensor, slots: Tensor) -> Tensor:
     return states.gather(2, slots[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3]))
 
 
-# One layer of a cache for attention to chosen blocks: all keys and values, and the sums of the keys of each block.
+# A cache layer for attention to selected blocks: all keys and values, and the sum of the keys of each block.
 
 
-# by how many tokens the memory of a layer grows at least, and by which part of what it holds
+# the memory of a layer grows by at least LEAST_GROWTH tokens, or by 1 / GROWTH of its length
 LEAST_GROWTH, GROWTH = 512, 8
 
 
 class BlockLayer(DynamicLayer):
-    """The keys and values of all tokens, and of each block of an example the sum of its keys.
+    """The keys and values of all tokens, and the sum of the keys of each block of an example.
 
-    Blocks are counted from an example's first token that is not padding. A step of decoding adds its key to one sum,
-    and writes keys and values into memory that is larger than needed, so that it does not copy the earlier ones.
+    Blocks are counted from an example's first token that is not padding. A decoding step adds its key to one sum, and
+    writes keys and values into memory that is larger than needed, so that it does not copy the earlier ones.
 
     Attributes:
         block_tokens: how many tokens a block has.
         sums: [batch, key heads, blocks, head_dim], in float32 or wider, of the keys of the first `num_summed` slots;
             None: there are none.
-        summed_padding: how much padding each example had, int [batch]; None: none.
+        summed_padding: the number of padding tokens of each example when the keys were summed, int [batch]; None: none.
     """
 
-    # None until there are any
+    # None until the first update
     keys: Any
     values: Any
 
@@ -330,14 +334,14 @@ class BlockLayer(DynamicLayer):
         self.sums: Tensor | None = None
         self.num_summed = 0
         self.summed_padding: Tensor | None = None
-        # the keys as this layer last left them, and the memory whose first slots they and the values are
+        # the keys that the last `update` stored, and the memory of which the keys and values are views
         self._known: Tensor | None = None
         self._memory: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return all keys and values with the new ones appended, [batch, heads, cached + new, head_dim]."""
         if self.keys is not self._known:
-            # somebody else has written them
+            # other code has replaced the keys
             self._forget()
         if self._is_plain(key_states, value_states):
             self._append(key_states, value_states)
@@ -348,7 +352,7 @@ class BlockLayer(DynamicLayer):
         return self.keys, self.values
 
     def _is_plain(self, *states: Tensor) -> bool:
-        """Return whether new states may be written behind the cached ones; autograd and compilers keep theirs."""
+        """Return whether new states may be written in place after the cached ones: not under autograd or a compiler."""
         if torch.compiler.is_compiling():
             return False
         held = (self.keys, self.values) if self.get_seq_length() else states
@@ -356,7 +360,7 @@ class BlockLayer(DynamicLayer):
         return not tracked and all(new.dtype == old.dtype for new, old in zip(states, held, strict=True))
 
     def _append(self, *states: Tensor) -> None:
-        """Write new keys and values behind the cached ones."""
+        """Write new keys and values after the cached ones."""
         if not self.is_initialized:
             self.lazy_initialization(*states)
         past = self.get_seq_length()
@@ -375,16 +379,16 @@ class BlockLayer(DynamicLayer):
         self.keys, self.values = (each[:, :, :length] for each in self._memory)
 
     def means(self) -> Tensor:
-        """Return the means of the keys of all whole blocks, [batch, key heads, blocks, head_dim].
+        """Return the mean of the keys of each complete block, [batch, key heads, blocks, head_dim].
 
-        A block that is not whole yet has a number of its own, which nobody reads.
+        The last block may be incomplete; its value is not a mean, and is not used.
         """
         self._sum_new_keys()
         assert self.sums is not None
         return self.sums / self.block_tokens
 
     def _sum_new_keys(self) -> None:
-        """Add the keys to the sums that are not in them yet."""
+        """Add the keys that are not summed yet to the sums."""
         padding, length = self.padding.num_tokens, self.keys.shape[2]
         if self.sums is not None and not _are_equal(padding, self.summed_padding):
             self.sums, self.num_summed = None, 0
@@ -402,7 +406,7 @@ class BlockLayer(DynamicLayer):
         self.num_summed = length
 
     def _add(self, first: int, stop: int, least_block: Tensor | int) -> None:
-        """Add the keys of some slots to the sums of their blocks, from `least_block` of each example on."""
+        """Add the keys of the slots from `first` to `stop` to the sums of their blocks, from block `least_block` on."""
         assert self.sums is not None
         positions = self.positions(torch.arange(first, stop, device=self.keys.device))
         numbers = torch.div(positions, self.block_tokens, rounding_mode="floor")
@@ -411,7 +415,7 @@ class BlockLayer(DynamicLayer):
         self.sums = self.sums.scatter_add(2, numbers.clamp(min=0)[:, None, :, None].expand_as(keys), keys)
 
     def positions(self, slots: Tensor) -> Tensor:
-        """Return the positions of slots in each example's text, int [batch or 1, slots]; negative ones are padding."""
+        """Return the position of each slot in the example's text, int [batch or 1, slots]; negative for padding."""
         if self.summed_padding is None:
             return slots[None]
         return slots - self.summed_padding.to(slots.device)[:, None]
@@ -432,13 +436,13 @@ class BlockLayer(DynamicLayer):
         self._take(lambda each: each[indices])
 
     def _take(self, function: Any) -> None:
-        """Do with the sums what was done with the keys."""
+        """Apply the reordering of the keys to the sums."""
         self.sums = None if self.sums is None else function(self.sums)
         self.summed_padding = None if self.summed_padding is None else function(self.summed_padding)
         self._known, self._memory = self.keys, None
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens, -`tokens_to_remove` of them; their keys leave the sums."""
+        """Remove the last -`tokens_to_remove` tokens, and their keys from the sums."""
         was_known = self.keys is self._known
         super().crop(tokens_to_remove)
         if not was_known:
@@ -446,7 +450,7 @@ class BlockLayer(DynamicLayer):
         self._known, length = self.keys, self.get_seq_length()
         if self.sums is None or length >= self.num_summed:
             return
-        # the block that the last token left would be in, of each example
+        # the block of the first removed slot, in each example: its sum is computed again, and later ones are 0
         last = torch.div(
             self.positions(torch.tensor([length], device=self.keys.device)), self.block_tokens, rounding_mode="floor"
         )
@@ -464,7 +468,7 @@ class BlockLayer(DynamicLayer):
 
 
 def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether two numbers of padding tokens are the same."""
+    """Return whether two tensors of padding counts are the same."""
     if one is None or other is None:
         return one is other
     return one is other or (one.shape == other.shape and torch.equal(one, other.to(one.device)))

@@ -1,4 +1,4 @@
-"""`explain`: how a call, a layer or a model would be computed, without computing it: backend and why, pairs, cost."""
+"""`explain`: which backend would compute a call, a layer or a model, why, and at what cost, without computing it."""
 
 import copy
 import sys
@@ -34,22 +34,22 @@ from hf_efficient_attn.patterns.config_spec import patterns_per_layer
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import check_length
 
-# What the layers of a model or config ask the engine for, found without computing anything.
+# What the layers of a model or config request from the engine, found without computing anything.
 
 
 def layer_request(
     model_or_config: PreTrainedModel | PreTrainedConfig, layer: int | None, part: str | None, num_keys: int
 ) -> tuple[LayerRequest, str, dict[int, LayerRequest]]:
-    """Return what a layer of self-attention asks for, a line that names it, and what all layers of its part ask for.
+    """Return the request of a self-attention layer, a line that names it, and the requests of all layers of the part.
 
     Args:
-        layer: its index in its part; in a composite model (vision and language) a layer of the text part. None: the
-            first layer that is not dense, or else the first layer.
-        part: "encoder" (None) or "decoder", for an encoder-decoder.
+        layer: the index of the layer in its part; in a composite model (vision and language), in the text part. None:
+            the first layer that is not dense, or else the first layer.
+        part: "encoder" (the default) or "decoder", for an encoder-decoder.
         num_keys: the length of the text in tokens, on which the attention of some models depends.
 
     Raises:
-        ConfigurationError: no such part or layer.
+        ConfigurationError: there is no such part or layer.
         UnsupportedBackendError: the model does not use the attention interface of transformers, or no trial of it can
             be run.
     """
@@ -77,10 +77,10 @@ def numbered_requests(
     layer: int | None = None,
     are_all_needed: bool = True,
 ) -> tuple[str, PreTrainedConfig, dict[int, LayerRequest]]:
-    """Return the name of a model, its config, and what every layer of self-attention of a part asks for, by its index.
+    """Return the name of a model, its config, and the request of every self-attention layer of a part, by its index.
 
-    Arguments and errors are those of `layer_request`; unless all are needed, layers other than `layer` may ask for
-    nothing.
+    Arguments and errors are those of `layer_request`. If `are_all_needed` is False, layers other than `layer` may be
+    missing.
     """
     config = model_or_config if isinstance(model_or_config, PreTrainedConfig) else model_or_config.config
     text_config = config.get_text_config()
@@ -103,13 +103,13 @@ def numbered_requests(
         )
     if text_config.is_encoder_decoder:
         requests = [each for each in requests if each.part == part]
-    # modules that do not know their index are counted
+    # if a module does not know its index, the order of the requests gives it
     are_counted = any(each.layer is None for each in requests)
     return name, config, {index if are_counted else each.layer: each for index, each in enumerate(requests)}  # type: ignore[misc]
 
 
 def saved_class(config: PreTrainedConfig) -> Any:
-    """Return the class of the model that was saved with a config, or else its base class; None: neither is known."""
+    """Return the class of the model that was saved with a config, or else the base class; None: neither is known."""
     base = base_class(config)
     name = next(iter(getattr(config, "architectures", None) or ()), None)
     return base if base is None or name is None else getattr(sys.modules[base.__module__], stock_name(name), base)
@@ -136,7 +136,7 @@ def _requests(
     if model is config:
         with torch.device("meta"):
             model = model_class(copy.deepcopy(config)).eval()
-    # the layers of our families that do not call the attention interface say it themselves
+    # the layers of this package's families that do not call the attention interface have this method
     own: list[Any] = [module for module in model.modules() if hasattr(module, "layer_request")]
     text_config = config.get_text_config()
     field = getattr(text_config, INDEXER, None)
@@ -146,7 +146,7 @@ def _requests(
     check_class(model_class, config)
     requests = trial_requests(model_class, config) or []
     notes = getattr(text_config, "attention_notes", ())
-    # trials leave indexers out
+    # trials run without indexers
     found = [with_indexer(each, field) for each in requests]
     return [replace(each, notes=(*each.notes, *notes)) for each in found]
 
@@ -154,10 +154,10 @@ def _requests(
 def _own_requests(
     own: list[Any], num_keys: int, task: str | None, layer: int | None, are_all_needed: bool
 ) -> list[LayerRequest]:
-    """Return what modules ask for, with a note on those that ask for nothing.
+    """Return the requests of modules, with a note about modules that have none.
 
     Raises:
-        UnsupportedBackendError: the module with this index asks for nothing, or one of them where all are needed.
+        UnsupportedBackendError: module `layer` has no request, or all requests are needed and a module has none.
     """
     requests: list[LayerRequest] = []
     silent: dict[int, UnsupportedBackendError] = {}
@@ -175,7 +175,11 @@ def _own_requests(
 
 
 def with_indexer(request: LayerRequest, field: dict[str, Any] | None) -> LayerRequest:
-    """Return what a layer asks for with the indexer that the config has, which `index` gave it; None: it has none."""
+    """Return the request of a layer, changed by the indexer that the config describes (set by `index`).
+
+    Args:
+        field: the config field INDEXER; None: the model has no indexers.
+    """
     if field is None or field["stage"] == DENSE:
         return request
     top_k = field["top_k"]
@@ -204,7 +208,7 @@ def _others(numbered: Mapping[Any, LayerRequest], layer: int) -> tuple[str, ...]
 
 
 def numbers(layers: Iterable[int]) -> str:
-    """Return indices as text, neighbours joined.
+    """Return indices as text, with consecutive ones joined into ranges.
 
     >>> numbers([0, 1, 2, 5])
     '0–2, 5'
@@ -224,7 +228,7 @@ def _layers(indices: Iterable[int]) -> str:
 
 
 def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
-    """Return a note on the positions of a model that has fewer than the sequence, if its config says how many."""
+    """Return a note if the config says that the model has fewer positions than the sequence has tokens."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(limit, int) or not 0 < limit < num_keys:
         return ()
@@ -232,7 +236,7 @@ def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
 
 
 def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerRequest) -> tuple[str, ...]:
-    """Return a note on a model whose own attention is computed by something else than the engine."""
+    """Return a note if the layer has no pattern and the model runs an implementation other than "efficient"."""
     implementation = (
         model_or_config.config._attn_implementation if isinstance(model_or_config, PreTrainedModel) else None
     )
@@ -252,16 +256,16 @@ def _line(name: str, config: PreTrainedConfig, request: LayerRequest, layer: int
     return f"{name} ({config.model_type}), {where}, {'causal' if request.is_causal else 'bidirectional'}, {follows}"
 
 
-# What `explain` says about all layers of a model at once: their cost together, and each kind of layer for its card.
+# The total cost of all layers of a model, and one explanation for each kind of layer, for model cards.
 
 
 def explain_layers(
     model_or_config: PreTrainedModel | PreTrainedConfig, tokens: int, part: str | None = None
 ) -> list[tuple[list[int], Explanation]]:
-    """Return what `explain` says on a CPU about every layer of a part, once for all layers that compute alike.
+    """Return (layer indices, explanation on a CPU) for each group of layers of a part that compute the same.
 
     Raises:
-        InputError, ConfigurationError, UnsupportedBackendError: as `explain`.
+        InputError, ConfigurationError, UnsupportedBackendError: as in `explain`.
     """
     _, _, numbered = numbered_requests(model_or_config, part, tokens)
     found = []
@@ -272,7 +276,7 @@ def explain_layers(
 
 
 def with_all_layers(explanation: Explanation, requests: Iterable[LayerRequest], backend: str) -> Explanation:
-    """Return what is said about a layer, and the cost of all layers for the same lengths and inputs."""
+    """Return the explanation of a layer, extended by the cost of all layers for the same lengths and inputs."""
     groups = _groups(enumerate(requests))
     try:
         return replace(explanation, all_layers=_all_layers(explanation, groups, backend))
@@ -301,7 +305,7 @@ def _all_layers(explanation: Explanation, groups: list[tuple[LayerRequest, list[
 
 
 def _groups(numbered: Iterable[tuple[int, LayerRequest]]) -> list[tuple[LayerRequest, list[int]]]:
-    """Return the first of all layers that compute alike, and their numbers."""
+    """Return the groups of layers that compute the same, each as the request of its first layer and all indices."""
     groups: list[tuple[LayerRequest, list[int]]] = []
     for layer, request in sorted(numbered, key=lambda each: each[0]):
         known = next((layers for first, layers in groups if first.alike == request.alike), None)
@@ -348,8 +352,8 @@ def explain(
 
     `print` shows the result as a table. Nothing is computed, and the device need not exist on this machine. A cost is
     the estimated time divided by that of dense attention, or of dense causal attention if the layer or the pattern is
-    causal. Estimates rank backends, and are low: on a CPU `hf-efficient-attn bench attention` measured 1.0 to 2.8 times
-    as much.
+    causal. Estimates rank backends, and are low: on a CPU, `hf-efficient-attn bench attention` measured 1.0 to 2.8
+    times the estimate.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> explanation = explain(Band(256, 256))
@@ -380,15 +384,15 @@ def explain(
         device, dtype: device and dtype of the inputs; None: those of the model, or "cpu" and float32, on a GPU
             bfloat16. The costs of "h100", "h200" and "a100" are known, or estimated from published figures.
         num_heads, num_key_heads, head_dim: only for patterns: number of query heads (default 8) and key heads (default
-            as many), and width of a head (default 64). Models have their own.
+            `num_heads`), and size of a head (default 64). Models have their own.
         training: whether gradients are needed.
         dropout, backend, cross: as for `attention`; the model's own dropout is not used.
         layer: index of the layer. None: the first layer that is not dense, or the first layer if all are dense.
         part: "encoder" (the default) or "decoder", for encoder-decoders.
         sequence_ranks: how many processes share the sequence; None: the number that `shard_sequence` was given, or one.
         chosen: only for patterns: keys that are selected by content; see `attention`. If the tensors have contents, the
-            pairs of the first example are counted, which takes memory for all pairs. If they are on the device "meta"
-            and have only shapes, the number of pairs is an upper bound.
+            pairs of the first example are counted, which takes memory for all pairs. If they are on the "meta" device,
+            the number of pairs is an upper bound.
 
     Raises:
         InputError, ConfigurationError: lengths, heads, or a layer that the pattern or model cannot have; an unknown
@@ -433,7 +437,7 @@ def _explained(
     line: str | None,
     layers: Mapping[Any, Any] | None,
 ) -> Explanation:
-    """Return what is said about the call of a layer, and about all layers."""
+    """Return the explanation of the call of a layer, with the cost of all layers if `layers` is given."""
     shards = shards_of(what) if isinstance(what, nn.Module) else None
     ranks = _ranks(shards, sequence_ranks)
     exchange, unshared = _exchange(call, request, ranks, AUTO if shards is None else shards.mode)
@@ -460,7 +464,7 @@ def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
 
 
 def _ranks(shards: SequenceShards | None, requested: int | None) -> int | None:
-    """Return how many processes share the text, those that were asked about or those of the model; None: one has it."""
+    """Return how many processes share the sequence, as requested or else as in the model; None: it is not shared."""
     if requested is not None:
         check_length("sequence_ranks", requested)
     elif shards is not None:
@@ -471,10 +475,10 @@ def _ranks(shards: SequenceShards | None, requested: int | None) -> int | None:
 def _exchange(
     call: AttentionCall, request: LayerRequest, ranks: int | None, mode: str
 ) -> tuple[LayerExchange | None, tuple[str, ...]]:
-    """Return what so many processes send that share the text, or why that is not said; ranks None: one has it.
+    """Return what `ranks` processes that share the sequence send, or None and a note; ranks None: it is not shared.
 
     Raises:
-        UnsupportedBackendError: a model that reads whole sequences.
+        UnsupportedBackendError: the model needs whole sequences.
     """
     if ranks is None:
         return None, ()
@@ -483,13 +487,13 @@ def _exchange(
         raise UnsupportedBackendError(f"sequence_ranks={ranks}, but this model cannot share them: {reason}")
     if request.sends_more:
         return None, (SENDS_MORE,)
-    # a choice takes all keys of a head, whatever it then reads
+    # selection by content takes all keys of a head, whichever are selected
     call = replace(call, layout=replace(call.layout, pattern=request.layer_spec.pattern))
     return layer_exchange(call, request.has_bias, ranks, mode), ()
 
 
 def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
-    """Raise InputError for arguments about what a model knows itself."""
+    """Raise InputError for arguments that a model defines itself."""
     name = next((name for name, value in given.items() if value is not None), None)
     if name is not None:
         raise InputError(
@@ -499,7 +503,7 @@ def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
 
 
 def _place_of(what: Any, device: Any, dtype: torch.dtype | None) -> tuple[Any, torch.dtype | None]:
-    """Return device and dtype, those of a model or config if they are not given."""
+    """Return device and dtype, by default those of a model or config."""
     own = getattr(what, "device", None)
     # parameters that are not loaded yet have no device
     own = None if own is None or own.type == "meta" else own
@@ -507,10 +511,10 @@ def _place_of(what: Any, device: Any, dtype: torch.dtype | None) -> tuple[Any, t
 
 
 def spec_pattern(spec: Any, layer: int = 0, part: str | None = None) -> Pattern:
-    """Return the pattern of a layer by any form of `attention_pattern`.
+    """Return the pattern that any form of `attention_pattern` gives to a layer.
 
     Raises:
-        ConfigurationError: another form, or the layer has no pattern.
+        ConfigurationError: the form is unknown, or the layer has no pattern.
     """
     if is_by_part(spec):
         spec = spec.get(part or ENCODER)
@@ -538,7 +542,7 @@ def _request(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int 
 
 
 def _has_causal_part(pattern: Pattern) -> bool:
-    """Return whether a pattern is causal, or one of those that it unites or gives to heads, and reads what is past."""
+    """Return whether a pattern, or a part of a union or of a per-head pattern, is causal and not just the own token."""
     if pattern == SELF:
         return False
     parts = pattern.parts if isinstance(pattern, Union | PerHead) else ()

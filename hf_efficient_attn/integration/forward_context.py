@@ -1,7 +1,8 @@
-"""What a sparsified model was called with, for its masks and layers, which get less; known while its forward runs.
+"""The arguments of a running forward pass, for masks and layers that do not receive them.
 
-Hooks of the model enter a context before its forward pass and leave it afterwards, also if that fails. Models within a
-model enter contexts of their own. Every thread has its own, as have layers that a backward pass computes again: none.
+Hooks of the model enter a context before its forward pass and leave it afterwards, even if the forward pass fails.
+Models within a model enter contexts of their own. Contexts belong to a thread. Layers that are recomputed in a backward
+pass have no context.
 """
 
 import functools
@@ -27,15 +28,16 @@ class ForwardContext:
     """A running forward pass of a model.
 
     Attributes:
-        model: whose it is.
-        positions: the `position_ids` of the call; None: they were no tensor.
+        model: the model that runs.
+        positions: the `position_ids` of the call; None: they were not a tensor.
         is_without: whether the model is known to have been called without positions.
         cache: the cache; None: none was given.
-        whole_table: the token table, without its kind, of a text of which the model has a part only; None: it has all.
+        whole_table: the token table of the whole text, without its kind, if the model has only a part of the text;
+            None: it has the whole text.
         has_marked: whether a layer has taken the tokens of `global_attention_mask`.
     """
 
-    # not longer than their owners keep them: an interrupted program leaves nothing
+    # weak references, so that an interrupted program keeps nothing alive
     model: "weakref.ref[Any]"
     positions: "weakref.ref[Tensor] | None" = None
     is_without: bool = False
@@ -44,11 +46,11 @@ class ForwardContext:
     has_marked: bool = False
 
     def is_of(self, config: Any) -> bool:
-        """Return whether this is a forward pass of the model of a config, which it shares with its layers."""
+        """Return whether this is a forward pass of the model that owns a config; its layers hold the same object."""
         return getattr(self.model(), "config", None) is config
 
 
-# those of this thread, the innermost last
+# the contexts of this thread, innermost last
 _running: ContextVar[tuple[ForwardContext, ...]] = ContextVar("_running", default=())
 
 
@@ -56,8 +58,8 @@ def enter(model: Any, positions: Any = None, are_known: bool = False, cache: Any
     """Enter a forward pass of a model.
 
     Args:
-        positions, cache: of the call, among other things that may be passed as these.
-        are_known: if False, other positions may have been passed as a positional argument.
+        positions, cache: the arguments of the call; anything that is not a tensor or a cache is ignored.
+        are_known: if False, positions may have been passed as a positional argument that is not known here.
     """
     context = ForwardContext(
         weakref.ref(model),
@@ -76,7 +78,7 @@ def leave(model: Any) -> ForwardContext | None:
 
 
 def _others(model: Any) -> tuple[ForwardContext, ...]:
-    # a compiler that fails while tracing does not leave
+    # the contexts of this model are dropped, because a compiler that fails while tracing leaves its context behind
     return tuple(each for each in _running.get() if each.model() is not model)
 
 
@@ -99,7 +101,7 @@ def was_called_without(config: Any) -> bool:
 
 
 def set_whole_table(config: Any, table: Tensor | None) -> None:
-    """Let masks that the model of a config asks for in its forward pass be the token table of its whole text."""
+    """Make `table` the mask that the model of a config gets in its forward pass: the token table of the whole text."""
     context = _of(config)
     if context is not None:
         context.whole_table = table
@@ -114,13 +116,13 @@ def whole_table(config: Any) -> Tensor | None:
 
 
 def note_marked(_: Any) -> None:
-    """Note that a layer of the running models has taken the tokens of `global_attention_mask`."""
+    """Record that a layer of the running models has taken the tokens of `global_attention_mask`."""
     for context in _running.get():
         context.has_marked = True
 
 
 def _of(config: Any) -> ForwardContext | None:
-    """Return the innermost forward pass of the model of a config; None: none is running, or it is compiled."""
+    """Return the innermost context of the model of a config; None: there is none, or the code is being compiled."""
     if torch.compiler.is_compiling():
         return None
     return next((each for each in reversed(_running.get()) if each.is_of(config)), None)
@@ -131,15 +133,15 @@ def is_computed_again() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-# The argument that holds a cache: `cache` from transformers 5.24 on, `past_key_values` before.
+# The argument that holds a cache: `cache` since transformers 5.24, `past_key_values` before.
 #
-# Here it is called `cache`. What is called from outside takes both names, and has that of the installed transformers
-# in its signature, at which `generate` and other libraries look, and in what it returns.
+# This package calls it `cache`. Public functions accept both names. Their signatures, which `generate` and other
+# libraries inspect, and their outputs use the name of the installed transformers.
 
 
 CACHE_NAME, OLD_CACHE_NAME = "cache", "past_key_values"
 CACHE_NAMES = (CACHE_NAME, OLD_CACHE_NAME)
-# what the installed transformers calls it
+# the name in the installed transformers
 CACHE_ARGUMENT = next(name for name in CACHE_NAMES if name in BaseModelOutputWithPast.__dataclass_fields__)
 
 
@@ -163,10 +165,10 @@ def takes_cache(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_cache(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a call, in which the cache is called `cache`.
+    """Return the keyword arguments of a call with the cache renamed to `cache`.
 
     Raises:
-        InputError: two caches.
+        InputError: there are two caches (see `cache_in`).
     """
     cache = cache_in(options)
     return {name: each for name, each in options.items() if name != OLD_CACHE_NAME} | {CACHE_NAME: cache}
@@ -175,11 +177,11 @@ def with_cache(options: Mapping[str, Any]) -> dict[str, Any]:
 def cache_in(options: Mapping[str, Any]) -> Any:
     """Return the cache among the keyword arguments of a call; None: there is none.
 
-    PEFT up to 0.21 passes its prefix at every step under the old name, beside the cache of `generate`: that is empty
-    before the first step, and holds the prefix after it.
+    PEFT up to 0.21 passes its prefix under the old name at every step, in addition to the cache of `generate`, which is
+    empty before the first step and holds the prefix after it.
 
     Raises:
-        InputError: two of them, neither of which continues the other.
+        InputError: there are two caches, and neither continues the other.
     """
     new, old = options.get(CACHE_NAME), options.get(OLD_CACHE_NAME)
     if new is None or old is None or new is old:
@@ -194,35 +196,35 @@ def cache_in(options: Mapping[str, Any]) -> Any:
 
 
 class CacheGeneration:
-    """Mixin of heads that generate, before `GenerationMixin`.
+    """Mixin for models that generate; it must precede `GenerationMixin`.
 
-    PEFT up to 0.21 looks for the cache of virtual tokens under its old name, and would put them before every new token
-    where it finds none.
+    PEFT up to 0.21 looks for the cache of virtual tokens under its old name. If it finds none, it inserts the virtual
+    tokens before every new token.
     """
 
-    # `generate` reads in the signature that it may be called with `inputs_embeds`
+    # `wraps` keeps the signature, in which `generate` checks that `inputs_embeds` is accepted
     @functools.wraps(GenerationMixin.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As transformers', with the cache under its old name."""
+        """Return the inputs that transformers prepares, with the cache under its old name."""
         parent: Any = super()
         inputs: dict[str, Any] = parent.prepare_inputs_for_generation(*args, **kwargs)
         return {OLD_CACHE_NAME if name == CACHE_NAME else name: each for name, each in inputs.items()}
 
 
 def is_paged(cache: Any) -> bool:
-    """Return whether a cache is that of continuous batching (`generate_batch`)."""
+    """Return whether a cache is a paged cache, as in continuous batching (`generate_batch`)."""
     return isinstance(cache, PagedAttentionCache)
 
 
 def append_paged(
     cache: Any, key: Tensor, value: Tensor, layer_idx: int, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Return the keys and values that an attention function of transformers is called with, given a paged cache.
+    """Return the keys and values with which to call an attention function of transformers on a paged cache.
 
     Args:
-        key, value: those of the new tokens, [1, H, T, D].
-        options: the keyword arguments of that function, which are completed. Before transformers 5.24 it appends to the
-            cache by itself.
+        key, value: keys and values of the new tokens, [1, H, T, D].
+        options: the keyword arguments of the attention function, completed in place. Before transformers 5.24 the
+            function itself appends to the cache.
     """
     if CACHE_ARGUMENT == CACHE_NAME:
         appended: tuple[Tensor, Tensor] = cache.update(key, value, layer_idx, kwargs=options)

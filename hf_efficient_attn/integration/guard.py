@@ -1,7 +1,7 @@
-"""Checks before every forward pass of models on "efficient", however these were made.
+"""Checks before every forward pass of models on "efficient", however the models were made.
 
-`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`, existing
-models change by `set_attn_implementation`. These methods are replaced, since no other code sees all of these models.
+`from_pretrained`, `from_config` and classes called with a config all go through `PreTrainedModel.__init__`; existing
+models change in `set_attn_implementation`. These two methods are replaced because no other code sees all models.
 """
 
 import copy
@@ -57,21 +57,21 @@ from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.messages import shown, warn_once
 from hf_efficient_attn.patterns.config_spec import layers_to_dict
 
-# A check after the first forward pass of a sparsified model: every layer that should follow the pattern asked for it.
+# A check after the first forward pass of a sparsified model: every layer that should follow the pattern requested it.
 #
-# What other libraries replace before that pass is found out by it; what they replace later is not looked at.
+# This detects attention that other libraries replaced before that pass, but not what they replace later.
 
 
-# the attribute in which a part keeps the spec that its layers were seen to follow
+# the attribute in which a part stores the spec that its layers were seen to follow
 FOLLOWED = "_followed_attention_pattern"
-# the fields of configs by which layers are left out at random in training
+# the config fields that make training skip layers at random
 LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 def watch(model: Any) -> None:
-    """Check every part of a model that should follow a pattern after its first forward pass."""
+    """Register a check after the first forward pass of every part of a model that should follow a pattern."""
     parts: list[tuple[str, Any]] = [*parts_of(model).items()]
-    # the model below a head is called without it, too
+    # the model below a head may also be called without the head
     parts += [(name, below) for name, part in parts if (below := getattr(part, "base_model", part)) is not part]
     for name, part in parts:
         if FollowCheck(name) not in part._forward_hooks.values():
@@ -80,17 +80,17 @@ def watch(model: Any) -> None:
 
 @dataclass(frozen=True)
 class FollowCheck:
-    """A forward hook of a part, the encoder or the decoder, as in the spec of the patterns."""
+    """A forward hook of a part of a model ("encoder" or "decoder") that checks that its layers follow the pattern."""
 
     part: str
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> None:
-        """Raise UnsupportedBackendError if a layer of the part has not asked for its pattern."""
+        """Raise UnsupportedBackendError if a layer of the part has not requested its pattern."""
         run_untraced(check_pattern_requested, module, self.part)
 
 
 def check_pattern_requested(module: Any, part: str) -> None:
-    """Raise UnsupportedBackendError if a layer of a part has not asked for its pattern; not again once all have."""
+    """Raise UnsupportedBackendError if a layer of a part has not requested its pattern; skipped once all have."""
     config = module.config.get_text_config()
     spec = getattr(config, FIELD, None)
     if spec is None or module.__dict__.get(FOLLOWED) is spec:
@@ -98,7 +98,7 @@ def check_pattern_requested(module: Any, part: str) -> None:
     patterns = config_patterns(spec, config, part) or ()
     layers = layers_of(module)
     requested = {getattr(each, "layer_idx", None) for each in layers.values() if requested_pattern(each) is not None}
-    # beside the attention of a layer, its cross-attention may be of the same class
+    # the cross-attention of a layer may be of the same class as its self-attention
     expected = {number for each in layers.values() if (number := patterned_layer(each, part, patterns)) is not None}
     missing = set() if None in requested else expected - requested
     if module.training and any(getattr(config, name, None) for name in LAYER_DROPS):
@@ -114,33 +114,33 @@ def check_pattern_requested(module: Any, part: str) -> None:
 
 
 def layers_of(module: nn.Module) -> dict[str, Any]:
-    """Return the modules that have asked for a pattern, and others of their classes, by their names."""
+    """Return the modules that have requested a pattern, and all other modules of their classes, by name."""
     kinds = {type(each) for each in module.modules() if KNOWN in each.__dict__}
     return {name: each for name, each in module.named_modules() if type(each) in kinds}
 
 
 def requested_pattern(module: nn.Module) -> Any:
-    """Return the pattern that a module has asked for; None: it has not, or computes its own attention."""
+    """Return the pattern that a module has requested; None: it requested none, or computes its own attention."""
     return module.__dict__.get(KNOWN, (None, None, None))[2]
 
 
 def patterned_layer(module: Any, part: str, patterns: Any) -> int | None:
-    """Return the number of the layer to which a module of attention belongs, if that layer has a pattern."""
+    """Return the index of the layer to which an attention module belongs, if that layer has a pattern, else None."""
     layer = getattr(module, "layer_idx", None)
     is_layer = layer is not None and layer < len(patterns) and part_of(module) == part
     return layer if is_layer and patterns[layer] is not None else None
 
 
-# Models that were built of one config object, which all of them hold: what one of them follows is written into it.
+# Models built from one config object share it, so a pattern written into the config of one changes all of them.
 
 
-# all models that transformers has built, parts of others among them
+# all models that transformers has built, including those that are parts of other models
 _models: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()
 _lock = Lock()
 
 
 def note_model(model: PreTrainedModel) -> None:
-    """Note that a model exists."""
+    """Record that a model exists."""
     with _lock:
         _models.add(model)
 
@@ -151,9 +151,9 @@ def _noted() -> list[PreTrainedModel]:
 
 
 def leave_shared_configs(model: PreTrainedModel) -> None:
-    """Give a model copies of its configs if models that are no part of it, nor it of them, hold one of them, too.
+    """Give a model copies of its configs if an unrelated model holds one of them, so that the other does not change.
 
-    So that these go on as they are. A model that it is a part of gets the same copies.
+    Models are related if they are parts of one model. A model that contains this one gets the same copies.
     """
     whole = _whole(model)
     own = set(whole.modules())
@@ -161,7 +161,7 @@ def leave_shared_configs(model: PreTrainedModel) -> None:
     others = [other for other in _noted() if other not in own]
     if not any(id(config) in held for other in others for config in _configs_of(other).values()):
         return
-    # one copy for each, with the parts that they share
+    # the memo makes one copy of each config, so that shared configs stay shared
     memo: dict[int, Any] = {}
     for module in own:
         for name, config in _configs_of(module).items():
@@ -169,7 +169,7 @@ def leave_shared_configs(model: PreTrainedModel) -> None:
 
 
 def _whole(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the largest model of which a model is a part; itself: of none."""
+    """Return the largest model that contains a model, or the model itself if it is not a part of another."""
     holders = [other for other in _noted() if other is not model and any(part is model for part in other.modules())]
     return max([model, *holders], key=lambda each: sum(1 for _ in each.modules()))
 
@@ -178,17 +178,17 @@ def _configs_of(module: nn.Module) -> dict[str, PreTrainedConfig]:
     return {name: value for name, value in vars(module).items() if isinstance(value, PreTrainedConfig)}
 
 
-# Adapters whose base has no pattern.
+# A warning about adapters whose base model is saved without a pattern.
 
 
-# the attribute in which a model that was sparsified after loading keeps the name that it was loaded by
+# the attribute in which a model that was sparsified after loading stores the name from which it was loaded
 BASE = "_name_without_pattern"
 
 
 def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Warn that an adapter of PEFT, which is trained on this model, will name a base that has not its pattern.
+    """Warn that a PEFT adapter that is trained on this model will name a base model without its pattern.
 
-    inputs: the arguments of a call. Those of a frozen model have a gradient where virtual tokens are trained.
+    inputs: the arguments of a call. If virtual tokens are trained, inputs of the frozen model require a gradient.
     """
     base = model.__dict__.get(BASE)
     if base and torch.is_grad_enabled() and is_adapted(model, inputs):
@@ -200,7 +200,7 @@ def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def is_adapted(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Return whether a call trains an adapter: one in the model, or one that makes what a frozen model reads."""
+    """Return whether a call trains an adapter, within the model or as inputs or cached keys of a frozen model."""
     learns = any(parameter.requires_grad for parameter in model.parameters())
     if learns:
         return "peft_config" in model.__dict__
@@ -212,12 +212,12 @@ def is_adapted(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 GUARDED = ("__init__", "set_attn_implementation")
 MARK = "_guards_models"
-# the attribute in which a model keeps the spec that it was found able to follow
+# the attribute in which a model stores the spec that it was found able to follow
 CHECKED = "_checked_attention_pattern"
-# that in which it keeps the spec with which its layers have taken marked tokens
+# the attribute in which a model stores the spec with which its layers have used marked tokens
 TAKES_MARKED = "_takes_global_tokens"
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
-# embeddings by the ids that they replace: `generate` passes no ids with them
+# ids, and the embeddings that replace them: `generate` passes empty ids with embeddings
 EMBEDDED = {"input_ids": "inputs_embeds", "decoder_input_ids": "decoder_inputs_embeds"}
 INPUTS = (*EMBEDDED, *EMBEDDED.values(), "pixel_values", "input_features", "input_values")
 
@@ -225,17 +225,17 @@ _first_forward = threading.Lock()
 
 
 def guard_models() -> None:
-    """Have transformers guard every model that it builds or puts on "efficient"; may be called again."""
+    """Guard every model that transformers builds or switches to "efficient"; may be called repeatedly."""
     for name in GUARDED:
         method = getattr(PreTrainedModel, name)
         marked = getattr(method, MARK, None)
         if marked is not guard:
-            # the guard of a copy of these sources (`hub`) gives way to that of the package
+            # this replaces the guard of a copy of these sources (`hub`)
             setattr(PreTrainedModel, name, with_guard(method if marked is None else method.__wrapped__))
 
 
 def with_guard(method: Any) -> Any:
-    """Return the method of models, extended to guard the model afterwards."""
+    """Return a model method that also guards the model afterwards."""
 
     @functools.wraps(method)
     def guarding(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -248,7 +248,7 @@ def with_guard(method: Any) -> Any:
 
 
 def guard(model: PreTrainedModel) -> None:
-    """Check the model and its parts before every forward pass, if they have a pattern or run on "efficient"."""
+    """Register checks before every forward pass of a model and its parts that have a pattern or run on "efficient"."""
     note_model(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and needs_guard(module):
@@ -258,14 +258,15 @@ def guard(model: PreTrainedModel) -> None:
                 module.register_forward_hook(after_forward, with_kwargs=True, always_call=True)
             if has_pattern(module.config):
                 check_readable(module)
-                # older versions of transformers have no such flag, and refuse every attention but sdpa
+                # older versions of transformers have no such flag and allow context parallelism with sdpa only
                 module._supports_context_parallel = False
 
 
 def needs_guard(model: PreTrainedModel) -> bool:
-    """Return whether only the guard checks a model: its attention is ours, and its family has no checks.
+    """Return whether a model has a pattern or runs on "efficient", and its family does not check its own inputs.
 
-    A config of such a family says so, since models of others may hold one of its backbones under the same config.
+    The config holds this flag (`checks_inputs`), because other models may hold a backbone of such a family under the
+    same config.
     """
     implementation = model.config._attn_implementation
     if getattr(model.config, "checks_inputs", False) or implementation in (TRIAL, MATRIX_TRIAL):
@@ -279,7 +280,7 @@ def has_pattern(config: PreTrainedConfig) -> bool:
 
 
 def check_readable(model: PreTrainedModel) -> None:
-    """Raise ConfigurationError where a model is built or loaded whose pattern nobody can read: a class not imported."""
+    """Raise ConfigurationError if a model's pattern cannot be parsed, for example because its class is not imported."""
     spec = getattr(model.config, FIELD)
     for each in spec.values() if is_by_part(spec) else [spec]:
         if each is not None:
@@ -289,12 +290,12 @@ def check_readable(model: PreTrainedModel) -> None:
 def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Check a model, once per pattern, and its inputs; a hook before every forward pass.
 
-    Of two caches (see `cache_in`) the model gets one.
+    If two caches are given (see `cache_in`), the model gets one of them.
 
     Raises:
         ConfigurationError, UnsupportedBackendError: `sparsify` would refuse the model and pattern, or the model runs on
-            another attention, or is divided among processes in a way that fails.
-        InputError: no tokens, or a padding mask with values other than 0 and 1, if it is on the CPU.
+            another attention implementation, or is divided among processes in a way that fails.
+        InputError: there are no tokens, or a padding mask on the CPU has values other than 0 and 1.
     """
     refuse_other_attention(model, options)
     if has_pattern(model.config):
@@ -327,12 +328,12 @@ def before_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any])
 
 
 def after_forward(model: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-    """Leave the context of a forward pass; a hook after every one, even if that fails.
+    """Leave the context of a forward pass; a hook after every forward pass, even a failed one.
 
     Raises:
         InputError: the call marked global tokens, and none of the layers with a pattern got them.
     """
-    # models return nothing where they fail
+    # the output of a failed forward pass is None
     run_untraced(leave_forward, model, options.get(MARKED) is not None and output is not None)
 
 
@@ -342,7 +343,7 @@ def leave_forward(model: Any, is_marked: bool) -> None:
     if not is_marked or context is None or spec is None:
         return
     if context.has_marked:
-        # layers that are compiled by themselves say it only while they are traced
+        # remembered, because layers that are compiled on their own record it only while they are traced
         model.__dict__[TAKES_MARKED] = spec
     elif model.__dict__.get(TAKES_MARKED) is not spec and getattr(model, PART, None) != DECODER:
         raise InputError(
@@ -352,26 +353,30 @@ def leave_forward(model: Any, is_marked: bool) -> None:
 
 
 def hand_over(model: Any, current: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Let the package check a model, by its guard, that a copy of these sources (`hub`) had built before it came."""
+    """Hand a model that a copy of these sources (`hub`) guards over to the guard of the package, imported later.
+
+    Args:
+        current: the `guard` of the package.
+    """
     hooks = model._forward_pre_hooks
     for module in model.modules():
         for key in [key for key, hook in module._forward_pre_hooks.items() if hook is before_forward]:
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
-        # what the copy has found are objects of its own
+        # these hold objects of the copy's classes
         module.__dict__.pop(KNOWN, None)
         module.__dict__.pop(CHECKED, None)
     known = set(hooks)
     current(model)
-    # torch has listed the hooks of this call already
+    # torch has already collected the hooks of this call, so the new ones are called here
     for key in hooks.keys() - known:
         hooks[key](model, inputs, options)
 
 
 def check_inputs(given: dict[str, Any]) -> None:
-    """Raise InputError for inputs without tokens, and for masks of tokens with values other than 0 and 1.
+    """Raise InputError for inputs without tokens, and for masks with values other than 0 and 1.
 
-    Masks on other devices than the CPU are not read, since that would wait for the device.
+    Masks on accelerators are not checked, because that would synchronize with the device.
     """
     for name in INPUTS:
         if given.get(EMBEDDED.get(name, "")) is None:
@@ -389,8 +394,8 @@ def check_inputs(given: dict[str, Any]) -> None:
 def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:
     """Raise UnsupportedBackendError if a model with a pattern would compute without it.
 
-    "eager" of a call for weights becomes "efficient", which gives them, too: `generate` of a Whisper with
-    `return_token_timestamps=True` writes it into the config, and leaves it there.
+    If a call asks for attention weights, "eager" is changed to "efficient", which also returns them: Whisper's
+    `generate` with `return_token_timestamps=True` writes "eager" into the config and leaves it there.
     """
     implementation = model.config._attn_implementation
     if has_pattern(model.config) and implementation != NAME:
@@ -406,7 +411,7 @@ def refuse_other_attention(model: Any, options: dict[str, Any]) -> None:
 
 
 def check_once(model: Any) -> None:
-    """Check at a model's first forward pass what `sparsify` would have checked, if that was not called.
+    """Run the checks of `sparsify` at a model's first forward pass, if `sparsify` was not called.
 
     Raises:
         ConfigurationError, UnsupportedBackendError: as in `sparsify`.
@@ -418,7 +423,7 @@ def check_once(model: Any) -> None:
         if model.__dict__.get(CHECKED) is spec:
             return
         check_home(model.config)
-        # a user's own model may come from a notebook, whose source transformers cannot read; what it holds counts
+        # transformers cannot read the source of a model from a notebook; then the models that it holds decide
         can = (each._can_set_attn_implementation() for each in model.modules() if isinstance(each, PreTrainedModel))
         if not any(can):
             check_class(type(model), model.config)
@@ -437,7 +442,7 @@ def check_once(model: Any) -> None:
 
 
 def mark_checked(model: PreTrainedModel) -> None:
-    """Note that a model and its parts can follow the patterns of their configs."""
+    """Record that a model and its parts can follow the patterns of their configs."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and has_pattern(module.config):
             module.__dict__[CHECKED] = getattr(module.config, FIELD)

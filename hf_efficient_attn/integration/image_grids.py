@@ -1,7 +1,7 @@
-"""Images and videos of which a vision model makes patches: they must have the rows of a grid that its layers follow.
+"""Checks that the patches of images and videos have the rows and columns of the grid in a vision model's pattern.
 
-Layers see patches in a row and only count them. What the tokens of a model are is known by its `patch_size`, of videos
-also the `tubelet_size`; models whose tokens are not a prefix and then patches row by row are refused.
+Layers get a flat sequence of patches and know only its length. The patches are computed from the config's `patch_size`,
+and for videos also its `tubelet_size`. Models whose tokens are not a prefix followed by patches row by row are refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from hf_efficient_attn.layout.tracing import is_exporting, run_untraced
 from hf_efficient_attn.patterns.grid import written_shape
 
 PIXELS = ("pixel_values", "pixel_values_videos")
-# the attribute in which a model keeps the spec of its pattern, the shapes of the grids, and the names of its arguments
+# the attribute in which a model stores the spec of its pattern, the shapes of the grids, and the names of its arguments
 GRIDS = "_grid_shapes"
-# models of other tokens, by their type: which
+# model types with another order of tokens → the end of a message that says so
 OTHER_TOKENS = {
     "llama4_vision_model": "has its class token behind its patches",
     "vit_mae": "leaves out masked patches and shuffles the others",
@@ -30,9 +30,9 @@ def check_images(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]
     """Refuse images and videos that have as many patches as a grid of the model's pattern, but in other rows.
 
     Raises:
-        InputError: such inputs, or a model whose tokens are not a prefix and then patches row by row.
+        InputError: such inputs, or a model whose tokens are not a prefix followed by patches row by row.
     """
-    # in an exported program sizes are not known
+    # sizes are unknown during export
     if patch_sizes(model.config) is None or is_exporting():
         return
     run_untraced(keep_grids, model)
@@ -59,7 +59,7 @@ def check_images(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]
 
 
 def keep_grids(model: Any) -> None:
-    """Have a model keep the shapes of the grids that its layers follow, read anew for another pattern."""
+    """Store in a model the shapes of the grids that its layers follow, and update them if the pattern has changed."""
     spec = getattr(model.config, FIELD)
     if model.__dict__.get(GRIDS, (None,))[0] is not spec:
         patterns = config_patterns(spec, model.config, ENCODER) or ()
@@ -69,34 +69,34 @@ def keep_grids(model: Any) -> None:
 
 
 def other_tokens(config: Any, names: Sequence[str], given: Mapping[str, Any], pixels: Tensor | None) -> str | None:
-    """Return why the tokens of a call are not a prefix and then patches row by row; None: nothing says so."""
+    """Return why the tokens of a call are not a prefix followed by patches row by row; None: they may be."""
     if getattr(config, "num_windows", 1) > 1:
         return f"orders its patches by windows (num_windows={config.num_windows})"
     if getattr(config, "num_detection_tokens", 0):
         return f"has {config.num_detection_tokens} tokens behind its patches (num_detection_tokens)"
     if config.model_type == "videomae" and given.get("bool_masked_pos") is not None:
         return "leaves out masked patches"
-    # of several images in one row (Qwen2-VL), or of one (SigLIP 2)
+    # flattened patches of several images (Qwen2-VL) or of one image (SigLIP 2)
     if "grid_thw" in names or (pixels is not None and pixels.dim() < 4):
         return "takes patches one by one, in an order of its own"
     return OTHER_TOKENS.get(config.model_type)
 
 
 def patch_sizes(config: Any) -> tuple[Any, ...] | None:
-    """Return how many frames, rows and columns of pixels are one patch; None: the config does not say.
+    """Return the size of a patch as (frames, rows of pixels, columns of pixels); None: the config does not say.
 
-    Frames are None in models of images.
+    Frames are None for image models.
     """
     side, frames = getattr(config, "patch_size", None), getattr(config, "tubelet_size", None)
     if isinstance(frames, list | tuple) and len(frames) == 3:
-        # that of ViViT has all three
+        # the tubelet_size of ViViT has all three sizes
         return tuple(frames)
     sides = (side, side) if isinstance(side, int) else side
     return (frames, *sides) if isinstance(sides, list | tuple) and len(sides) == 2 else None
 
 
 def num_patches(config: Any, pixels: Tensor) -> tuple[int, ...]:
-    """Return how many patches images have along each axis, (rows, columns), and videos, (frames, rows, columns).
+    """Return the number of patches along each axis: (rows, columns) of images, (frames, rows, columns) of videos.
 
     Args:
         pixels: [batch, channels, height, width] or [batch, frames, channels, height, width].
@@ -109,7 +109,7 @@ def num_patches(config: Any, pixels: Tensor) -> tuple[int, ...]:
 
 
 def fills(grid: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Return whether a grid has as many tokens as there are patches; layers refuse others by themselves.
+    """Return whether the number of tokens in a grid matches the number of patches; layers refuse other grids.
 
     >>> fills((16, 16), (8, 32)), fills((None, 16), (8, 32)), fills((16, 16), (8, 8))
     (True, True, False)
@@ -119,7 +119,7 @@ def fills(grid: Sequence[int | None], shape: Sequence[int]) -> bool:
 
 
 def agree(grid: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Return whether the axes of a grid are those of an image, or parts of these (windows), or whole rows or frames.
+    """Return whether the axes of a grid are the axes of an image, parts of them (windows), or whole rows or frames.
 
     >>> agree((16, 16), (8, 32)), agree((2, 4, 4, 8), (8, 32)), agree((256,), (8, 32)), agree((2, 64), (2, 8, 8))
     (False, True, True, True)
@@ -129,9 +129,9 @@ def agree(grid: Sequence[int | None], shape: Sequence[int]) -> bool:
 
 
 def strides(shape: Sequence[int | None]) -> list[int]:
-    """Return how many tokens a step along each axis is, the last axis first, and then how many there are.
+    """Return the stride of each axis in tokens, from the last axis to the first, followed by the number of tokens.
 
-    It is a loop, since a compiler that keeps sizes open has no products of sequences.
+    This is a loop because a compiler with dynamic sizes cannot trace the product of a sequence.
 
     >>> strides((4, 8, 16)), strides((None, 16))
     ([1, 16, 128, 512], [1, 16, 16])

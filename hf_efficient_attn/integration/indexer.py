@@ -1,4 +1,4 @@
-"""The lightning indexer: what it is, which keys a layer reads by it, and what it learns from that."""
+"""The lightning indexer: the module, the keys that it selects for a layer, and the loss by which it learns."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,19 +24,18 @@ from hf_efficient_attn.layout.top_k import choose_tokens, head_products, index_s
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.patterns.bands import Causal
 
-# How an indexer learns: the divergence of its softmax from what attention reads, tile by tile in linear memory.
+# The loss of an indexer: the KL divergence of its softmax from the attention, computed by tiles in linear memory.
 #
 # DeepSeek-V3.2 (arXiv:2512.02556), equations 3 and 4: the target is the mean over heads of the attention
-# probabilities, over all keys or over those chosen. The gradient with respect to the scores is softmax(scores) -
+# probabilities, over all keys or over the selected ones. The gradient with respect to the scores is softmax(scores) -
 # target.
 #
-# The paper sums over queries; here the loss is their mean, so that it does not depend on how many tokens a batch has.
-# The gradients differ by that number alone, and are an indexer's only ones: Adam takes the same steps, but for its ε,
-# while clipping by a norm that the model shares, and optimizers whose steps are as long as gradients, do tell the two
-# apart.
+# The paper sums over queries; here the loss is the mean, so that it does not depend on the number of tokens in a batch.
+# An indexer has no other gradients, so the two differ by a constant factor. Adam takes the same steps (except for the
+# effect of ε); clipping by a norm over the whole model, and optimizers whose steps scale with the gradient, differ.
 
 
-# numbers that are in memory at a time, for each of a few tensors, and on CPUs, so few that they stay in a cache
+# elements per tensor that are in memory at a time; on CPUs fewer, so that they stay in the processor's cache
 MAX_NUMBERS, CACHED_NUMBERS = 1 << 22, 1 << 19
 
 
@@ -49,9 +48,10 @@ class Target:
         scale: of the products.
         documents: of the keys, [B or 1, Nk]; see `token_locations`.
         query_offset: position of the first query.
-        tokens: the keys that each query reads, int [B, Nq, k], -1 for none; None: all up to itself.
-        group: the processes, each with as many heads, whose heads are meant; None: those of this process.
-        sharing: the processes that share texts, whose queries are meant; None: those of this process.
+        tokens: the keys that each query attends to, int [B, Nq, k], -1 for none; None: all keys up to the query.
+        group: the processes over whose heads the target is averaged, each with the same number of heads; None: only
+            this process.
+        sharing: the processes that share texts and over whose queries the loss is averaged; None: only this process.
     """
 
     query: Tensor
@@ -64,11 +64,11 @@ class Target:
     sharing: Any = None
 
     def row_tiles(self, num_index_heads: int) -> Iterator[slice]:
-        """Yield ranges of queries that are looked at together."""
+        """Yield the ranges of queries that are computed together."""
         batch_size, num_heads, num_queries, head_dim = self.query.shape
         num_together = num_heads // self.key.shape[1]
         width = self.key.shape[2] if self.tokens is None else self.tokens.shape[2]
-        # chosen keys are gathered for each query
+        # selected keys are gathered for each query
         gathered = 0 if self.tokens is None else head_dim
         most = CACHED_NUMBERS if self.query.device.type == "cpu" else MAX_NUMBERS
         step = max(1, most // (batch_size * width * max(num_together, num_index_heads, gathered)))
@@ -76,18 +76,18 @@ class Target:
             yield slice(first, min(first + step, num_queries))
 
     def num_read(self, rows: slice) -> int:
-        """Return how many keys the states must have that these queries look at: none is after the last of them."""
+        """Return how many of the first keys the queries in `rows` need: up to the last query, or all if selected."""
         return min(self.key.shape[2], self.query_offset + rows.stop) if self.tokens is None else self.key.shape[2]
 
     def of_rows(self, states: Tensor, rows: slice) -> Tensor:
-        """Return the states [B, Nk, ...] of the keys that are looked at: [B, 1, keys, ...] or [B, queries, k, ...]."""
+        """Return the states [B, Nk, ...] of the keys that queries need as [B, 1, keys, ...] or [B, queries, k, ...]."""
         if self.tokens is None:
             return states[:, None, : self.num_read(rows)]
         examples = torch.arange(states.shape[0], device=states.device)[:, None, None]
         return states[examples, self.tokens[:, rows].long().clamp(min=0)]
 
     def open_keys(self, rows: slice) -> Tensor:
-        """Return which of these keys the queries read, bool [B or 1, queries, keys]."""
+        """Return which of these keys each query may attend to, bool [B or 1, queries, keys]."""
         if self.tokens is not None:
             return self.tokens[:, rows] >= 0
         return open_pairs(self.documents[:, : self.num_read(rows)], rows, self.query_offset)
@@ -96,7 +96,7 @@ class Target:
         """Return the mean over heads of the attention probabilities, [B, queries, keys], in float32 or wider."""
         wide = torch.promote_types(self.query.dtype, torch.float32)
         is_closed, total = ~is_open[:, :, None], torch.zeros_like(is_open, dtype=wide)
-        # heads that share keys at a time
+        # one key head at a time, with all query heads that share it
         for queries, keys in zip(self.query.chunk(self.key.shape[1], 1), self.key.unbind(1), strict=True):
             scaled = queries[:, :, rows].to(wide).transpose(1, 2) * self.scale
             scores = head_products(scaled, self.of_rows(keys, rows).to(wide))
@@ -111,7 +111,7 @@ class Target:
 
 
 class _IndexLoss(torch.autograd.Function):
-    """The loss with the gradients of the indexer's states, which its forward computes beside it."""
+    """The loss, whose forward also computes the gradients with respect to the states of the indexer."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, weights: Tensor, target: Target) -> Tensor:
@@ -139,7 +139,7 @@ class _IndexLoss(torch.autograd.Function):
 def _of_tile(
     queries: Tensor, keys: Tensor, weights: Tensor, target: Target, rows: slice
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return the sum of the divergences of some queries, how many of them read a key, and the gradients of the sum."""
+    """Return the sum of the divergences of some queries, how many of them have a key, and the gradients of the sum."""
     wide = torch.promote_types(queries.dtype, torch.float32)
     read = keys[:, : target.num_read(rows)]
     leaves = [each.to(wide).detach().requires_grad_() for each in (queries[:, rows], read, weights[:, rows])]
@@ -154,20 +154,20 @@ def _of_tile(
 
 
 def closed_to_zero(numbers: Tensor, is_open: Tensor) -> Tensor:
-    """Return the numbers of open pairs, and 0 for others, which may be NaN."""
+    """Return the values of open pairs, with 0 for all other pairs, which may hold NaN."""
     return torch.where(is_open, numbers, 0)
 
 
 # the gradients are computed within a forward pass, which a compiler cannot trace
 @torch.compiler.disable
 def index_loss(queries: Tensor, keys: Tensor, weights: Tensor, target: Target) -> Tensor:
-    """Return the mean over queries of KL(target ‖ softmax(index scores)), a scalar in float32 or wider; the paper: sum.
+    """Return the mean over queries of KL(target ‖ softmax(index scores)), a scalar in float32 or wider.
 
-    Queries without keys, such as padding, do not count. Memory is linear in the number of keys, and gradients reach the
-    indexer only.
+    The paper takes the sum. Queries without keys, such as padding, do not count. Memory is linear in the number of
+    keys. Only the indexer gets gradients.
 
     Args:
-        queries, keys, weights: of the indexer, [B, Nq, heads, D], [B, Nk, D], [B, Nq, heads].
+        queries, keys, weights: states of the indexer, [B, Nq, heads, D], [B, Nk, D], [B, Nq, heads].
     """
     with autocast_off(queries.device.type):
         loss: Tensor = _IndexLoss.apply(queries, keys, weights, target)  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ def index_loss(queries: Tensor, keys: Tensor, weights: Tensor, target: Target) -
 
 @torch.no_grad()
 def index_recall(target: Target, chosen: Tensor) -> Tensor:
-    """Return the share of the attention of each query that its chosen keys have, [B, Nq]; 0 for padding.
+    """Return the fraction of each query's attention that its selected keys receive, [B, Nq]; 0 for padding.
 
     Args:
         target: attention over all keys.
@@ -191,14 +191,14 @@ def index_recall(target: Target, chosen: Tensor) -> Tensor:
     return torch.cat(shares, 1)
 
 
-# What layers say in a forward pass beside their outputs: the losses of their indexers, and what these recall.
+# Additional outputs of layers in a forward pass: the losses and recalls of their indexers.
 
 
 class LayerNumbers:
-    """Tensors of one shape that layers add, in their order, on whatever devices.
+    """A collector of tensors of one shape, one from each layer in order, on any devices.
 
-    It travels through a model as a keyword argument. FSDP and accelerate cast and move the tensors in lists, dicts and
-    dataclasses, and pass copies of these on; an object of another class they pass on as it is.
+    It is passed through a model as a keyword argument. It is not a list, dict or dataclass because FSDP and accelerate
+    copy those to cast and move their tensors, but pass on objects of other classes unchanged.
     """
 
     def __init__(self) -> None:
@@ -206,35 +206,35 @@ class LayerNumbers:
         self.is_open = True
 
     def add(self, number: Tensor) -> None:
-        """Add a tensor, unless all were taken: gradient checkpointing then computes a layer once more."""
+        """Add a tensor, unless `take` was called: then gradient checkpointing is recomputing a layer."""
         if self.is_open:
             self.added.append(number)
 
     def take(self) -> Tensor | None:
-        """Return them as one tensor, [layers, ...], on the device of the first; None: no layer has added any."""
+        """Return all tensors as one, [layers, ...], on the device of the first; None: no layer has added any."""
         added, self.added, self.is_open = self.added, [], False
         return torch.stack([each.to(added[0].device) for each in added]) if added else None
 
 
-# The lightning indexer: a small attention without values, whose scores say which keys a layer reads.
+# The lightning indexer: a small attention without values, whose scores select the keys that a layer attends to.
 #
 # DeepSeek-V3.2 (arXiv:2512.02556), equation 1.
 
 
-# what an indexer does: nothing, learn from dense attention, choose what is read and learn from that
+# the indexer does nothing; learns from dense attention; selects keys and learns from the attention to them
 DENSE, WARMUP, SPARSE = "dense", "warmup", "sparse"
 STAGES = (DENSE, WARMUP, SPARSE)
 
 
 @dataclass(frozen=True, eq=False)
 class IndexStates:
-    """What an indexer says about the tokens of a call, and what is to be done with it.
+    """The states of an indexer for the tokens of a call, and its settings.
 
     Attributes:
         queries: [B, Nq, heads, D].
         keys: [B, Nk, D], the cached ones first, shared by all heads.
         weights: [B, Nq, heads], scaled.
-        top_k: how many keys a query reads.
+        top_k: how many keys a query attends to.
         stage: one of STAGES.
     """
 
@@ -248,8 +248,8 @@ class IndexStates:
 class LightningIndexer(nn.Module):
     """The queries, keys and weights of an indexer: score = Σ over heads of weight · ReLU(query · key).
 
-    The queries of all heads share one key. The first dimensions of both are rotated by their positions, as many as the
-    model rotates. No gradient passes into the hidden states.
+    The queries of all heads share one key. Their first dimensions, as many as the model rotates, get rotary position
+    embeddings. No gradient passes into the hidden states.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int) -> None:
@@ -266,18 +266,18 @@ class LightningIndexer(nn.Module):
 
         Args:
             hidden_states: [B, N, hidden_size].
-            cos, sin: [B or 1, N, rotated dimensions], of pairs of dimensions that are half of these apart.
+            cos, sin: [B or 1, N, rotated dimensions], in the half-split layout (see `rotated`).
         """
         hidden_states = hidden_states.detach()
         queries = self.q_proj(hidden_states).unflatten(-1, (self.num_heads, self.head_dim))
         keys = self.k_norm(self.k_proj(hidden_states))
-        # the scale of the scores is here, since ReLU lets it through
+        # the scale of the scores is applied to the weights, because ReLU commutes with a positive factor
         weights = self.weights_proj(hidden_states) * (self.num_heads * self.head_dim) ** -0.5
         return rotated(queries, cos[:, :, None], sin[:, :, None]), rotated(keys, cos, sin), weights
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return states whose first dimensions, as many as cos and sin have, are rotated in the half-split layout."""
+    """Return states with the first dimensions, as many as cos and sin have, rotated: dimension i with i + half."""
     turned, rest = states[..., : cos.shape[-1]], states[..., cos.shape[-1] :]
     first, second = turned.chunk(2, -1)
     turned = turned * cos + torch.cat([-second, first], -1) * sin
@@ -289,14 +289,14 @@ def indexers_of(model: nn.Module) -> list[LightningIndexer]:
     return [module for module in model.modules() if isinstance(module, LightningIndexer)]
 
 
-# What autograd keeps of an indexer while nothing else of its layer learns: kept, whatever checkpoints activations.
+# In "warmup" only the indexer of a layer learns, and its saved tensors are exempt from activation checkpointing.
 #
-# Checkpointing would save nothing, since the layer keeps nothing, and compute the whole layer again; and FSDP would
-# not have gathered its parameters, which it does for layers that have a gradient.
+# Checkpointing would save no memory, because the rest of the layer keeps nothing, and would recompute the whole layer.
+# FSDP would not have gathered the parameters for that, because it gathers only those of layers that have a gradient.
 
 
 def keeping(stage: str) -> AbstractContextManager[None]:
-    """Return a context within which tensors are kept for the backward pass; only in "warmup"."""
+    """Return a context within which autograd keeps tensors for the backward pass in "warmup"; else a null context."""
     if stage != WARMUP or torch.compiler.is_compiling():
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_as_is, _as_is)
@@ -306,10 +306,10 @@ def _as_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-# keyword arguments that travel through a model to its attention function: the states of a layer's indexer, and the
-# `LayerNumbers` to which layers add their losses, and the share of the attention that their choices have
+# keyword arguments that a model passes to its attention function: the states of a layer's indexer, and the
+# `LayerNumbers` to which layers add their losses and recalls
 STATES, LOSSES, RECALLS = "index_states", "index_losses", "index_recalls"
-# what the scores of the target do not have
+# arguments that change scores in ways that the target does not compute
 OTHER_SCORES = ("s_aux", "softcap", "position_bias")
 
 
@@ -325,15 +325,16 @@ def indexed_selected_keys(
     scale: float,
     chosen: ChosenKeys | None,
 ) -> ChosenKeys | None:
-    """Return the keys that a layer's indexer has chosen, None for all; without one that scores, what was chosen.
+    """Return the keys that a layer's indexer selects, None for all; without an active indexer, return `chosen`.
 
     Args:
         options: keyword arguments of the attention call.
         matrix: a mask over all pairs that the user gave.
+        chosen: the keys that were selected before.
 
     Raises:
-        InputError: a cache whose first tokens were read without the indexer.
-        UnsupportedBackendError: scores or masks that an indexer does not know.
+        InputError: the first tokens of the cache were computed without the indexer.
+        UnsupportedBackendError: scores or masks that an indexer does not support.
     """
     field = getattr(module.config, INDEXER, None)
     if field is None or field["stage"] == DENSE:
@@ -374,8 +375,8 @@ def check_layer(
 
 
 def selected_tokens(states: IndexStates, tokens: TokenMask, query_offset: QueryOffset) -> Tensor | None:
-    """Return the keys that an indexer chooses, int [B, 1, Nq, top_k]; None: all."""
-    # lengths may be symbols to a compiler
+    """Return the keys that an indexer selects, int [B, 1, Nq, top_k]; None: all."""
+    # not while compiling, because lengths may be symbols
     if not torch.compiler.is_compiling() and states.keys.shape[1] <= states.top_k:
         return None
     start = unknown_start(query_offset)
@@ -401,10 +402,10 @@ def learn(
     scale: float,
     listed: Tensor | None,
 ) -> None:
-    """Add the loss of an indexer, and the share of the attention that its choice has, to those of the options.
+    """Add the loss and the recall of an indexer to the `LayerNumbers` in the options.
 
-    Under tensor parallelism the processes add up what their heads read, so that all learn the same. Processes that
-    share texts learn from the queries of all.
+    Under tensor parallelism the target is summed over the heads of all processes, so that all processes learn the same.
+    If processes share texts, the loss is the mean over the queries of all of them.
     """
     losses, recalls = options.get(LOSSES), options.get(RECALLS)
     if losses is None and recalls is None:
@@ -430,9 +431,10 @@ def learn(
         recalls.add(all_of_it if listed is None else index_recall(target, listed[:, 0]))
 
 
-# Layers with an indexer where processes share texts: each has the keys of the earlier ones, as from a cache.
+# Layers with an indexer if processes share texts: each process gets the keys of the earlier ones, as from a cache.
 #
-# An indexer chooses the same keys for all heads, among all earlier tokens; so its keys travel with those of attention.
+# An indexer selects the same keys for all heads among all earlier tokens, so its keys are exchanged together with the
+# keys and values of attention.
 
 
 def with_earlier_keys(
@@ -445,15 +447,15 @@ def with_earlier_keys(
 ) -> tuple[LayerPattern, Tensor, Tensor, tuple[TokenMask, QueryOffset], dict[str, Any]]:
     """Return what a layer follows, its keys and values [B, H, K, D], their masks, and the arguments of attention.
 
-    They are those of all tokens up to the last of this process, if it shares texts and the layer has an indexer that
-    scores; otherwise they are returned as they are.
+    If processes share texts and the layer has an active indexer, these cover all tokens up to the last token of this
+    process. Otherwise the arguments are returned unchanged.
 
     Args:
-        masks: the token mask, of whole texts, and the position of the first query.
+        masks: the token mask of whole texts, and the position of the first query.
 
     Raises:
-        ConfigurationError: the mode that deals out heads.
-        UnsupportedBackendError: code that is being compiled.
+        ConfigurationError: the mode is "heads".
+        UnsupportedBackendError: the code is being compiled.
     """
     field, index_states = getattr(module.config, INDEXER, None), options.get(STATES)
     if layer_spec.shards is None or field is None or field["stage"] == DENSE or index_states is None:
@@ -468,15 +470,16 @@ def with_earlier_keys(
 def earlier_keys(
     module: Any, key: Tensor, value: Tensor, index_keys: Tensor, tokens: TokenMask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the keys and values, and those of an indexer, of all tokens up to the last of this process.
+    """Return the keys, values and indexer keys of all tokens up to the last token of this process.
 
     Args:
-        key, value, index_keys: of this process's tokens, [B, H, n, D] twice and [B, n, D] → of all, [B, H, K, D] …
+        key, value, index_keys: states of this process's n tokens, [B, H, n, D], [B, H, n, D] and [B, n, D]; the result
+            has the same shapes with K tokens instead of n.
         tokens: the mask of whole texts, which says how long they are.
 
     Raises:
-        ConfigurationError: the mode that deals out heads, for all of which an indexer chooses the same keys.
-        UnsupportedBackendError: code that is being compiled.
+        ConfigurationError: the mode is "heads", but an indexer selects the same keys for all heads.
+        UnsupportedBackendError: the code is being compiled.
     """
     shards: Any = shards_of(module)
     refuse_compiled()
@@ -484,14 +487,14 @@ def earlier_keys(
     assert tokens.shape is not None
     bounds = shard_bounds(tokens.shape[1], shards.size)
     states = earlier_rows(torch.cat((key, value), -1), bounds, shards)
-    # apart, since they may have another dtype
+    # a separate exchange, because the dtype may differ
     of_index = earlier_rows(index_keys[:, None], bounds, shards)
     keys, values = states.split((key.shape[3], value.shape[3]), 3)
     return keys, values, of_index[:, 0]
 
 
 def earlier_rows(own: Tensor, bounds: Bounds, shards: SequenceShards) -> Tensor:
-    """Return the states of all tokens up to the last of this process, given those of its own: [B, H, n, X] → K."""
+    """Return the states of all K tokens up to the last one of this process, [B, H, n, X] → [B, H, K, X]."""
     rows, rank = own.permute(2, 0, 1, 3), shards.rank
     to_send = [len(rows) * (other > rank) for other in range(shards.size)]
     to_receive = [(stop - first) * (other < rank) for other, (first, stop) in enumerate(bounds)]

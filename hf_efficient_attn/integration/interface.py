@@ -1,4 +1,4 @@
-"""The functions "efficient" of transformers, for attention and masks, by which any model follows a pattern.
+"""The attention function and the mask function "efficient" for transformers, with which any model follows a pattern.
 
 A model whose config has an `attention_pattern` follows it; any other computes its own attention, causal or full,
 including sliding windows, padding and packing. `layer_patterns` decides what a layer follows.
@@ -35,7 +35,8 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 def register_attention() -> None:
     """Register `attn_implementation="efficient"` in transformers: attention, masks, saving of configs, and checks.
 
-    It may be called again. In a copy of these sources (`hub`) it does nothing if the package or another copy was first.
+    May be called repeatedly. In a copy of these sources (`hub`) it does nothing if the package or another copy has
+    already registered.
     """
     if not __name__.startswith("hf_efficient_attn.") and NAME in ALL_ATTENTION_FUNCTIONS.valid_keys():
         return
@@ -51,12 +52,12 @@ def register_attention() -> None:
 
 @functools.wraps(requested_table)
 def efficient_mask(*args: Any, **kwargs: Any) -> Tensor:
-    """Return the token table of a mask that a model asks for (`masks.py`), after a trial of that kind of model.
+    """Return the token table of a mask that a model requests (`masks.py`), after a trial of that kind of model.
 
     transformers calls it once per forward pass and kind of mask, with the arguments of its `sdpa_mask`.
 
     Raises:
-        UnsupportedBackendError: the model uses masks itself.
+        UnsupportedBackendError: the model uses masks outside the attention interface.
     """
     config = kwargs.get("config")
     # a trial must not become part of a traced graph
@@ -77,13 +78,13 @@ def efficient_attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output [batch, queries, heads, head_dim] and, with `output_attentions`, the weights, otherwise None.
 
-    The attention modules of transformers call it, never users.
+    The attention modules of transformers call this function.
 
     Args:
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
-        attention_mask: a token table (`masks.py`), a matrix [batch or 1, heads or 1, queries, keys] that a user
-            gave, or None.
+        attention_mask: a token table (`masks.py`), a matrix [batch or 1, heads or 1, queries, keys] from the user, or
+            None.
         kwargs: `is_causal`, `sliding_window`, `position_bias`, `position_terms` (of our families), `s_aux` (sinks),
             `softcap`, `output_attentions`, chosen keys (`given_selected_keys`), and the arguments about packed
             documents and global tokens (`packing.py`) are used; others are ignored.
@@ -91,8 +92,9 @@ def efficient_attention_forward(
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or cached decoding, or that differs from
             that of other processes.
-        InputError: a mask that does not belong to these queries and keys.
-        UnsupportedBackendError: the model needs something that the engine cannot compute, or heads that have no number.
+        InputError: a mask that does not fit these queries and keys.
+        UnsupportedBackendError: the model needs something that the engine cannot compute, or it is unknown which heads
+            of the model this process computes.
     """
     refuse_unsupported(module, query, kwargs)
     layer_spec = layer_pattern(module, kwargs, attention_mask)
@@ -147,13 +149,13 @@ def parsed_masks(
     query: Tensor,
     key: Tensor,
 ) -> tuple[TokenMask, QueryOffset]:
-    """Return what the mask and the arguments of a call say about its keys, and where its queries stand among them."""
+    """Return the token mask of a call, by its mask and arguments, and the position of its first query."""
     is_read = attention_mask is not None and is_table(attention_mask)
     if attention_mask is not None and not is_read and not layer_spec.is_own:
         refuse_later_keys(attention_mask, query.shape[2], key.shape[2])
     tokens, query_offset = parsed_tokens(attention_mask if is_read else None, layer_spec, query, key)
     if layer_spec.shards is None:
-        # otherwise the mask of the whole text tells its documents
+        # with shards, the mask of the whole text already has the documents
         tokens = with_parsed_documents(module, attention_mask, tokens, query_offset, options, layer_spec, query, key)
     return tokens, query_offset
 
@@ -161,7 +163,7 @@ def parsed_masks(
 def parsed_tokens(
     table: Tensor | None, layer_spec: LayerPattern, query: Tensor, key: Tensor
 ) -> tuple[TokenMask, QueryOffset]:
-    """Return what a token table says about a layer's keys, and where its queries stand among them.
+    """Return the token mask of a layer's keys, by a token table, and the position of the first query.
 
     Raises:
         InputError: the table was made for other keys.
@@ -175,12 +177,7 @@ def parsed_tokens(
 
 
 def check_lengths(module: nn.Module, layer_spec: LayerPattern, num_queries: int, num_keys: int) -> None:
-    """Refuse a pattern of the config if there are fewer queries than keys, and the pattern is not defined for that.
-
-    Raises:
-        ConfigurationError: a pattern that depends on the length, in cached decoding.
-        UnsupportedBackendError: keys without queries in attention that is not causal.
-    """
+    """Raise UnsupportedBackendError if queries and keys differ in number in a bidirectional layer with a pattern."""
     if not layer_spec.is_own and num_queries != num_keys and not layer_spec.is_causal:
         raise UnsupportedBackendError(
             f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "

@@ -1,4 +1,4 @@
-"""Which pattern an attention layer of a model follows, the config's or its own, and in which direction it reads."""
+"""The pattern that an attention layer follows (the config's or its own) and its direction (causal or not)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,15 +16,15 @@ from hf_efficient_attn.patterns.bands import Band, Causal, Full
 from hf_efficient_attn.patterns.config_spec import layers_to_dict, patterns_per_layer
 from hf_efficient_attn.patterns.pattern import DecodingReach, Pattern
 
-# Heads that attend to nothing but their own token.
+# A warning about heads in which every token attends only to itself.
 
 
-# the reach of a query that reads its own token alone
+# the reach of a query that attends only to its own token
 NOTHING_BEFORE = DecodingReach(0, 0)
 
 
 def warn_of_lonely(pattern: Pattern, causal: Pattern) -> None:
-    """Warn of a head that reads nothing but its own token, and only because its layer is causal.
+    """Warn of a head in which a token attends only to itself because the layer is causal.
 
     causal: the causal form of the pattern.
     """
@@ -37,18 +37,18 @@ def warn_of_lonely(pattern: Pattern, causal: Pattern) -> None:
             )
 
 
-# What the pattern of a config is in a layer that reads the past, and in one that reads both directions.
+# The form of the config's pattern in causal and in bidirectional layers.
 
 
 def directed(pattern: Pattern, is_causal: bool) -> Pattern:
-    """Return the causal form of a pattern for a causal layer, and the pattern itself for another.
+    """Return the causal form of a pattern for a causal layer, and the pattern itself for a bidirectional layer.
 
     Raises:
-        ConfigurationError: it depends on the length of the text in its causal form, or it chooses among past keys and
-            the layer reads both directions.
+        ConfigurationError: the causal form depends on the length of the text, or the pattern selects among past keys
+            and the layer is bidirectional.
     """
     if is_causal:
-        # bidirectional patterns may have none
+        # not computed for bidirectional layers, because some patterns have no causal form
         return causal_form(pattern)
     if pattern.chooses_by_content:
         raise ConfigurationError(
@@ -60,11 +60,11 @@ def directed(pattern: Pattern, is_causal: bool) -> Pattern:
 
 
 def causal_form(pattern: Pattern) -> Pattern:
-    """Return the causal form of a pattern in a config; it warns if that leaves every token itself alone.
+    """Return the causal form of a pattern in a config, with a warning if every token attends only to itself.
 
     Raises:
-        ConfigurationError: it depends on the length of the text, so that what a token reads would change as the text
-            grows, and decoding with a cache would differ from the whole text.
+        ConfigurationError: the causal form depends on the length of the text, so the keys of a token would change as
+            the text grows, and decoding with a cache would differ from a forward pass over the whole text.
     """
     causal = pattern.causal()
     warn_of_lonely(pattern, causal)
@@ -80,19 +80,19 @@ def causal_form(pattern: Pattern) -> Pattern:
     return causal
 
 
-# To which part of an encoder-decoder a module belongs.
+# The part of an encoder-decoder to which a module belongs.
 
 
 ENCODER, DECODER = "encoder", "decoder"
 PARTS = {ENCODER, DECODER}
-# the attribute in which a module keeps its part
+# the attribute in which a module stores its part
 PART = "_model_part"
 
 
 def part_of(module: nn.Module) -> str:
-    """Return ENCODER or DECODER; models that are only one of them count as encoders.
+    """Return the part of a module, ENCODER or DECODER; a module without a mark and without `is_decoder` is an ENCODER.
 
-    Some modules have no `is_decoder`, so that only their place in the model tells their part (`mark_parts`).
+    Some modules of decoders have no `is_decoder`; `mark_parts` marks them by their place in the model.
     """
     part: str | None = getattr(module, PART, None)
     if part is not None:
@@ -106,10 +106,10 @@ def parts_of(model: Any) -> dict[str, Any]:
         return {ENCODER: model}
     parts = {ENCODER: model.get_encoder(), DECODER: model.get_decoder()}
     if parts[ENCODER] is not parts[DECODER]:
-        # of an encoder alone, transformers takes the model itself for a decoder
+        # for an encoder alone, get_decoder returns the model itself
         is_alone = parts[ENCODER] in parts[DECODER].modules()
         return {ENCODER: parts[ENCODER]} if is_alone else parts
-    # a part that is called without the model that it belongs to
+    # the model is itself a part, called without the model that it belongs to
     says_so = any(getattr(module, "is_decoder", False) for module in model.modules())
     return {DECODER if says_so or "Decoder" in type(model).__name__ else ENCODER: model}
 
@@ -122,25 +122,25 @@ def mark_parts(model: Any) -> None:
                 each.__dict__[PART] = part
 
 
-# Whether an attention layer of transformers reads ahead, by the mask that its model asked for.
+# The direction of an attention layer of transformers, by the mask that its model requested.
 #
 # Attributes of modules prove nothing: some decoders have `is_causal=False`, some encoders have no such attribute, and
-# transformers' own functions follow the mask. Attributes only count if a model asked for no mask.
+# transformers' own functions follow the mask. Attributes count only if a model requested no mask.
 
 
-# a layer that reads another sequence
+# a layer that attends to another sequence
 CROSS = "cross"
 
 
 def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Tensor | None = None) -> str | None:
-    """Return CAUSAL, BIDIRECTIONAL or CROSS; None: only a matrix decides.
+    """Return CAUSAL, BIDIRECTIONAL or CROSS; None: only a mask matrix decides.
 
     Args:
         options: keyword arguments of the attention call; `is_causal` is used.
         attention_mask: the mask that the layer got: a token table, a matrix, or None.
 
     Raises:
-        UnsupportedBackendError: the mask and the module contradict each other, or there is neither.
+        UnsupportedBackendError: the mask contradicts the module, or neither says what the direction is.
     """
     kind = None if attention_mask is None or not is_table(attention_mask) else table_kind(attention_mask)
     flag = options.get("is_causal")
@@ -152,7 +152,7 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
     if kind == CAUSAL:
         return CAUSAL
     if kind == BIDIRECTIONAL or flag is False:
-        # a decoder never reads another sequence causally
+        # bidirectional attention in a decoder is cross-attention
         return CROSS if part_of(module) == DECODER else BIDIRECTIONAL
     if flag is None and attention_mask is None:
         _refuse(module, "gets no mask and has no is_causal, so that nothing says whether it may read ahead")
@@ -160,7 +160,7 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
 
 
 def is_named_cross(module: nn.Module) -> bool:
-    """Return whether the name or a flag of a module says that it reads another sequence."""
+    """Return whether the name or a flag of a module says that it attends to another sequence."""
     return "CrossAttention" in type(module).__name__ or bool(getattr(module, "is_cross_attention", False))
 
 
@@ -171,14 +171,14 @@ def _refuse(module: nn.Module, what: str) -> None:
     )
 
 
-# the attention implementation
+# the name of the attention implementation
 NAME = "efficient"
-# the config's field for the pattern
+# the config field for the pattern
 FIELD = "attention_pattern"
-# the attribute in which a module keeps its pattern
+# the attribute in which a module stores its pattern
 KNOWN = "_attention_pattern"
 FULL_ATTENTION = "full_attention"
-# the fields in which configs say how many layers a part has; the first that exists counts
+# the config fields for the number of layers of a part; the first that exists counts
 LAYER_COUNTS = {
     ENCODER: ("encoder_layers", "encoder_num_hidden_layers", "num_hidden_layers"),
     DECODER: ("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers", "num_hidden_layers"),
@@ -194,7 +194,7 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model.
-        UnsupportedBackendError: a layer that is sparse by itself in an unknown way, or whose direction is unknown.
+        UnsupportedBackendError: the layer has sliding attention with an unknown window, or its direction is unknown.
     """
     reading = direction(module, options, attention_mask)
     if reading == CROSS:
@@ -210,9 +210,9 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
 
 
 def refuse_ambiguous_matrix(module: nn.Module, attention_mask: Tensor | None) -> None:
-    """Raise UnsupportedBackendError if a matrix may be the mask of a decoder's self-attention that has a pattern.
+    """Raise UnsupportedBackendError if a mask matrix may belong to the self-attention of a decoder with a pattern.
 
-    By the flags of its modules, the self-attention of some decoders looks like cross-attention.
+    In some decoders, the flags of self-attention look like those of cross-attention.
     """
     is_matrix = attention_mask is not None and not is_table(attention_mask)
     spec = getattr(module.config, FIELD, None)
@@ -225,17 +225,20 @@ def refuse_ambiguous_matrix(module: nn.Module, attention_mask: Tensor | None) ->
 
 
 def own_pattern(is_causal: bool, window: int | None) -> LayerPattern:
-    """Return what a layer computes by itself; `window`: how many tokens it reads up to and including the query."""
+    """Return the own attention of a layer.
+
+    window: the number of keys up to and including the query; None: full or causal attention.
+    """
     if window is not None:
         return LayerPattern(Band(window - 1, 0 if is_causal else window - 1))
     return LayerPattern(Causal()) if is_causal else LayerPattern(Full(), reads_all=True)
 
 
 def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any], is_causal: bool = True) -> int | None:
-    """Return how many tokens a sliding layer reads up to and including the query; None: the layer is not sliding.
+    """Return the number of keys of a sliding layer up to and including the query; None: the layer is not sliding.
 
     Raises:
-        UnsupportedBackendError: the config says that the layer is sliding, and the model does not say how far.
+        UnsupportedBackendError: the config says that the layer is sliding, but the model does not give its window.
     """
     is_sliding = local_kind(module.config, layer) == "sliding_attention"
     window = options.get("sliding_window", getattr(module, "sliding_window", None) if is_sliding else None)
@@ -246,13 +249,13 @@ def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any],
         )
     declared = getattr(module.config, "sliding_window", None)
     if window is not None and declared is not None and not is_causal:
-        # bidirectional masks are made from this number, which only in some modules includes the token itself
+        # bidirectional masks are made from the config's number; the module's number may or may not include the query
         return int(declared) + 1
     return window
 
 
 def local_kind(config: Any, layer: int | None) -> str | None:
-    """Return the kind of a layer that is sparse by itself, such as "sliding_attention"; None: it reads everything."""
+    """Return the kind of a layer's own sparse attention, such as "sliding_attention"; None: it has full attention."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return "sliding_attention" if getattr(config, "sliding_window", None) is not None else None
@@ -270,7 +273,7 @@ def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
         # a compiler cannot trace this, and would take an earlier result for a constant
         run_untraced(read_pattern, module, is_causal)
         return module.__dict__[KNOWN][2]  # type: ignore[no-any-return]
-    # read once: another thread may store the module's other form meanwhile
+    # the attribute is read only once, because another thread may replace it meanwhile
     known = module.__dict__.get(KNOWN)
     if known is None or known[0] is not spec or known[1] is not is_causal:
         known = read_pattern(module, is_causal)
@@ -278,7 +281,7 @@ def module_pattern(module: nn.Module, is_causal: bool) -> Pattern | None:
 
 
 def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern | None]:
-    """Return the config's spec, `is_causal`, and a module's pattern (its causal form if `is_causal`), and keep them.
+    """Return (the config's spec, `is_causal`, the module's pattern or its causal form), and store it in the module.
 
     Raises:
         ConfigurationError: an `attention_pattern` that does not fit the model or this module.
@@ -310,12 +313,12 @@ def config_patterns(
 ) -> tuple[Pattern | None, ...] | None:
     """Return the pattern of every layer of a part of the model; None: the part keeps its own attention.
 
-    are_all_layers: whether the spec must fit the layers that the config counts; otherwise these may be the first of
-        those that it fits, as while `generate` leaves the last ones out (`assistant_early_exit`).
+    are_all_layers: whether the spec must have exactly the number of layers in the config; otherwise it may have more,
+        because `generate` can leave out the last layers (`assistant_early_exit`).
 
     Raises:
-        ConfigurationError: an `attention_pattern` of unknown form, a pattern for a layer that is sparse by itself, or
-            one that is not for self-attention.
+        ConfigurationError: an `attention_pattern` of unknown form, a pattern for a layer with sparse attention of its
+            own, or a pattern that is not for self-attention.
     """
     if is_by_part(spec):
         spec = spec.get(part)
@@ -355,7 +358,7 @@ def refuse_two_axes(patterns: tuple[Pattern | None, ...]) -> None:
 
 
 def no_layer_left(config: Any, num_layers: int) -> str:
-    """Return the message for a model without full attention in any layer, and what to do about it."""
+    """Return the error message for a model without full attention in any layer, with advice."""
     kinds = {str(local_kind(config, layer)) for layer in range(num_layers)}
     message = f"None of the {num_layers} layers of this {type(config).__name__} has full attention that could follow "
     message += f"attention_pattern; they are {', '.join(sorted(kinds))}. "
@@ -377,7 +380,7 @@ def is_single(spec: Any) -> bool:
 
 
 def num_layers(config: Any, part: str) -> int:
-    """Return how many layers the encoder or the decoder has; a model that is only one of them has those of this part.
+    """Return the number of layers of the encoder or the decoder; for other models, of the whole model.
 
     Raises:
         ConfigurationError: the config does not say how many.
@@ -416,18 +419,18 @@ def checked_spec(spec: Any, config: Any) -> Any:
     return written
 
 
-# The encoder or the decoder alone of a saved encoder-decoder: it follows the patterns of that part.
+# A model that loads only the encoder or the decoder of a saved encoder-decoder follows the patterns of that part.
 
 
 def keep_own_part(model: PreTrainedModel) -> None:
-    """Leave in the config of a model the patterns of the part that it is, such as a T5EncoderModel."""
+    """Reduce the config of a model that is only one part, such as a T5EncoderModel, to the patterns of that part."""
     config: Any = model.config
     if is_joined(config) and not config.is_encoder_decoder:
         write_part(config, DECODER if getattr(config, "is_decoder", False) else ENCODER)
 
 
 def keep_encoder(model: PreTrainedModel) -> None:
-    """The same for an encoder alone whose config says nothing of it, such as a UMT5EncoderModel, once it is built."""
+    """Do the same for a built encoder whose config still says encoder-decoder, such as a UMT5EncoderModel."""
     if is_joined(model.config) and model.config.is_encoder_decoder:
         parts = parts_of(model)
         if DECODER not in parts and model not in parts.values():
@@ -435,13 +438,13 @@ def keep_encoder(model: PreTrainedModel) -> None:
 
 
 def is_joined(config: Any) -> bool:
-    """Return whether a config has patterns by part, and says how many layers a decoder has beside an encoder."""
+    """Return whether a config has patterns by part, and a field for the number of decoder layers."""
     *names, _ = LAYER_COUNTS[DECODER]
     return is_by_part(getattr(config, FIELD, None)) and any(hasattr(config, name) for name in names)
 
 
 def write_part(config: Any, part: str) -> None:
-    """Replace patterns by part by those of one part; none if it keeps its own attention."""
+    """Replace patterns by part with the pattern of one part, or delete the field if that part has none."""
     own = getattr(config, FIELD).get(part)
     if own is None:
         delattr(config, FIELD)

@@ -1,12 +1,12 @@
-"""Token tables: a `TokenMask` as one small tensor, for code that is not ours and passes on tensors only.
+"""Token tables: a `TokenMask` as one small tensor, for code that passes on only tensors.
 
-This is the code of transformers' models, between their mask function and their layers, and `generate` with a static
-cache. A token table is an int32 tensor [batch, kind, rows, keys]:
+Such code is in the models of transformers, between their mask function and their layers, and in `generate` with a
+static cache. A token table is an int32 tensor [batch, kind, rows, keys]:
 
-row 0 - 1 where the key is a token, 0 where it is padding or not written yet;
-row 1 - 1 where the key belongs to one of the current queries, or to a later one (only where the queries are not the
-    last keys, or with row 2);
-row 2 - the number of the document it belongs to (only where sequences are packed).
+row 0 - 1 if the key is a token, 0 if it is padding or not written yet;
+row 1 - 1 if the key belongs to one of the current queries, or to a later one (only if the queries are not the last
+    keys, or with row 2);
+row 2 - the number of the document that the key belongs to (only if sequences are packed).
 
 A table without rows says that every key is a token. Its form tells the kind of the mask (`names.py`).
 """
@@ -41,7 +41,7 @@ from hf_efficient_attn.layout.transfer import (
     prefetch_to_host,
 )
 
-# masks are shared as long as their table exists
+# the masks of a table are kept as long as the table exists
 _read: BoundedCache[tuple[TokenMask, QueryOffset]] = BoundedCache(SMALL_BYTES)
 
 
@@ -76,9 +76,10 @@ def _written_table(
 
 
 def read_table(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> tuple[TokenMask, QueryOffset]:
-    """Return what a token table says about the last `num_keys` keys; a PatternCache holds fewer than the table.
+    """Return the token mask of the last `num_keys` keys of a token table, and the position of the first query.
 
-    The layers of a forward pass get the same tensors, so that backends derive other tensors from them only once.
+    A PatternCache holds fewer keys than the table. The layers of a forward pass get the same tensors, so that backends
+    derive other tensors from them only once.
     """
     if not has_rows(table):
         return NO_MASK, None
@@ -99,7 +100,7 @@ def _tokens(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> 
     return TokenMask(derived(lambda rows: rows[:, 0] > 0, rows), segment_ids), query_offset
 
 
-# Packed documents that only a mask function of transformers knows, found by calling it for some pairs.
+# Packed documents that only a mask function of transformers knows; calls for some of the pairs find them.
 
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -127,12 +128,13 @@ class Probe:
     use_vmap: bool
 
     def checked_documents(self, is_causal: bool, local_size: int | None, requested: tuple[Any, ...]) -> Tensor | None:
-        """Return the number of the document of each key, [batch, keys] from 1; None: all are one document.
+        """Return the number of each key's document, [batch, keys] from 1; None: all keys are one document.
 
-        A key starts a document if it may not read the previous key. Chunks of chunked attention are documents, too.
+        A key starts a document if it may not attend to the previous key. Chunks of chunked attention count as
+        documents.
 
         Args:
-            requested: tensors that will be needed on the host, too, and are copied with the answers.
+            requested: other tensors that will be needed on the host, copied together with the answers.
 
         Raises:
             UnsupportedBackendError: documents and distances do not describe the mask completely.
@@ -160,7 +162,7 @@ class Probe:
         are_right = []
         num_keys = self.positions.shape[0]
         distance = 1
-        # in this order: an exported program would not take two tokens if it were asked for more
+        # this order of conditions allows two tokens in an exported program
         while (distance == 1 or self.use_vmap) and distance < num_keys:
             place, is_there = self.keys_before(distance)
             before, after = self.positions[place], self.positions
@@ -173,15 +175,16 @@ class Probe:
         return are_right
 
     def keys_before(self, distance: int) -> tuple[Tensor, Tensor]:
-        """Return the index of the key that lies so far before each, and whether there is one; both [keys].
+        """Return the index of the key `distance` before each key, and whether there is one; both [keys].
 
-        As many as there are keys: an exported program would not take texts that leave a single one of fewer.
+        Both have an entry for every key, because with fewer entries an exported program would not accept lengths that
+        leave a single entry.
         """
         index = torch.arange(self.positions.shape[0], device=self.positions.device) - distance
         return index.clamp(min=0), index >= 0
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether each query may read the key at the same index of `keys`, bool [batch, queries]."""
+        """Return whether each query may attend to the key at the same index of `keys`, bool [batch, queries]."""
         batch = torch.arange(self.batch_size, device=keys.device)
         head = torch.zeros((), dtype=torch.long, device=keys.device)
         if not self.use_vmap:
@@ -192,7 +195,7 @@ class Probe:
             return torch.vmap(one_example, in_dims=(0, None, None, None))(batch, head, queries, keys)
 
 
-# What the padding mask, the cache and the documents of a model's call say about its keys, as one `TokenMask`.
+# The `TokenMask` that combines the padding mask, the cache and the documents of a model's call.
 
 
 def tokens_of_keys(
@@ -210,7 +213,7 @@ def tokens_of_keys(
     """Return which keys are tokens and already written, their documents, and the position of the first query.
 
     Args:
-        config: the config of the model, for which a `PatternCache` must have been made.
+        config: the config of the model; a `PatternCache` in use must fit it.
         past_tokens, first_key: positions of the first query and of the first key in the text.
         attention_mask: [batch, tokens], 1 = a token, from the text's first token on.
         documents: the number of each key's document, int [batch, keys]; None: every example is one document.
@@ -224,13 +227,13 @@ def tokens_of_keys(
     attention_mask = as_normal_tensor(attention_mask)
     prefetch_to_host(attention_mask, past_tokens)
     length = num_queries if is_causal else 0
-    # torch 2.11 traces no conversion of such a number
+    # torch 2.11 cannot trace the conversion of an Origin to int
     cache, first_key = (first_key.cache, 0) if isinstance(first_key, Origin) else (None, int(first_key))
     is_token = key_padding(attention_mask, batch_size, num_keys, first_key, past_tokens, length)
     if cache is not None:
         cache.follow(config, is_token)
     query_offset: QueryOffset = None
-    # otherwise the queries are the last keys, or no keys at all
+    # otherwise the queries are the last keys, or are not among the keys
     if is_causal and not (isinstance(past_tokens, int) and past_tokens - first_key + num_queries == num_keys):
         slots = counted_from(first_key, num_keys, device)
         is_token = derived(_written, slots, past_tokens, num_queries, batch_size, is_token)
@@ -243,7 +246,7 @@ def tokens_of_keys(
 def _written(
     slots: Tensor, past_tokens: int | Tensor, num_queries: int, batch_size: int, is_token: Tensor | None
 ) -> Tensor:
-    """Return which keys up to the last query are tokens, bool [batch, keys]; later slots of a cache are empty."""
+    """Return which keys up to the last query are tokens, bool [batch, keys]; False for later slots, which are empty."""
     written = (slots < past_tokens + num_queries).expand(batch_size, -1)
     return written.clone() if is_token is None else is_token & written
 
@@ -264,7 +267,7 @@ def key_padding(
 ) -> Tensor | None:
     """Return the part of a 2-D padding mask that belongs to the keys, bool [batch, kv_length], False beyond its end.
 
-    q_length: the number of queries, or 0 if these are not among the keys.
+    q_length: the number of queries, or 0 if the queries are not among the keys.
 
     Raises:
         InputError: the mask ends before the last query, or has another batch size.
@@ -290,7 +293,7 @@ def key_padding(
     last = kv_offset + kv_length
 
     def of_keys(mask: Tensor) -> Tensor:
-        # never a view of memory to which the caller may write
+        # not a view of memory that the caller may overwrite
         is_token = mask != 0
         if is_token.shape[1] < last:
             is_token = torch.nn.functional.pad(is_token, (0, last - is_token.shape[1]))
@@ -304,7 +307,7 @@ def _are_all(is_token: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(on_host(is_token).all())
 
 
-# The token table of a mask that a model of transformers asks `efficient_mask` (`interface.py`) for.
+# The token table of a mask that a model of transformers requests from `efficient_mask` (`interface.py`).
 
 
 def requested_table(
@@ -321,9 +324,9 @@ def requested_table(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Tensor:
-    """Return the token table of a mask that a model of transformers asks for, with its kind.
+    """Return the token table of a mask that a model of transformers requests, with its kind.
 
-    Layers that choose tokens by an indexer (DSA) read a mask over all pairs: they get it, bool [batch, 1, queries,
+    Layers that select tokens by an indexer (DSA) need a mask over all pairs, and get it as bool [batch, 1, queries,
     keys].
 
     Raises:
@@ -344,7 +347,7 @@ def requested_table(
     can_skip = allow_is_causal_skip if is_causal else kwargs["allow_is_bidirectional_skip"]
     with outside_inference_mode():
         attention_mask = as_normal_tensor(attention_mask)
-        # tensors that this function, or layers later, will read on the host
+        # tensors that this function or later layers need on the host
         requested = (attention_mask, given_positions(config), q_offset)
         documents = None
         # without these, the mask is plain causal or bidirectional

@@ -1,7 +1,7 @@
-"""What is known of a model before it runs: whether it can follow a pattern, and which of its heads a process computes.
+"""Facts about a model before it runs: whether it can follow a pattern, and which of its heads a process computes.
 
-A pattern that differs from head to head is meant for all heads of the model, so that a process computes in its heads
-exactly what a single process would.
+A pattern that differs from head to head is defined for all heads of the model, so that each process computes in its
+heads exactly what a single process would.
 """
 
 import sys
@@ -21,10 +21,10 @@ from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.messages import shown, warn_once
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# Checks of whether a model can follow a pattern, before any trial.
+# Checks that a model can follow a pattern, before any trial.
 
 
-# sparse models of transformers that `convert` reads
+# sparse models of transformers that `convert` supports
 CONVERTED = ("big_bird", "bigbird_pegasus", "led", "longformer")
 
 
@@ -38,14 +38,14 @@ def check_class(model_class: Any, config: PreTrainedConfig) -> None:
 
 
 def other_way(config: PreTrainedConfig) -> str:
-    """Return what to do with a model that cannot be sparsified."""
+    """Return the advice for a model that cannot be sparsified, as a sentence."""
     if config.model_type in CONVERTED:
         return "It is sparse by itself: hf_efficient_attn.convert(model) makes a model of it that follows patterns."
     return "model_cards/engine.md lists models that do."
 
 
 def check_home(config: PreTrainedConfig) -> None:
-    """Raise ConfigurationError for an `attention_pattern` in the config of a composite model: no layer reads it."""
+    """Raise ConfigurationError if the config is that of a composite model, whose layers would ignore the pattern."""
     text_config = config.get_text_config()
     if text_config is not config:
         raise ConfigurationError(
@@ -58,7 +58,7 @@ def checked_pattern(pattern: Any, config: PreTrainedConfig) -> Any:
     """Return a pattern in JSON types, after checking that it fits a model with this config.
 
     Raises:
-        ConfigurationError: it does not fit, or is of unknown form.
+        ConfigurationError: the pattern does not fit, or its form is unknown.
     """
     text_config = config.get_text_config()
     if getattr(text_config, "span", None) is not None:
@@ -80,20 +80,20 @@ def checked_pattern(pattern: Any, config: PreTrainedConfig) -> Any:
 # without a mask, but with the positions of all tokens.
 
 
-# the module in which DeepSpeed keeps the groups of processes that share a sequence, once it is used
+# the module in which DeepSpeed stores the groups of processes that share a sequence; imported only if it is used
 DEEPSPEED_GROUPS = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
 
 
 def is_overridden(implementation: str) -> bool:
-    """Return whether models call another function than the one that we registered under this name."""
+    """Return whether models call a function other than the one that this package registered under this name."""
     registered = AttentionInterface._global_mapping.get(implementation)
     return ALL_ATTENTION_FUNCTIONS.get(implementation) is not registered
 
 
 def shard_of_heads(implementation: str) -> tuple[int, int] | None:
-    """Return (rank of this process, number of processes) among which DeepSpeed divides the heads; None: it does not.
+    """Return (rank of this process, number of processes) if DeepSpeed divides the heads among processes, else None.
 
-    All processes get equally many heads, in the order of their ranks.
+    All processes get the same number of heads, in the order of their ranks.
     """
     groups: Any = sys.modules.get(DEEPSPEED_GROUPS)
     if not is_overridden(implementation) or getattr(groups, "_SEQUENCE_PARALLEL_GROUP", None) is None:
@@ -102,7 +102,7 @@ def shard_of_heads(implementation: str) -> tuple[int, int] | None:
 
 
 def warn_of_parts(position_ids: Tensor, implementation: str) -> None:
-    """Warn of positions, [batch, tokens], that each process has counted from 0 for its part of a sequence."""
+    """Warn if positions, [batch, tokens], restart at 0 in the part of each process."""
     shard = shard_of_heads(implementation)
     if shard is None or position_ids.shape[1] % shard[1]:
         return
@@ -117,7 +117,7 @@ def warn_of_parts(position_ids: Tensor, implementation: str) -> None:
 
 
 def refuse_lost_padding(table: Tensor, implementation: str) -> None:
-    """Raise UnsupportedBackendError for a token table with padding that the layers would never see."""
+    """Raise UnsupportedBackendError for a token table with padding if the layers would not get the table."""
     if torch.compiler.is_compiling() or not has_rows(table) or not is_overridden(implementation):
         return
     if bool((on_host(table)[:, 0, 0] == 0).any()):
@@ -129,7 +129,10 @@ def refuse_lost_padding(table: Tensor, implementation: str) -> None:
 
 
 def refuse_overridden(implementation: str | None, model: str) -> None:
-    """Raise UnsupportedBackendError for a model that would bypass the function that replaces its attention."""
+    """Raise UnsupportedBackendError if another library has replaced the attention of a model that would bypass it.
+
+    model: the name of the model, for the message.
+    """
     if torch.compiler.is_compiling() or implementation is None or not is_overridden(implementation):
         return
     raise UnsupportedBackendError(
@@ -140,21 +143,21 @@ def refuse_overridden(implementation: str | None, model: str) -> None:
     )
 
 
-# the attribute in which a module keeps what was found about it
+# the attribute in which a module stores the result of `keep_heads`
 KNOWN = "_attention_heads"
-# the attributes of modules and configs that say how many heads a layer has; the first that exists counts
+# the attributes of modules and configs for the number of heads of a layer; the first that exists counts
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 DECODER_COUNT = "decoder_attention_heads"
 
-# (index of the first head, number of heads of the model, or None if there are no others)
+# (index of the first head, number of heads of the model; None if this process computes all heads)
 HeadRange = tuple[int, int | None]
 
 
 def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange:
-    """Return which heads of the model the `num_heads` query heads of a call are, if the pattern depends on it.
+    """Return which heads of the model the `num_heads` query heads of a call are; (0, None) if all heads are alike.
 
     Raises:
-        UnsupportedBackendError: the module has more heads, and it is unknown which of them these are.
+        UnsupportedBackendError: the module has more heads, and it is unknown which of them the call has.
     """
     if not (pattern.is_random or pattern.num_head_patterns > 1):
         return 0, None
@@ -164,7 +167,7 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
         return 0, None
     if declared is not None and num_heads >= declared:
         return 0, None
-    # sequence parallelism distributes among its processes what the projections of a process compute
+    # sequence parallelism divides the heads of one process's projections among its processes
     rank_within, num_within = sequence_parallel or (0, 1)
     for rank, num_shards in ((0, 1), *shards):
         if declared == num_shards * num_within * num_heads:
@@ -178,15 +181,15 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
 
 
 def keep_heads(module: nn.Module) -> None:
-    """Store in a module its declared number of heads, and (rank, number of shards) of each way to shard them.
+    """Store in a module (declared number of heads, shards of the projections, shard of sequence parallelism or None).
 
-    The shards of its projections come first, then that of sequence parallelism, or None.
+    A shard is (rank, number of shards).
     """
     module.__dict__[KNOWN] = (declared_heads(module), tuple(head_shards(module)), shard_of_heads(NAME))
 
 
 def declared_heads(module: nn.Module) -> int | None:
-    """Return how many heads a layer of this kind has in all; None: unknown."""
+    """Return the total number of heads of a layer; None: unknown."""
     config: Any = getattr(module, "config", None)
     names = ((DECODER_COUNT,) if part_of(module) == DECODER else ()) + HEAD_COUNTS
     counts = (getattr(place, name, None) for place in (module, config) for name in names)
@@ -203,7 +206,7 @@ def head_shards(module: nn.Module) -> list[tuple[int, int]]:
 
 
 def head_meshes(module: nn.Module) -> Iterator[tuple[Any, int]]:
-    """Yield the mesh of processes, and its dimension, by which each of the module's projections is sharded."""
+    """Yield the device mesh and the mesh dimension by which each of the module's projections is sharded."""
     for layer in module.children():
         parameter: Any
         for parameter in layer.parameters(recurse=False):
@@ -217,7 +220,8 @@ def head_group(module: nn.Module, num_heads: int) -> Any:
     """Return the processes that together compute the heads of a module; None: this one computes all.
 
     Raises:
-        UnsupportedBackendError: it computes `num_heads` of more, and the module does not tell who computes the others.
+        UnsupportedBackendError: this process computes only `num_heads` of the heads, and it is unknown which processes
+            compute the others.
     """
     declared, meshes = declared_heads(module), list(head_meshes(module))
     if (declared is None and not meshes) or (declared is not None and num_heads >= declared):

@@ -2,9 +2,9 @@
 
 The form of a token table (`masks.py`) is what is known about it when its values cannot be read.
 
-Compiled and exported models know shapes, not values. The second size of a table therefore distinguishes causal masks
-from bidirectional ones; its rows are expanded to it without a copy. It is no usual number of heads, so that modules
-that add masks to scores themselves fail.
+Compiled and exported models know shapes, not values. The second dimension of a table therefore distinguishes causal
+masks from bidirectional ones; the rows are expanded to its size without a copy. The sizes are unusual numbers of heads,
+so that modules that add masks to scores themselves fail.
 """
 
 from collections.abc import Mapping
@@ -35,22 +35,19 @@ def table_kind(table: Tensor) -> str | None:
 
 
 def with_kind(table: Tensor, is_causal: bool) -> Tensor:
-    """Return a table [batch, 1, rows, keys] expanded to the size that tells its kind."""
+    """Return a table [batch, 1, rows, keys] expanded to the size of its kind."""
     return table.expand(-1, SIZES[CAUSAL if is_causal else BIDIRECTIONAL], -1, -1)
 
 
 def is_causal_request(arguments: Mapping[str, Any]) -> bool:
-    """Return whether transformers asks for a causal mask, by the arguments of the mask function.
+    """Return whether transformers requests a causal mask, by the arguments of the mask function.
 
-    Only requests for bidirectional masks have the argument that says whether these may be skipped.
+    Only requests for bidirectional masks have the argument `allow_is_bidirectional_skip`.
     """
     return arguments.get("allow_is_bidirectional_skip") is None
 
 
-# The field of a config that says that the layers of its model have indexers.
-
-
-# {"top_k": …, "num_heads": …, "head_dim": …, "stage": …}
+# the config field of a model whose layers have indexers: {"top_k": …, "num_heads": …, "head_dim": …, "stage": …}
 INDEXER = "attention_indexer"
 
 

@@ -1,7 +1,7 @@
-"""Where packed documents begin, by the positions of their tokens or by a call's keyword arguments.
+"""The starts of packed documents, by the positions of their tokens or by a call's keyword arguments.
 
-`DataCollatorWithFlattening` gives `cu_seq_lens_q` and `cu_seq_lens_k` (0, and where each document ends) and `seq_idx`
-(the number of each token's document).
+`DataCollatorWithFlattening` gives `cu_seq_lens_q` and `cu_seq_lens_k` (0, followed by the end of each document) and
+`seq_idx` (the number of each token's document).
 """
 
 import warnings
@@ -39,10 +39,10 @@ NUMBERS = "seq_idx"
 
 
 def position_starts(position_ids: Tensor, is_token: Tensor | None = None) -> Tensor:
-    """Return where a document begins: where a token's position does not follow that of the previous token.
+    """Return where documents begin, bool: at tokens whose position does not follow that of the previous token.
 
-    With a mask, it must follow neither that of the previous real token nor that of the previous column. The first token
-    of a row, and masked tokens, begin no further document. Shapes: [B, T] each.
+    With a mask, the position must follow neither that of the previous unmasked token nor that of the previous column.
+    The first token of a row and masked tokens are not counted as starts. Shapes: [B, T] each.
 
     >>> is_token = torch.tensor([[0, 0, 1, 1, 1, 1]]).bool()
     >>> position_starts(torch.tensor([[1, 1, 0, 1, 0, 1]]), is_token).int().tolist()
@@ -62,10 +62,10 @@ def parsed_starts(options: Mapping[str, Any], batch_size: int, tokens: int) -> T
     """Return where documents begin by the keyword arguments of a call, bool [B, T]; None: they do not say.
 
     Raises:
-        InputError: they do not fit these tokens.
+        InputError: the arguments do not fit these tokens.
     """
     if is_paged(options.get(CACHE_NAME)):
-        # of a paged cache, for whose kernels transformers says where each text begins
+        # here the arguments describe the texts of a paged cache, for its kernels
         return None
     starts = None
     for name in (NUMBERS, *ENDS):
@@ -112,12 +112,12 @@ def _shortened(values: Tensor) -> str:
 def parsed_positions(
     position_ids: Tensor | None, options: Mapping[str, Any], batch_size: int, tokens: int, past_tokens: int | Tensor
 ) -> Tensor | None:
-    """Return positions that restart with every document, if a call's keyword arguments say where these begin.
+    """Return positions that restart with every document, if a call's keyword arguments say where documents begin.
 
-    Otherwise return `position_ids` as they are. Shape: [B or 1, T].
+    Otherwise return `position_ids` unchanged. Shape: [B or 1, T].
 
     Raises:
-        InputError: cached tokens, whose documents are unknown, or `position_ids` that contradict the arguments.
+        InputError: the documents of cached tokens are unknown, or `position_ids` contradict the arguments.
     """
     starts = parsed_starts(options, batch_size, tokens)
     if starts is None:
@@ -138,12 +138,12 @@ def parsed_positions(
     return position_ids
 
 
-# configs whose models were warned of; configs have no hash
+# the configs for which the warning was given; configs have no hash
 _mixing: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def warn_of_unseen_documents(config: Any) -> None:
-    """Warn that packed documents read each other; once for the model of a config."""
+    """Warn that packed documents attend to each other; once per config."""
     if config in _mixing:
         return
     _mixing[config] = True
@@ -153,11 +153,11 @@ def warn_of_unseen_documents(config: Any) -> None:
         "whose masks ignore position_ids: these documents read each other. Pass seq_idx with them, the number of each "
         "token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
     )
-    # with its own registry, since Python would show a text once per process
+    # without the registry of `warnings.warn`, which would show each text only once per process
     warnings.warn_explicit(message, UserWarning, __file__, 0, module=__name__)
 
 
-# What only the keyword arguments of an attention call say, and not its mask: packed documents, global tokens.
+# Information that only the keyword arguments of an attention call have, not its mask: packed documents, global tokens.
 
 
 def with_parsed_documents(
@@ -172,15 +172,15 @@ def with_parsed_documents(
 ) -> TokenMask:
     """Return the token mask with the documents of `cu_seq_lens_q` and `seq_idx`; without a mask, of `position_ids`.
 
-    A mask is made for every call of a model, so it is only missing where another library has dropped it.
+    transformers makes a mask for every call of a model, so it is missing only if another library has dropped it.
 
     Args:
         attention_mask: the mask that the layer got.
-        tokens, query_offset: what it says about the keys, if it is a token table.
+        tokens, query_offset: the content of `attention_mask`, if it is a token table.
 
     Raises:
-        InputError: documents of other tokens than these, or documents that the positions of a model with absolute
-            positions do not show.
+        InputError: the documents do not fit these tokens, or the position_ids of a model with absolute positions do
+            not restart with every document.
     """
     starts = parsed_starts(options, key.shape[0], query.shape[2])
     if starts is None:
@@ -188,7 +188,7 @@ def with_parsed_documents(
             _warn_of_restarts(module, attention_mask, tokens, query_offset, options, query, key)
             return tokens
         positions = _positions(options, query)
-        # a layer that reads everything may not have asked for a mask, and its positions may count something else
+        # a layer with full attention may not have requested a mask, and its positions may count something else
         if positions is None or query.shape[2] != key.shape[2] or (layer_spec.reads_all and not is_overridden(NAME)):
             return tokens
         starts = position_starts(positions)
@@ -207,7 +207,7 @@ def with_parsed_documents(
 
 
 def join_documents(tokens: TokenMask, starts: Tensor) -> TokenMask:
-    """Return a token mask in which further documents begin at `starts`, bool [batch, keys]."""
+    """Return the token mask with additional documents that begin at `starts`, bool [batch, keys]."""
     segments = tokens.segment_ids
     if segments is not None:
         starts = starts | pad(segments[:, 1:] != segments[:, :-1], (1, 0))
@@ -225,11 +225,11 @@ def with_marked_tokens(
 ) -> tuple[LayerPattern, TokenMask]:
     """Return what a layer follows and its token mask, with the global tokens of the call's `global_attention_mask`.
 
-    They belong to the pattern of the config, as `GlobalTokens` would: a layer that keeps its own attention does not
-    take them, and in an encoder-decoder they are tokens of the encoder, as in LED.
+    The global tokens extend the pattern of the config, as `GlobalTokens` does. A layer that keeps its own attention
+    ignores them. In an encoder-decoder they are tokens of the encoder, as in LED.
 
     Raises:
-        InputError: a mask of another shape, a text that processes share, or a pattern that chooses by content.
+        InputError: the mask has another shape, processes share the text, or the pattern selects keys by content.
     """
     marked = options.get(MARKED)
     if marked is None or layer_spec.is_own or getattr(module, PART, None) == DECODER:
@@ -246,7 +246,7 @@ def with_marked_tokens(
     num_keys = key.shape[2]
     known: Any = num_keys if query_offset is None else query_offset + query.shape[2]
     if isinstance(known, Tensor):
-        # a compiler does not know how much of a static cache is written
+        # while compiling, the number of written tokens in a static cache is unknown
         known = min(marked.shape[-1], num_keys)
     check_marked_shape(marked, key.shape[0], known)
     is_global = derived(lambda marked: pad(marked.bool(), (0, num_keys - marked.shape[1])), marked)
@@ -258,14 +258,14 @@ def has_relative_positions(module: nn.Module, options: Mapping[str, Any]) -> boo
     config: Any = module.config
     if options.get("position_bias") is not None or getattr(config, "rope_parameters", None):
         return True
-    # some configs have the field although it says nothing about their positions
+    # some configs have rope_theta although their positions are absolute
     is_absolute = getattr(config, "position_embedding_type", None) == "absolute"
     return getattr(config, "rope_theta", None) is not None and not is_absolute
 
 
 def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, Any], query: Tensor) -> None:
-    """Raise InputError unless the positions, which the model has added, restart where documents begin."""
-    # recomputation needs no check, as the forward pass was checked; a compiled graph checks both
+    """Raise InputError unless the positions of a model with absolute positions restart where documents begin."""
+    # recomputation needs no check, because the forward pass was checked; a compiled graph checks both
     if not torch.compiler.is_compiling() and is_computed_again():
         return
     positions = _positions(options, query, given_positions(module.config))
@@ -288,7 +288,7 @@ def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, A
 def _positions(options: Mapping[str, Any], query: Tensor, given: Tensor | None = None) -> Tensor | None:
     """Return the positions of the queries, [batch, queries]; None: the call does not have one per query.
 
-    given: those that the model was called with, which may not reach its layers.
+    given: the positions with which the model was called, in case the model does not pass them to its layers.
     """
     positions = options.get("position_ids")
     positions = given if positions is None else positions
@@ -308,12 +308,12 @@ def _warn_of_restarts(
     query: Tensor,
     key: Tensor,
 ) -> None:
-    """Warn, in a model's first layer, of documents that its mask does not separate; padding is no document."""
+    """Warn, in a model's first layer, of documents that its mask does not separate; padding is not a document."""
     num_queries = query.shape[2]
-    # checked before any length, which would become part of the graph; what takes longest, last
+    # compiling is checked before the length, which would become part of the graph; the cheapest checks come first
     if torch.compiler.is_compiling() or getattr(module, "layer_idx", None) or is_tracing(query) or num_queries == 1:
         return
-    # positions that the model counts itself start no document, and a layer that is computed again has been looked at
+    # positions that the model counts itself start no document, and a recomputed layer was checked in the forward pass
     if was_called_without(module.config) or is_computed_again():
         return
     positions = _positions(options, query, given_positions(module.config))

@@ -1,4 +1,4 @@
-"""A cache that holds only the keys that a pattern can still read: the first tokens, and those of its band."""
+"""A cache that holds only the keys to which a pattern can still attend: the first tokens and the tokens of its band."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from hf_efficient_attn.integration.streaming_cache import CACHE, TEXT, Streaming
 from hf_efficient_attn.messages import shown, warn_once
 from hf_efficient_attn.patterns.pattern import DecodingReach, Pattern
 
-# compilers cannot compare what its layers read
+# a shorter message than in eager mode, because a compiler cannot trace the comparison of the layers
 OTHER_PATTERN = (
     "This PatternCache was made for a model with another attention_pattern than the compiled one that computes. Make a "
     "new PatternCache(model)."
@@ -29,10 +29,10 @@ class PatternCache(Cache):
     `model.generate(..., cache=PatternCache(model))` generates the same tokens as the default cache. A layer keeps the
     keys and values of the pattern's first tokens, counted from each example's first token that is not padding, and of
     the last `left` tokens. A forward pass attends to these and to all of its own tokens; after that the cache drops
-    what it need not keep. Layers that keep their own attention have the cache that transformers would give them, and
-    with full attention it grows with the text: `[pattern, None] * 2` bounds two layers of four, and a warning and
-    `repr` say so. A layer that follows `BlockTopK` keeps all keys, and the sum of the keys of each block, by which a
-    new token selects blocks.
+    all other tokens. Layers that keep their own attention have the cache that transformers would give them, and with
+    full attention it grows with the text: `[pattern, None] * 2` bounds two layers of four, and a warning and `repr`
+    say so. A layer that follows `BlockTopK` keeps all keys, and the sum of the keys of each block, by which a new token
+    selects blocks.
 
     The cache refuses a model that attends to more than it keeps, such as a dense model on "sdpa". Some versions of
     transformers call the argument `past_key_values`, others `cache`.
@@ -41,9 +41,9 @@ class PatternCache(Cache):
     Xiao et al. 2023). A token's position is then its slot in the cache: each kept key counts as rotated by its slot,
     and the query as rotated by the next slot after them, so that no distance exceeds the size of the cache. A model
     rotates keys before they are cached. Therefore the keys of the first tokens are rotated further, by the number of
-    dropped tokens, always starting from the keys as they were kept, so rounding errors do not add up. Once tokens have
-    been dropped, no forward pass without this cache computes the same; but how you cut a text into calls changes
-    nothing. Layers that keep their own attention keep the positions of the text.
+    dropped tokens, always starting from the keys as they were cached, so rounding errors do not add up. Once tokens
+    have been dropped, no forward pass without this cache computes the same, but the way a text is split into calls
+    changes nothing. Layers that keep their own attention keep the positions of the text.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import hf_efficient_attn as hea
@@ -103,13 +103,13 @@ class PatternCache(Cache):
                 layers[layer] = BlockLayer(pattern.block_tokens, self.padding)
         self.rope = rope_of(text_config) if positions == CACHE else None
         self.checked_spec = getattr(text_config, FIELD)
-        # torch 2.11 cannot trace how it is made
+        # made here, because torch 2.11 cannot trace its construction
         self.origin = Origin()
         self.origin.cache = self
-        # whether "efficient" has asked for the keys in this call of a model
+        # whether the mask function of "efficient" has checked this call of a model
         self.is_followed = False
         super().__init__(layers=layers)
-        # of BlockTopK it is known
+        # layers that grow unexpectedly; a BlockLayer always does
         growing = [layer for layer, kept in enumerate(layers) if not (is_bounded(kept) or isinstance(kept, BlockLayer))]
         num_bounded = sum(map(is_bounded, layers))
         if growing and num_bounded:
@@ -127,11 +127,11 @@ class PatternCache(Cache):
 
         Args:
             config: as for `check`.
-            is_token: the mask of its keys, bool [batch, tokens]; None: there is no padding.
+            is_token: the padding mask of the keys, bool [batch, tokens]; None: there is no padding.
 
         Raises:
-            ConfigurationError: its layers attend to more than this cache keeps.
-            InputError: masked tokens follow others.
+            ConfigurationError: layers of the model attend to more than this cache keeps.
+            InputError: masked tokens follow unmasked ones.
         """
         self.check(config)
         self.padding.note(is_token)
@@ -182,7 +182,7 @@ class PatternCache(Cache):
         """Return the kept keys and values of a layer with the new ones appended, [batch, heads, kept + new, head_dim].
 
         Raises:
-            UnsupportedBackendError: tokens have been dropped, and an attention is asking that does not know about it.
+            UnsupportedBackendError: tokens have been dropped, and the attention that calls does not know about it.
         """
         layer = self.layers[layer_idx]
         if not self.is_followed and isinstance(layer, PatternLayer) and layer.has_dropped:
@@ -193,7 +193,7 @@ class PatternCache(Cache):
                 "without a pattern another cache; call the model of this cache with a padding mask or without a mask."
             )
         if layer_idx == len(self.layers) - 1:
-            # a model that is given its mask as a matrix does not ask how long one must be
+            # reset here too, because a model that gets its mask as a matrix does not call get_mask_sizes
             self.is_followed = False
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
@@ -204,11 +204,11 @@ class PatternCache(Cache):
 
     @property
     def max_cache_len(self) -> int:
-        """The largest length of a text in tokens, -1: any. PEFT asks for it if a cache is not a `DynamicCache`."""
+        """The maximum length of a text in tokens; -1: unlimited. PEFT uses it if a cache is not a `DynamicCache`."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of tokens of a mask, and the first of them: a mask covers all; layers use the last ones."""
+        """Return the length of the mask and the position of its first key: all tokens, of which layers use the last."""
         if self.is_sliding[layer_idx]:
             return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
         self.is_followed = False
@@ -216,16 +216,17 @@ class PatternCache(Cache):
 
 
 class Origin(int):
-    """Where the keys begin: 0. Through it, the code that makes the mask tells the cache the padding and the config.
+    """The position of the first key, 0, with a reference to the cache.
 
-    In compiled programs, too, where no forward context is known.
+    By this reference the mask function finds the cache, and gives it the padding and the config. It also works in
+    compiled programs, which have no forward context.
     """
 
     cache: PatternCache
 
 
 def is_bounded(layer: Any) -> bool:
-    """Return whether a layer of a cache holds no more, from some length on, however long the text is."""
+    """Return whether the memory of a cache layer has an upper bound that does not depend on the length of the text."""
     return isinstance(layer, PatternLayer) or layer.is_sliding or not isinstance(layer, DynamicLayer)
 
 
@@ -233,7 +234,7 @@ def config_of(model: Any) -> Any:
     """Return the config of a model.
 
     Raises:
-        ConfigurationError: it has none.
+        ConfigurationError: the model has none.
     """
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
         raise ConfigurationError(
@@ -244,10 +245,10 @@ def config_of(model: Any) -> Any:
 
 
 def checked_text_config(config: Any) -> Any:
-    """Return the config of the text model in the config of a model that follows a pattern.
+    """Return the config of the text model within the config of a model that follows a pattern.
 
     Raises:
-        ConfigurationError: it is not a config, has no pattern, or is not that of a decoder alone.
+        ConfigurationError: `config` is not a config, has no pattern, or is not the config of a decoder-only model.
     """
     if not isinstance(config, PreTrainedConfig):
         raise ConfigurationError(
@@ -281,15 +282,15 @@ def checked_text_config(config: Any) -> Any:
 
 
 def rope_of(config: Any) -> tuple[Any, Any]:
-    """Return what determines the angles of a model's keys: its kind, and the parameters of its RoPE."""
+    """Return what determines the angles of a model's keys: its model type and the parameters of its RoPE."""
     return config.model_type, getattr(config, "rope_parameters", None)
 
 
 def readable_tokens(pattern: Pattern) -> DecodingReach:
-    """Return how many first tokens, and how many before itself (None: all), a token may read in a causal pattern.
+    """Return how many first tokens, and how many before itself (None: all), a token attends to in a causal pattern.
 
     Raises:
-        ConfigurationError: the pattern can read other tokens.
+        ConfigurationError: the pattern also allows other tokens.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> from hf_efficient_attn.patterns.global_tokens import GlobalTokens
@@ -310,7 +311,7 @@ def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
     """Return `readable_tokens` of each layer's pattern in the config of a text model; None: the layer's own attention.
 
     Raises:
-        ConfigurationError: a layer can read tokens that no `PatternCache` keeps.
+        ConfigurationError: a layer can attend to tokens that no `PatternCache` keeps.
     """
     return tuple(
         None if pattern is None or pattern.chooses_by_content else readable_tokens(pattern.causal())
@@ -320,6 +321,6 @@ def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
 
 def patterns_of(config: Any) -> Sequence[Any]:
     """Return the pattern of each layer in the config of a text model; None: the layer's own attention."""
-    # a config whose layers read more than the pattern has this method
+    # configs of families whose layers attend to more than the pattern have this method
     own_patterns = getattr(config, "readable_patterns", None)
     return (config_patterns(getattr(config, FIELD), config, DECODER) if own_patterns is None else own_patterns()) or ()

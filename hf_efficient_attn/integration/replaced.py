@@ -1,11 +1,11 @@
-"""The methods of transformers that importing this package extends, and why: nothing else is called where they are.
+"""The methods of transformers that importing this package replaces, and the reason for each.
 
-What a subclass, a registration (Auto classes, attention interfaces) or a callback can do is done so. Models and configs
-without a pattern come out of these methods as before; `tests/integration/test_replaced.py` compares them with those of
-a process that has not imported this package.
+A method is replaced only if a subclass, a registration (Auto classes, attention interfaces) or a callback cannot do the
+same. For models and configs without a pattern, these methods give the same results as before;
+`tests/integration/test_replaced.py` compares the results with those of a process that has not imported this package.
 """
 
-# class and method, or function of the package → what happens there
+# the method of transformers → why it is replaced
 REPLACED: dict[str, str] = {
     "PreTrainedModel.__init__": (
         "Every model that is built or loaded goes through it: those on attn_implementation='efficient' get the hooks "

@@ -1,10 +1,11 @@
-"""Saved configs of sparsified models: the architecture and the attention implementation that they name.
+"""The architecture and the attention implementation that are saved in the configs of sparsified models.
 
-vLLM, SGLang and others choose code of their own by `architectures`, which knows no patterns: of a LlamaForCausalLM they
-would compute full attention without a word. What is written is HfEfficientAttnLlamaForCausalLM, which they refuse, and
-which a loaded config keeps, since engines load configs with the code of the repository, too. Where this package is
-imported, `getattr(transformers, name)`, by which `transformers serve` and others find classes, finds a class that loads
-what the rest of the name says, and the classes of families.
+vLLM, SGLang and others select their own code by `architectures`, and their code ignores patterns: for a
+LlamaForCausalLM they would silently compute full attention. Sparsified models are therefore saved as
+HfEfficientAttnLlamaForCausalLM, which these engines refuse. Loaded configs keep this name, because engines may load
+configs with the code of the repository. If this package is imported, `getattr(transformers, name)`, by which
+`transformers serve` and others find classes, returns a class for such a name, which loads the model named after the
+prefix. It also returns the classes of this package's families.
 """
 
 import functools
@@ -20,21 +21,21 @@ from hf_efficient_attn.integration.layer_patterns import FIELD, NAME
 from hf_efficient_attn.integration.names import has_indexer
 
 ARCHITECTURES = "architectures"
-# before the name of a class of transformers, in saved configs
+# precedes the name of a class of transformers in saved configs
 PREFIX = "HfEfficientAttn"
 ARCHITECTURES_MARK = "_finds_more"
 
-# classes of families by their names
+# the classes of this package's families by name
 _families: dict[str, type] = {}
 
 
 def is_in_tree(config: PreTrainedConfig) -> bool:
-    """Return whether a config is of transformers itself."""
+    """Return whether the class of a config belongs to transformers."""
     return type(config).__module__.partition(".")[0] == transformers.__name__
 
 
 def has_pattern_inside(config: PreTrainedConfig) -> bool:
-    """Return whether a config, or that of one of its parts, has an `attention_pattern`, or an indexer that chooses."""
+    """Return whether a config, or the config of one of its parts, has an `attention_pattern` or an indexer."""
     parts = (getattr(config, name, None) for name in config.sub_configs)
     return has_own_pattern(config) or any(
         isinstance(part, PreTrainedConfig) and has_pattern_inside(part) for part in parts
@@ -42,7 +43,7 @@ def has_pattern_inside(config: PreTrainedConfig) -> bool:
 
 
 def has_own_pattern(config: PreTrainedConfig) -> bool:
-    """Return whether a config itself has an `attention_pattern`, or an indexer that chooses."""
+    """Return whether a config itself has an `attention_pattern` or an indexer."""
     return getattr(config, FIELD, None) is not None or has_indexer(config)
 
 
@@ -56,7 +57,7 @@ def stock_name(architecture: str) -> str:
 
 
 def write_architectures(config: PreTrainedConfig, found: dict[str, Any]) -> None:
-    """Write into a config's dict the names that sparsified models are saved under, or again the names of others."""
+    """Add the prefix to the architectures in a config's dict if it has a pattern, or else remove the prefix."""
     names = found.get(ARCHITECTURES)
     if isinstance(names, list) and is_in_tree(config):
         prefix = PREFIX if has_pattern_inside(config) else ""
@@ -64,11 +65,11 @@ def write_architectures(config: PreTrainedConfig, found: dict[str, Any]) -> None
 
 
 class Sparsified:
-    """Mixin: what engines are told that find a class by the name or the code of a saved model with a pattern."""
+    """Mixin of classes for saved models with patterns, which makes inference engines refuse them."""
 
     @classmethod
     def is_backend_compatible(cls) -> NoReturn:
-        """Raise UnsupportedBackendError: an engine asks this that would replace the attention, and drop the pattern."""
+        """Raise UnsupportedBackendError: engines that call this would replace the attention and drop the pattern."""
         raise UnsupportedBackendError(
             "This model follows an attention_pattern. An engine with attention of its own (vLLM, SGLang) would compute "
             "full attention instead. Serve it with `transformers serve --trust-remote-code`, or remove the pattern "
@@ -81,38 +82,38 @@ class Sparsified:
 
 
 class SparsifiedArchitecture(Sparsified, PreTrainedModel):
-    """A saved name, which loads the model of transformers that follows its pattern."""
+    """A class for a saved architecture name; `from_pretrained` loads the model of transformers with its pattern."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the class of transformers that the name stands for."""
+        """Load the model with the class of transformers that the name stands for."""
         return getattr(transformers, stock_name(cls.__name__)).from_pretrained(*args, **with_saved_attention(kwargs))
 
 
 def with_saved_attention(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options of `from_pretrained` that keep the saved attention where None is asked for, the default.
+    """Return options of `from_pretrained` without `attn_implementation` if it is None, so that the saved one counts.
 
-    Command lines pass on what they were not given; transformers would take its own default for the saved one.
+    Command lines pass on None if the user gave nothing, and transformers would then use its default implementation.
     """
     return {name: value for name, value in options.items() if name != "attn_implementation" or value is not None}
 
 
 @cache
 def sparsified_architecture(name: str) -> type[SparsifiedArchitecture]:
-    """Return the class of a saved name."""
+    """Return the class for a saved architecture name."""
     return type(name, (SparsifiedArchitecture,), {"__module__": __name__})
 
 
 def name_architectures() -> None:
-    """Let `getattr(transformers, name)` find saved names, and families; may be called again."""
-    # a class, since programs may hold several modules called transformers, of which only one is in sys.modules
+    """Let `getattr(transformers, name)` find saved names and families; may be called repeatedly."""
+    # extends the class of the module, because a program may hold several modules called transformers
     module_class: Any = type(transformers)
     if getattr(module_class.__getattr__, ARCHITECTURES_MARK, None) is not _families:
         module_class.__getattr__ = finding_more(module_class.__getattr__)
 
 
 def finding_more(find: Any) -> Any:
-    """Return a module's `__getattr__` that also finds families, and saved names of the classes that it has."""
+    """Return a module's `__getattr__` that also finds families, and saved names of classes in the module."""
 
     @wraps(find)
     def found(module: Any, name: str) -> Any:
@@ -128,11 +129,12 @@ def finding_more(find: Any) -> Any:
 
 
 def name_classes(**classes: Any) -> None:
-    """Tell transformers the names of a family's classes, by which it and other libraries decide what a model is.
+    """Register the names of a family's classes in transformers, by which libraries recognise the kind of a model.
 
-    `getattr(transformers, name)`, by which `transformers serve` finds `architectures`, finds them; those of a copy of
-    these sources (`hub`) give way to those of the package. And the lists of names of the Auto classes have them, by
-    which Trainer shifts labels that it smooths, lm-eval tells decoders from encoder-decoders, and cards get tasks.
+    Afterwards `getattr(transformers, name)`, by which `transformers serve` finds `architectures`, returns the classes;
+    classes of the package replace those of a copy of these sources (`hub`). The names are also added to the lists of
+    the Auto classes, by which Trainer shifts labels for label smoothing, lm-eval distinguishes decoders from
+    encoder-decoders, and model cards get tasks.
 
     Args:
         classes: the classes of a family by the names of the Auto classes that load them.
@@ -141,13 +143,13 @@ def name_classes(**classes: Any) -> None:
     for auto, each in classes.items():
         if is_of_package(each) or not is_of_package(getattr(transformers, each.__name__, None)):
             _families[each.__name__] = each
-        # by model types, of which transformers imports those that it has configs of
+        # stored by model type: transformers imports only the classes of types for which it has configs
         names = getattr(transformers, auto)._model_mapping._model_mapping
         names.setdefault(each.config_class.model_type, each.__name__)
 
 
 def is_of_package(found: Any) -> bool:
-    """Return whether a class is of this package, not of a copy or of others."""
+    """Return whether a class belongs to this package itself, not to a copy or another library."""
     return getattr(found, "__module__", "").startswith("hf_efficient_attn.")
 
 
@@ -155,33 +157,34 @@ def is_of_package(found: Any) -> bool:
 #
 # transformers reads `attn_implementation` from config.json, removes it from the config and never writes it again.
 # Without it, a model that is saved again (in another dtype, with merged adapters, with more embeddings, ...) would be
-# loaded with its pattern ignored. What is written is the name of this package, which transformers shows where it is
-# not imported: `Specified attn_implementation="hf_efficient_attn" is not supported`. Configs read it as "efficient".
-# Where parts of a model have patterns, its config has the name for these.
+# loaded with its pattern ignored. The value that is written is the name of this package, which transformers shows in
+# its error if the package is not imported: `Specified attn_implementation="hf_efficient_attn" is not supported`. If
+# the package is imported, configs change the value to "efficient". If only parts of a model have patterns, its config
+# has the name for these parts.
 #
-# Whoever passes `attn_implementation`, be it None as the command lines of TRL do, overrides what is saved. So the name
-# is written as `experts_implementation`, too, which transformers checks of every model, with experts or without, and
-# which nobody passes but with experts: where this package is not imported, the model is refused by the same words.
-# Configs read it as nothing said. Serving engines with code of their own, which ignore both, are told by the name of
-# the architecture.
+# An argument `attn_implementation`, even None as passed by the command lines of TRL, overrides the saved value.
+# Therefore the name is also written as `experts_implementation`, which transformers checks for every model, with or
+# without experts, and which users pass only for models with experts. If this package is not imported, the model is
+# refused with the same error; if it is imported, configs ignore the value. Inference engines with their own code ignore
+# both fields, but refuse the name of the architecture.
 #
-# Three methods of transformers are replaced, since no other code sees every config that is saved or read.
+# Three methods of transformers are replaced, because no other code sees every config that is saved or read.
 
 
-# in saved configs
+# the fields of saved configs, and the value
 SAVED_IMPLEMENTATION = "attn_implementation"
 SAVED_EXPERTS = "experts_implementation"
 SAVED_NAME = "hf_efficient_attn"
-# beside the name, what else a config says of experts, where transformers looks for names of parts
+# the key of the config's own experts implementation, in a dict in which transformers looks for names of parts
 OWN = "own"
-# the properties of configs that read them
+# the properties of configs that hold these fields
 PROPERTY = "_attn_implementation"
 EXPERTS = "_experts_implementation"
 IMPLEMENTATION_MARK = "_writes_names"
 
 
 def write_implementations() -> None:
-    """Make `to_dict` of all configs write the names with an `attention_pattern`; may be called again."""
+    """Make `to_dict` of all configs save these names with a pattern or an indexer; may be called repeatedly."""
     if not getattr(PreTrainedConfig.to_dict, IMPLEMENTATION_MARK, False):
         PreTrainedConfig.to_dict = with_names(PreTrainedConfig.to_dict)  # type: ignore[method-assign]
         setattr(PreTrainedConfig, PROPERTY, reading_saved_name(getattr(PreTrainedConfig, PROPERTY)))
@@ -189,13 +192,13 @@ def write_implementations() -> None:
 
 
 def with_names(to_dict: Any) -> Any:
-    """Return a config's `to_dict` that also writes the implementation, unless another one was asked for, and names."""
+    """Return a config's `to_dict` that also writes the implementation, unless another one is set, and the names."""
 
     @functools.wraps(to_dict)
     def written(config: PreTrainedConfig) -> dict[str, Any]:
         found: dict[str, Any] = to_dict(config)
         for field in (SAVED_IMPLEMENTATION, SAVED_EXPERTS):
-            # of another config, by which this one was updated
+            # copied from another config that was used to update this one
             if found.get(field) == SAVED_NAME:
                 del found[field]
         implementation = named(config, follows_pattern)
@@ -212,9 +215,9 @@ def with_names(to_dict: Any) -> Any:
 
 
 def named(config: PreTrainedConfig, is_named: Callable[[PreTrainedConfig], bool]) -> str | dict[str, Any] | None:
-    """Return the saved name for a config, or by their names those of its parts, where `is_named`; None: nothing.
+    """Return the saved name if `is_named(config)`, or else a dict with the names for its parts; None if all are empty.
 
-    A config gives its parts what it has itself, whatever stands in theirs, unless it has names for them.
+    transformers applies the value of a config to all its parts, and a dict to the parts that it names.
     """
     if is_named(config):
         return SAVED_NAME
@@ -224,12 +227,12 @@ def named(config: PreTrainedConfig, is_named: Callable[[PreTrainedConfig], bool]
 
 
 def follows_pattern(config: PreTrainedConfig) -> bool:
-    """Return whether a config has a pattern, or an indexer, and no attention that follows none."""
+    """Return whether a config has a pattern or an indexer, and no attention implementation other than "efficient"."""
     return has_own_pattern(config) and config._attn_implementation in (None, NAME)
 
 
 def reading_saved_name(implementation: Any) -> property:
-    """Return a config's property of its implementation that takes the saved name for "efficient"."""
+    """Return a property for a config's attention implementation that converts the saved name to "efficient"."""
 
     def assign(config: PreTrainedConfig, value: Any) -> None:
         implementation.fset(config, value)
@@ -240,11 +243,11 @@ def reading_saved_name(implementation: Any) -> property:
 
 
 def reading_experts(implementation: Any) -> property:
-    """Return a config's property of its experts that takes the saved name for nothing said."""
+    """Return a property for a config's experts implementation that ignores the saved name."""
 
     def read(config: PreTrainedConfig) -> Any:
         found = implementation.fget(config)
-        # of a config that was loaded before this package
+        # this config was loaded before the package was imported
         return None if found == SAVED_NAME else found
 
     def assign(config: PreTrainedConfig, value: Any) -> None:
@@ -254,7 +257,7 @@ def reading_experts(implementation: Any) -> property:
 
 
 def with_own(experts: str | dict[str, Any], own: Any) -> str | dict[str, Any]:
-    """Return the names that are saved, and beside them what else the config says.
+    """Return the value to save: the names, combined with the config's own experts implementation.
 
     >>> with_own("hf_efficient_attn", {}), with_own("hf_efficient_attn", "eager")
     ('hf_efficient_attn', {'': 'hf_efficient_attn', 'own': 'eager'})
@@ -265,7 +268,7 @@ def with_own(experts: str | dict[str, Any], own: Any) -> str | dict[str, Any]:
 
 
 def own_experts(value: Any) -> Any:
-    """Return what a config says of experts beside the saved name; {} says nothing, and leaves parts as they are.
+    """Return the config's own experts implementation, without the saved name; {} leaves the parts unchanged.
 
     >>> own_experts({"": "hf_efficient_attn", "own": "eager"}), own_experts("hf_efficient_attn"), own_experts(None)
     ('eager', {}, None)

@@ -1,7 +1,7 @@
-"""The keys that a model of transformers has chosen itself, as it gives them to attention, and blocks of a cache.
+"""The keys that a model of transformers has selected itself, and blocks selected by the means in a cache.
 
-DeepSeek-V3.2, GLM-MoE-DSA and their kin give `indices` of tokens (DSA), MiniMax-M3 gives `block_indices`. For "eager"
-and "sdpa" they make a mask over all pairs of them instead, which saves no work.
+DeepSeek-V3.2, GLM-MoE-DSA and similar models pass `indices` of tokens (DSA), and MiniMax-M3 passes `block_indices`. For
+"eager" and "sdpa" they convert these to a mask over all pairs, which saves no work.
 """
 
 from collections.abc import Mapping
@@ -22,27 +22,27 @@ from hf_efficient_attn.layout.top_k import blocks_by_means
 from hf_efficient_attn.layout.transfer import on_host
 from hf_efficient_attn.patterns.bands import Causal, Full
 
-# types of layers whose indexer reads a mask over all pairs; the last two are names of older versions of transformers
+# types of layers whose indexer needs a mask over all pairs; the last two are names in older versions of transformers
 INDEXED = {"indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention"}
-# an additive mask is lower than this where a pair is closed
+# a value of an additive mask that is not above this closes its pair
 CLOSED = -1e4
 
 
 def is_indexed(config: Any) -> bool:
-    """Return whether a model has layers whose indexer reads a mask over all pairs."""
+    """Return whether a model has layers whose indexer needs a mask over all pairs."""
     return not INDEXED.isdisjoint(getattr(config, "layer_types", None) or ())
 
 
 def given_selected_keys(
     module: nn.Module, layer_spec: LayerPattern, options: Mapping[str, Any], matrix: Tensor | None, tokens: TokenMask
 ) -> tuple[LayerPattern, ChosenKeys | None, Tensor | None]:
-    """Return what a layer follows by position, the keys that it has chosen, and what is left of a mask over all pairs.
+    """Return what a layer follows by position, the keys that it has selected, and the mask matrix still to apply.
 
     Args:
         options: keyword arguments of the attention call: `indices`, int [batch, queries, k], or `block_indices`, int
-            [batch, key heads, queries, k]; with neither, everything is returned as it is.
+            [batch, key heads, queries, k]. If there is neither, `layer_spec` and `matrix` are returned unchanged.
         tokens: which keys are padding.
-        matrix: [batch or 1, 1, queries, keys], True or 0 where a pair is open. Indices of closed pairs are no keys.
+        matrix: [batch or 1, 1, queries, keys], True or 0 for open pairs. Indices of closed pairs are dropped.
 
     Raises:
         UnsupportedBackendError: blocks of unknown length, or counted from padding.
@@ -51,7 +51,7 @@ def given_selected_keys(
     if indices is not None:
         if matrix is None:
             return layer_spec, ChosenTokens(indices[:, None]), None
-        # the matrix has taken part in the choice: it leaves out nothing else
+        # the matrix closes only pairs that were not selected, and those whose indices are dropped here
         return replace(layer_spec, pattern=Full(), reads_all=False), ChosenTokens(open_indices(indices, matrix)), None
     if blocks is None:
         return layer_spec, None, matrix
@@ -66,7 +66,7 @@ def given_selected_keys(
 
 
 def refuse_other_starts(module: nn.Module, tokens: TokenMask) -> None:
-    """Raise UnsupportedBackendError for texts that do not begin with the first slot, from which blocks are counted."""
+    """Raise UnsupportedBackendError if texts do not begin at the first slot, from which the model counts blocks."""
     if torch.compiler.is_compiling():
         return
     known = None if tokens.key_mask is None else on_host(tokens.key_mask)
@@ -87,7 +87,7 @@ def refuse_other_starts(module: nn.Module, tokens: TokenMask) -> None:
 
 
 def open_indices(indices: Tensor, matrix: Tensor) -> Tensor:
-    """Return indices [batch, 1, queries, k] with -1 for those of closed pairs.
+    """Return the indices, [batch, 1, queries, k], with -1 for closed pairs.
 
     >>> matrix = torch.tensor([[True, False, False], [True, True, False]])[None, None]
     >>> open_indices(torch.tensor([[[0, 2], [1, 0]]]), matrix).tolist()
@@ -99,7 +99,7 @@ def open_indices(indices: Tensor, matrix: Tensor) -> Tensor:
     return torch.where(of_queries.gather(3, listed), listed, -1)
 
 
-# The choice of blocks by the means that a cache keeps, so that decoding need not read all keys for it.
+# The selection of blocks by the means in a cache, so that a decoding step does not average all keys.
 
 
 def cached_selected_keys(
@@ -110,9 +110,9 @@ def cached_selected_keys(
     tokens: TokenMask,
     query_offset: int | Tensor | None,
 ) -> tuple[LayerPattern, ChosenKeys | None]:
-    """Return what a layer follows by position and the blocks that are chosen, if its cache knows their means.
+    """Return what a layer follows by position and the blocks that it selects, if its cache holds their means.
 
-    Otherwise (what it was given, None); `with_selected_keys` then computes the means.
+    Otherwise return (layer_spec, None); `with_selected_keys` then computes the means.
     """
     pattern: Any = layer_spec.pattern
     if torch.compiler.is_compiling() or not getattr(pattern, "chooses_by_content", False):
@@ -122,7 +122,7 @@ def cached_selected_keys(
     if layer is None or layer.block_tokens != pattern.block_tokens or is_short or query_offset is not None:
         return layer_spec, None
     others = (tokens.segment_ids, tokens.global_mask, tokens.query_mask, tokens.query_segment_ids)
-    # of a mask that the cache has not been told, it knows no means
+    # the means in the cache are right only if it knows the padding
     knows_padding = (tokens.key_mask is None) == (layer.padding.num_tokens is None)
     if layer_spec.is_cross or any(each is not None for each in others) or not knows_padding:
         return layer_spec, None
@@ -137,7 +137,7 @@ def cached_selected_keys(
 
 
 def layer_of(module: nn.Module, key: Tensor) -> BlockLayer | None:
-    """Return the layer of the cache that holds these keys; None: there is none that sums them."""
+    """Return the layer of the cache that holds these keys; None: no `BlockLayer` does."""
     number = getattr(module, "layer_idx", None)
     layers: Any = getattr(given_cache(getattr(module, "config", None)), "layers", ())
     if number is None or number >= len(layers) or not isinstance(layers[number], BlockLayer):
@@ -146,6 +146,6 @@ def layer_of(module: nn.Module, key: Tensor) -> BlockLayer | None:
 
 
 def own_blocks(layer: BlockLayer, num_queries: int, num_keys: int) -> Tensor:
-    """Return the number of the block of each of the last tokens, int [batch or 1, queries]; -1 of padding."""
+    """Return the block number of each of the last tokens, int [batch or 1, queries]; -1 for padding."""
     positions = layer.positions(torch.arange(num_keys - num_queries, num_keys, device=layer.keys.device))
     return torch.where(positions < 0, -1, positions // layer.block_tokens)

@@ -14,7 +14,7 @@ from hf_efficient_attn.integration.trial import base_class, copies_of, mark_trie
 
 T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 
-# attention implementations that sparsify replaced, by config; configs have no hash
+# the attention implementations that sparsify replaced, by config; configs have no hash
 _replaced: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -28,7 +28,7 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
 
     A layer attends to nothing but the pattern: no attention sinks are added. A pretrained decoder gives much of its
     attention to the first tokens of a text, and its outputs are bad with a band that does not reach them (StreamingLLM,
-    arXiv:2309.17453). Let it attend to them, too:
+    arXiv:2309.17453). Let it also attend to them:
 
     >>> import transformers
     >>> from hf_efficient_attn.patterns import Band, GlobalTokens
@@ -39,11 +39,11 @@ def sparsify(model_or_config: T, pattern: Any) -> T:
 
     To choose global tokens for each example, pass a mask to the model, as for transformers' Longformer:
     `model(**inputs, global_attention_mask=mask)`, [batch, tokens] with cached tokens first, 1 = attends to all tokens
-    and is attended by all. In causal layers no token attends to later ones.
+    and all tokens attend to it. In causal layers no token attends to later ones.
 
     Args:
-        model_or_config: a model or config of transformers; of a composite model (vision and language), the text part
-            changes.
+        model_or_config: a model or config of transformers; in a composite model (vision and language), only the text
+            part changes.
         pattern: one of these, or None, which restores the model's own attention:
             - a pattern or its expression, "band(256, 256) | global(0)", for all layers. Causal models use its causal
               form. Layers with sliding or chunked attention of their own keep it;
@@ -90,16 +90,16 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
     for config in copies:
         _write(config, spec)
     for module in model.modules():
-        # a compiled model notices this and is recompiled
+        # this makes a compiled model recompile
         module.__dict__.pop(KNOWN, None)
     if pattern is None:
         model._supports_context_parallel = getattr(type(model), "_supports_context_parallel", False)
-    # this guards the model, too
+    # this also guards the model
     model.set_attn_implementation(_implementation(model.config, pattern) or model.get_correct_attn_implementation(None))
     for config in copies:
         config._attn_implementation = text_config._attn_implementation
     if spec != before:
-        # an adapter names it, see `warn_of_base`
+        # the base that an adapter would name, see `warn_of_base`
         setattr(model, BASE, None if pattern is None else model.name_or_path)
     mark_parts(model)
     watch(model)
@@ -109,20 +109,20 @@ def _sparsify_model(model: PreTrainedModel, pattern: Any) -> None:
 
 
 def _try(model_class: Any, config: PreTrainedConfig, pattern: Any) -> bool:
-    """Raise if a model would not follow the pattern, before anything changes; return whether it could be run."""
+    """Raise if a model would not follow the pattern, before anything changes; return whether a trial could be run."""
     if pattern is None or model_class is None:
         return False
     config = copy.deepcopy(config)
     _record(config, pattern)
     check = getattr(config.get_text_config(), "check", None)
     if check is not None:
-        # a family of this package may have no other pattern than its own
+        # some families of this package allow only certain patterns
         check()
     return try_model(model_class, config)
 
 
 def _record(config: PreTrainedConfig, pattern: Any) -> Any:
-    """Write the pattern into the config if it fits the model, and return what was written."""
+    """Write the pattern into the config if it fits the model, and return the spec."""
     spec = None if pattern is None else checked_pattern(pattern, config)
     _write(config.get_text_config(), spec)
     return spec
@@ -136,7 +136,7 @@ def _write(config: PreTrainedConfig, spec: Any) -> None:
 
 
 def _implementation(config: PreTrainedConfig, pattern: Any) -> str | None:
-    """Return the attention implementation to set, None for the default; remember which one "efficient" replaces."""
+    """Return the attention implementation to set, None for the default; store the one that "efficient" replaces."""
     current = config._attn_implementation
     if pattern is not None:
         if current != NAME:

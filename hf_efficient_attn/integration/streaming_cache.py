@@ -1,4 +1,4 @@
-"""Positions in a cache: how a model rotates its keys, and the layer that rotates its first keys further.
+"""Positions that count slots of a cache: how a model rotates its keys, and a cache layer that rotates some further.
 
 Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.2.
 """
@@ -20,9 +20,9 @@ from hf_efficient_attn.messages import shown
 TEXT, CACHE = "text", "cache"
 # types of RoPE whose angles are the position times frequencies that do not depend on the length
 PLAIN_ROPE = ("default", "linear", "llama3", "proportional")
-# at position 0 RoPE changes nothing; at the other, most of its frequencies have rotated the keys
+# position 0, at which RoPE changes nothing, and a position at which most frequencies have rotated the keys
 PROBED = (0, 100)
-# keys are equal up to rounding, by this many units in the last place; this share of them may differ by more
+# the tolerance of key comparisons in machine epsilons, and the share of values that may differ by more
 ROUNDINGS, ROUNDED_SHARE = 8, 0.05
 
 
@@ -33,7 +33,7 @@ class KeyRotation:
     Attributes:
         embedding: the model's `rotary_emb`, which returns cos and sin of positions.
         apply: the model's `apply_rotary_pos_emb`.
-        layer_type: names the frequencies, if layers of different types have different ones.
+        layer_type: the key of the frequencies, if layers of different types have different ones.
     """
 
     embedding: nn.Module
@@ -51,7 +51,7 @@ class KeyRotation:
         return self.rounded(wide, steps).to(states.dtype)
 
     def rounded(self, states: Tensor, steps: Tensor) -> Tensor:
-        """Return the same, computed in the dtype of the states, as in the model."""
+        """Return the rotated states, computed in the dtype of the states, as in the model."""
         kind = () if self.layer_type is None else (self.layer_type,)
         cos, sin = self.embedding(states, steps, *kind)
         rotary_dim = cos.shape[-1]
@@ -60,16 +60,17 @@ class KeyRotation:
         return torch.cat([rotated, rest], -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KeyRotation":
-        """Return itself: it never changes, and the tables belong to the model."""
+        """Return this object, because it is immutable and the tables belong to the model."""
         return self
 
 
 @dataclass(frozen=True)
 class QueryShifts:
-    """By how many positions each of several new queries is nearer to the first keys than in the text.
+    """The rotations that bring each of several new queries nearer to the first keys than in the text.
 
     Attributes:
-        shifts: int [batch or 1, queries], 0 or negative.
+        rotation: the rotation of the layer.
+        shifts: the number of positions, int [batch or 1, queries], 0 or negative.
         is_first: bool [batch or 1, keys], True = a first key.
     """
 
@@ -78,35 +79,39 @@ class QueryShifts:
     is_first: Tensor
 
     def applied(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all with twice the head_dim: first keys fill its second half, other keys and the values its first."""
+        """Return the states with twice the head_dim.
+
+        Queries have their shifted copy in the second half. First keys are in the second half, other keys and the values
+        in the first half, with zeros in the rest.
+        """
         is_first = self.is_first[:, None, :, None]
         query = torch.cat([query, self.rotation(query, self.shifts)], 3)
         key = torch.cat([key.masked_fill(is_first, 0), key.masked_fill(~is_first, 0)], 3)
-        # fused kernels want values of the same head_dim
+        # fused kernels need values of the same head_dim
         return query, key, nn.functional.pad(value, (0, query.shape[3] - value.shape[3]))
 
 
 class StreamingLayer(PatternLayer):
-    """A `PatternLayer` whose keys are read as if their slots were their positions.
+    """A `PatternLayer` in which the slots of keys are their positions.
 
-    The distances to keys of the band stay as they are; the first keys come nearer by the number of tokens that were
-    dropped between them and the band. What is kept is never overwritten, so that rounding does not add up.
+    The distances to keys of the band do not change; the first keys come nearer by the number of tokens that were
+    dropped between them and the band. The kept keys are never overwritten, so that rounding errors do not add up.
     """
 
     def __init__(self, num_first: int, left: int, padding: Padding, rotation: KeyRotation) -> None:
         super().__init__(num_first, left, padding)
         self.rotation = rotation
-        # those of the last call
+        # the shifts of the last call
         self.query_shifts: QueryShifts | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the kept keys and values with the new ones appended, [batch, heads, kept + new, head_dim].
 
-        For one query the first keys are rotated further. Several queries are each at another distance from them, so
-        that the attention function rotates the queries back instead; it reads `query_shifts`.
+        For one query, the first keys are rotated further. Several queries have different distances to the first keys,
+        so the attention function rotates the queries back instead, by `query_shifts`.
 
         Raises:
-            UnsupportedBackendError: several queries are being compiled.
+            UnsupportedBackendError: the call is compiled and has several queries.
         """
         self.query_shifts = None
         keys, values = super().update(key_states, value_states)
@@ -116,8 +121,8 @@ class StreamingLayer(PatternLayer):
             return keys, values
         shifts = self._shifts(num_new, keys.device)
         if num_new == 1:
-            # examples that have dropped tokens have their first keys at the front; the shift of the others is 0. What
-            # is kept has been copied from these keys
+            # examples that have dropped tokens have their first keys at the front; the shift of the others is 0. The
+            # kept keys are a copy of these, and do not change
             keys[:, :, : self.num_first] = self.rotation(keys[:, :, : self.num_first], -shifts)
             return keys, values
         if torch.compiler.is_compiling():
@@ -146,9 +151,9 @@ class StreamingLayer(PatternLayer):
 
 
 def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a layer attends with, by the positions of the cache that its model was called with.
+    """Return the queries, keys and values of a layer, with positions in the cache with which its model was called.
 
-    The values may be longer, by zeros behind them.
+    If queries are shifted, head_dim doubles, and the values are padded with zeros.
     """
     cache: Any = given_cache(getattr(module, "config", None))
     layer = getattr(module, "layer_idx", None)
@@ -159,15 +164,15 @@ def in_cache_positions(module: nn.Module, query: Tensor, key: Tensor, value: Ten
 
 
 def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, KeyRotation]:
-    """Return the rotation of each of some layers of a model by its `rotary_emb`; layers without RoPE are left out.
+    """Return the rotations of the given layers of a model by its `rotary_emb`; layers without RoPE are left out.
 
-    The model computes one token at two positions, at which the keys of each layer are compared.
+    The model computes one token at two positions, and the keys of each layer are compared.
 
     Args:
-        config: the config of its text model.
+        config: the config of the text model.
 
     Raises:
-        ConfigurationError: anything but RoPE with frequencies that are the same at every length changes the keys.
+        ConfigurationError: the keys depend on the position by something else than RoPE with fixed frequencies.
     """
     decoder = rotary_model(model, config)
     apply = getattr(sys.modules[type(decoder).__module__], "apply_rotary_pos_emb", None)
@@ -200,7 +205,7 @@ def rotary_model(model: Any, config: Any) -> Any:
     """Return the part of a model that has the `rotary_emb` of its text.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no part has one.
     """
     for part in model.modules():
         if getattr(part, "config", None) is config and "rotary_emb" in part._modules:
@@ -221,10 +226,10 @@ def probed_layers(decoder: Any, config: Any) -> list[Any]:
 
 
 def rotates_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
-    """Return whether a layer's keys at the positions PROBED differ by this rotation; False: they do not differ.
+    """Return True if a layer's keys at the positions PROBED differ by this rotation, False if they are equal.
 
     Raises:
-        ConfigurationError: the keys, or the values, differ by something else.
+        ConfigurationError: the keys differ in another way, or the values differ.
     """
     near, far = cached.keys[:1], cached.keys[1:]
     if near.is_meta or not float(near.abs().max()) > 0:
@@ -243,7 +248,7 @@ def rotates_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
 
 
 def are_close(keys: Tensor, others: Tensor) -> bool:
-    """Return whether nearly all numbers are equal up to rounding, even if some are far larger than the others."""
+    """Return whether nearly all values are equal up to rounding, also if a few are far larger than the others."""
     sizes = keys.abs()
     are_wrong = (keys - others).abs() > ROUNDINGS * torch.finfo(keys.dtype).eps * sizes.clamp(min=sizes.median())
     return float(are_wrong.double().mean()) <= ROUNDED_SHARE

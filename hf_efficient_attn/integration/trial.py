@@ -1,7 +1,7 @@
 """A trial of a model before it is sparsified: one tiny forward pass on the meta device, without values or memory.
 
-That transformers lets a model's attention be set does not prove that its layers call it. The trial finds out which
-layers do, and whether one needs something that the engine cannot compute.
+Even if transformers allows setting a model's attention implementation, its layers may not call it. The trial finds out
+which layers do, and whether one needs something that the engine cannot compute.
 """
 
 import copy
@@ -45,14 +45,14 @@ SOURCE_TOKENS, TARGET_TOKENS = 7, 5
 # one second of sound
 WAVE_SAMPLES = 16000
 SPECTROGRAM_FRAMES = 64
-# passed to every forward method that has it, besides the required arguments
+# for encoder-decoders, passed in addition to the required arguments
 TARGET = "decoder_input_ids"
 
 
 def trial_inputs(model: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield inputs to try in turn: the model's main input first, then every input that is known here.
+    """Yield inputs to try in turn: first only the main and the required inputs, then also ids, pixels and encodings.
 
-    Some composite models take one of their inputs, others only all of them.
+    Some composite models need only one of their inputs, others need all.
     """
     model_class: Any = type(model)
     names = forward_arguments(model_class)
@@ -77,7 +77,7 @@ def _made(model: Any, names: set[str]) -> dict[str, Tensor]:
 
 @functools.lru_cache(maxsize=1024)
 def forward_arguments(model_class: Any) -> dict[str, bool]:
-    """Return the names of the arguments of a forward method in their order, and whether each has a default."""
+    """Return the argument names of a forward method in order, and whether each argument has a default."""
     parameters = list(inspect.signature(model_class.forward).parameters.values())[1:]
     return {
         each.name: each.default is not each.empty
@@ -99,7 +99,7 @@ def _image(config: Any) -> tuple[int, ...]:
 
 
 def _features(config: Any) -> tuple[int, ...]:
-    """Return the shape of a spectrogram; models like Whisper read as many frames as they have positions."""
+    """Return the shape of a spectrogram; models like Whisper take two frames per position."""
     bins = _field(config, "num_mel_bins", None)
     if bins is None:
         return 1, SPECTROGRAM_FRAMES, _field(config, "input_feat_per_channel", 80)
@@ -119,7 +119,7 @@ def _encoded(config: Any) -> tuple[int, ...]:
     return 1, SOURCE_TOKENS, _field(config, "encoder_hidden_size", config.get_text_config().hidden_size)
 
 
-# by the name of the argument; trials cannot make others
+# the shapes of inputs by argument name; trials cannot make other inputs
 SHAPES: dict[str, Callable[[Any], tuple[int, ...]]] = {
     "input_ids": lambda _: (1, SOURCE_TOKENS),
     TARGET: lambda _: (1, TARGET_TOKENS),
@@ -139,10 +139,10 @@ SHAPES: dict[str, Callable[[Any], tuple[int, ...]]] = {
 def request_of(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, layer_spec: LayerPattern, options: dict[str, Any]
 ) -> LayerRequest:
-    """Return what a module of transformers asks for; the arguments are those of the attention function."""
+    """Return the request of an attention module of transformers, given the arguments of the attention function."""
     part, config = part_of(module), getattr(module, "config", None)
     own_is_causal = layer_spec.is_own and layer_spec.pattern.is_causal
-    # a decoder never reads another sequence causally
+    # full attention in a decoder is cross-attention
     is_cross = layer_spec.reads_all and (part == DECODER or is_named_cross(module))
     return LayerRequest(
         layer_spec,
@@ -162,25 +162,25 @@ def request_of(
     )
 
 
-# the attention implementation of trials, and one that differs from it in the masks only
+# the attention implementation of trials, and one that differs from it only in the masks
 TRIAL, MATRIX_TRIAL = "efficient_trial", "efficient_matrix_trial"
-# some models know implementations of transformers by name
+# "eager" is also a control because some models compare the name of the implementation
 CONTROLS = (MATRIX_TRIAL, "eager")
 TORCH = os.path.dirname(torch.__file__) + os.sep
-# part of torch's message where a step depends on values
+# part of torch's error message if a step depends on values
 NO_NUMBERS = "meta tensors"
-# on the meta device torch has grouped products only for the second, and Fourier transforms only for the first
+# on the meta device, torch has Fourier transforms only in float32, and grouped products only in bfloat16
 DTYPES = (torch.float32, torch.bfloat16)
 
-# what the layers have asked for in the running trial
+# the requests of the layers in the running trial
 _requests: ContextVar[list[LayerRequest] | None] = ContextVar("_requests", default=None)
 
 
 def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
-    """Raise if a model whose config has an `attention_pattern` would not follow it; return whether it could be run.
+    """Raise if a model would not follow the `attention_pattern` of its config; return whether a trial could be run.
 
-    A model that no trial can run (unknown inputs, steps that depend on values) is checked after its first forward pass
-    instead (`guard.py`).
+    A model for which no trial can be run (unknown inputs, steps that depend on values) is checked after its first
+    forward pass instead (`guard.py`).
 
     Raises:
         ConfigurationError: a pattern that does not fit a layer.
@@ -197,10 +197,10 @@ def try_model(model_class: Any, config: PreTrainedConfig) -> bool:
 
 
 def trial_requests(model_class: Any, config: PreTrainedConfig) -> list[LayerRequest] | None:
-    """Return what the layers of a model ask the attention function for, in their order; None: no trial can be run.
+    """Return the requests of a model's layers in order; None: no trial can be run.
 
     Raises:
-        EfficientAttentionError: as `takes_tables`.
+        EfficientAttentionError: as in `takes_tables`.
     """
     requests: list[LayerRequest] = []
     token = _requests.set(requests)
@@ -213,7 +213,6 @@ def trial_requests(model_class: Any, config: PreTrainedConfig) -> list[LayerRequ
 def base_class(config: PreTrainedConfig) -> Any:
     """Return the base model class of a config; None: the Auto classes have none."""
     found = MODEL_MAPPING.get(type(config), None)
-    # the first of several
     return found[0] if isinstance(found, tuple) else found
 
 
@@ -221,8 +220,8 @@ def takes_tables(model_class: Any, config: PreTrainedConfig) -> bool:
     """Return True if a model takes token tables instead of matrices; False if no trial can be run.
 
     Raises:
-        EfficientAttentionError: a layer refuses.
-        UnsupportedBackendError: the model runs with matrices, but not with token tables.
+        EfficientAttentionError: the engine refuses a layer.
+        UnsupportedBackendError: the model runs with mask matrices, but not with token tables.
     """
     for dtype in DTYPES:
         failures = _failures(model_class, config, TRIAL, dtype)
@@ -230,7 +229,7 @@ def takes_tables(model_class: Any, config: PreTrainedConfig) -> bool:
             return True
         for control in CONTROLS:
             for failure, other in zip(failures, _failures(model_class, config, control, dtype), strict=False):
-                # a failure of both at the same line, or one for lack of values, has nothing to do with masks
+                # if both fail at the same line, or the control lacks values, the masks are not the cause
                 if other is None or (_place(other) != _place(failure) and NO_NUMBERS not in str(other)):
                     raise UnsupportedBackendError(
                         f"{model_class.__name__} uses attention masks itself, outside of the attention interface of "
@@ -248,12 +247,12 @@ def _place(error: BaseException) -> tuple[str, int]:
 
 
 def check_sparse_layers(name: str, config: Any, sparse_layers: set[tuple[str, int | None]]) -> None:
-    """Raise UnsupportedBackendError if layers that have a pattern did not call the attention function."""
+    """Raise UnsupportedBackendError if layers with a pattern did not call the attention function."""
     for part in (ENCODER, DECODER) if config.is_encoder_decoder else (ENCODER,):
         patterns = config_patterns(config.attention_pattern, config, part) or ()
         expected = {layer for layer, pattern in enumerate(patterns) if pattern is not None}
         layers = {layer for each, layer in sparse_layers if each == part or not config.is_encoder_decoder}
-        # without types of layers, some may have no attention; modules that do not know their layer count as all layers
+        # without layer_types, some layers may have no attention; a module without layer_idx counts as all layers
         known = getattr(config, "layer_types", None) is not None and None not in layers
         if expected and (not layers or (known and not expected <= layers)):
             missing = f"layer {min(expected - layers)}" if layers else f"no layer of its {part}"
@@ -274,14 +273,14 @@ def trial_attention(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Record what a layer would follow, and return an output of the right shape.
+    """Record the request of a layer, and return an output of the right shape.
 
     Raises:
         ConfigurationError: a pattern that does not fit the layer or its heads.
     """
     refuse_unsupported(module, query, kwargs)
     layer_spec = layer_pattern(module, kwargs, attention_mask)
-    # refuses heads that cannot share the patterns
+    # raises if the patterns cannot be divided among the heads
     layer_spec.pattern.heads(query.shape[1])
     requests = _requests.get()
     if requests is not None:
@@ -305,22 +304,22 @@ def trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwa
 
 
 def matrix_trial_mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor:
-    """Return a matrix as eager attention adds it to scores."""
+    """Return a mask matrix like those that eager attention adds to scores."""
     return torch.empty(batch_size, 1, q_length, kv_length, dtype=kwargs.get("dtype", torch.float32), device="meta")
 
 
 def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, dtype: torch.dtype) -> list[Any]:
-    """Run a model without weights on one input after another; return the exception of each, None for one that works.
+    """Run a model on the meta device with each input until one works; return each input's exception, None for success.
 
     Raises:
-        EfficientAttentionError: the engine refuses it.
+        EfficientAttentionError: the engine refuses the model.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = implementation
     if getattr(config.get_text_config(), "use_cache", None) is False:
-        # as after a Trainer; without a cache, models look for packed documents in positions, which have no values here
+        # Trainer leaves use_cache=False; without a cache, models look for packed documents in the values of positions
         config.get_text_config().use_cache = True
-    # indexers refuse trials, which say nothing about them
+    # indexers refuse trials, which do not test them
     config.get_text_config().__dict__.pop(INDEXER, None)
     if implementation != TRIAL:
         # with a pattern, a model would refuse any other attention
@@ -331,14 +330,14 @@ def _failures(model_class: Any, config: PreTrainedConfig, implementation: str, d
             model = model_class(config).to(dtype).eval()
             mark_parts(model)
             for inputs in trial_inputs(model):
-                # what an input asked for that did not work does not count
+                # forget the requests of an earlier input, which failed
                 (_requests.get() or []).clear()
                 failures.append(_stopped_by(model, inputs))
                 if failures[-1] is None:
                     break
         except EfficientAttentionError:
             raise
-        # code of other models may raise anything
+        # a model may raise anything
         except Exception as error:
             failures.append(error)
     return failures
@@ -349,38 +348,38 @@ def _stopped_by(model: Any, inputs: dict[str, Tensor]) -> Exception | None:
         model(**inputs)
     except EfficientAttentionError:
         raise
-    # as above, anything
+    # a model may raise anything
     except Exception as error:
         return error
     return None
 
 
-# what is registered in transformers: names, attention functions, mask functions
+# registered in transformers: names, attention functions, mask functions
 TRIALS = (
     (TRIAL, trial_attention, trial_mask),
     (MATRIX_TRIAL, matrix_trial_attention, matrix_trial_mask),
 )
 
 
-# Whether the layers of a model pass keyword arguments on to their attention, by a trial on the meta device.
+# A trial that finds out whether the layers of a model pass keyword arguments on to their attention.
 
 
 def passes_on(model_class: Any, config: PreTrainedConfig, name: str) -> bool:
-    """Return whether the attention of every layer gets a keyword argument of the model; True if no trial gets that far.
+    """Return whether the attention of every layer gets a keyword argument of the model; True if the trial fails before.
 
     Args:
-        model_class: of a decoder, whose base has `layers`, each with `self_attn`.
+        model_class: the class of a decoder whose base model has `layers`, each with `self_attn`.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = TRIAL
-    # without a cache, models look for packed documents in positions, which have no values here
+    # without a cache, models look for packed documents in the values of positions
     config.use_cache = True
     got: list[bool] = []
 
     def note(_: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         got.append(name in options)
 
-    # code of other models may raise anything
+    # a model may raise anything
     with suppress(Exception), torch.device("meta"), torch.no_grad():
         model = model_class(config).eval()
         for layer in model.base_model.layers:
@@ -389,15 +388,15 @@ def passes_on(model_class: Any, config: PreTrainedConfig, name: str) -> bool:
     return all(got)
 
 
-# Models that use masks themselves, and would compute with a token table as numbers: they are refused before.
+# Models that use masks outside the attention interface would take numbers in a token table for a mask; refused here.
 
 
-# configs whose models were tried; configs have no hash
+# the configs whose models were tried; configs have no hash
 _tried: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def refuse_mask_user(config: Any) -> None:
-    """Raise UnsupportedBackendError if the base model of a config uses masks itself; tried once per config."""
+    """Raise UnsupportedBackendError if the base model of a config uses masks itself; one trial per config."""
     if config in _tried:
         return
     model_class = base_class(config)
@@ -407,11 +406,11 @@ def refuse_mask_user(config: Any) -> None:
 
 
 def mark_tried(config: Any) -> None:
-    """Note that the models of a config do not use masks themselves, or that no trial can tell."""
+    """Record that the models of a config do not use masks themselves, or that no trial can tell."""
     _tried[config] = True
 
 
 def copies_of(config: Any, model: Any) -> list[Any]:
-    """Return a config and the copies of it in the modules of a model: encoder-decoders such as T5 have one a part."""
+    """Return all configs of this class in the modules of a model: encoder-decoders such as T5 have a copy per part."""
     found = (getattr(module, "config", None) for module in model.modules())
     return [*{id(each): each for each in found if type(each) is type(config)}.values()]

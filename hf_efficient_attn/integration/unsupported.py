@@ -1,4 +1,4 @@
-"""What transformers, inputs and processes may ask, but the engine cannot compute: refused, with the reason."""
+"""Checks that refuse, with the reason, what the engine cannot compute: calls, inputs, and processes that disagree."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.layout.transfer import on_host, prefetch_to_host
 from hf_efficient_attn.messages import shown
 
-# parts of scores that the engine does not have, by the argument that brings them
+# arguments that the engine does not support → the reason in the message
 UNSUPPORTED = {
     "sinks": "has attention sinks of each query (sinks)",
 }
@@ -26,8 +26,8 @@ CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._att
 def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]) -> None:
     """Raise UnsupportedBackendError for calls that would be computed wrongly.
 
-    These have sinks per query (sinks per head, `s_aux`, are computed), paged caches, or sequences that are divided into
-    shards.
+    Such calls have sinks per query (sinks per head, `s_aux`, are supported), a paged cache, or a sequence that is cut
+    into shards by torch.
     """
     for option, what in UNSUPPORTED.items():
         if options.get(option) is not None:
@@ -63,7 +63,7 @@ def refuse_division(model: Any) -> None:
 
 
 def refuse_stages(model: str) -> None:
-    """Raise UnsupportedBackendError for a model whose layers pipeline parallelism has dealt out to processes.
+    """Raise UnsupportedBackendError for a model whose layers are divided among processes by pipeline parallelism.
 
     Args:
         model: the name of its class.
@@ -76,7 +76,7 @@ def refuse_stages(model: str) -> None:
 
 
 def refuse_uneven_heads(model: Any) -> None:
-    """Raise UnsupportedBackendError for a model whose key heads tensor parallelism cannot deal out to its processes."""
+    """Raise UnsupportedBackendError if tensor parallelism cannot divide the key heads of a model among processes."""
     processes = getattr(model, "_tp_size", None) or 1
     if processes == 1:
         return
@@ -90,10 +90,10 @@ def refuse_uneven_heads(model: Any) -> None:
 
 
 def refuse_uneven_vocabulary(model: Any, *_: Any) -> None:
-    """Raise UnsupportedBackendError in training where the FSDP2 of transformers would compute with old embeddings.
+    """Raise UnsupportedBackendError in training if the FSDP2 of transformers would compute with outdated embeddings.
 
-    It does with any model whose output layer is its embedding, once their rows cannot be divided among its processes.
-    May be a hook before every forward pass.
+    This happens if a model's output layer is tied to its embedding, and the number of rows is not divisible by the
+    number of processes. The signature allows use as a forward pre-hook.
     """
     processes = getattr(model, "_fsdp_size", None) or 1
     if processes == 1 or not model.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -109,17 +109,17 @@ def refuse_uneven_vocabulary(model: Any, *_: Any) -> None:
         )
 
 
-# Inputs that neither our models nor others on "efficient" take: no tokens, masks with values besides 0 and 1.
+# Inputs that no model of this package or on "efficient" accepts: no tokens, masks with values other than 0 and 1.
 
 
-# the argument by which a call marks its global tokens, as of transformers' Longformer
+# the argument by which a call marks its global tokens, as in transformers' Longformer
 MARKED = "global_attention_mask"
 
 
 def refuse_empty(name: str, given: Any, num_axes: int) -> None:
-    """Raise InputError for an input without examples or tokens, one of whose first `num_axes` sizes is 0.
+    """Raise InputError if one of the first `num_axes` sizes of an input is 0 (no examples or no tokens).
 
-    transformers' own models cannot compute it either. While compiling, nothing is checked.
+    The models of transformers cannot compute such inputs either. While compiling, nothing is checked.
     """
     if not isinstance(given, Tensor) or torch.compiler.is_compiling():
         return
@@ -129,7 +129,7 @@ def refuse_empty(name: str, given: Any, num_axes: int) -> None:
 
 
 def check_mask_values(attention_mask: Any, name: str = "attention_mask") -> None:
-    """Raise InputError for a padding mask with values other than 0 and 1, which every model would read differently.
+    """Raise InputError for a padding mask with values other than 0 and 1, which models would interpret differently.
 
     While compiling, nothing is checked. Bool masks need no check; others are copied from an accelerator once per
     forward pass. An assertion on the device would not wait, but it would end the process without this message.
@@ -158,9 +158,11 @@ def check_marked_shape(marked: Any, batch_size: int, num_tokens: int) -> None:
 
 
 def check_marked(marked: Tensor, is_token: Tensor | None) -> None:
-    """Raise InputError if `global_attention_mask` has values besides 0 and 1, or marks padding alone in an example.
+    """Raise InputError if `global_attention_mask` has values besides 0 and 1, or marks only padding in an example.
 
-    is_token: [batch, tokens], 0 for padding; None: all are tokens. While compiling, nothing is checked.
+    While compiling, nothing is checked.
+
+    is_token: [batch, tokens], 0 for padding; None: all are tokens.
     """
     if torch.compiler.is_compiling():
         return
@@ -180,15 +182,15 @@ def check_marked(marked: Tensor, is_token: Tensor | None) -> None:
             )
 
 
-# Processes that train one model must agree on what its heads read; they compare this at the first step of training.
+# Processes that train one model must agree on its pattern; they compare it at the first training step.
 #
 # The first process that trains a model writes its config's fields into the store of the process group; every other
-# process compares itself with the first, and raises if it differs. No process waits, so that one that trains nothing,
-# or something else, blocks none. What DDP trains is compared with what DDP trains elsewhere, so that a process may
-# train another model alone before, such as a reference.
+# process compares its own fields with these, and raises if they differ. No process waits, so a process that trains
+# nothing, or another model, does not block the others. Models in DDP are compared only with models in DDP, so a process
+# may first train another model, such as a reference, alone.
 
 
-# the fields of the configs of all families that decide who reads whom
+# the config fields of all families that decide which pairs are allowed
 FIELDS = (
     "attention_pattern",
     "global_tokens",
@@ -220,7 +222,7 @@ FIELDS = (
 )
 # the fields that distinguish models that processes may train side by side
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-# the attribute in which a module keeps the pattern that was compared
+# the attribute in which a module stores the pattern that was compared
 COMPARED = "_compared_pattern"
 
 
@@ -244,10 +246,10 @@ def _compare(module: nn.Module) -> None:
         return
     store = distributed.distributed_c10d._get_default_store()
     rank, sizes = distributed.get_rank(), [getattr(config, name, None) for name in SIZES]
-    # the only wrapper that the modules within can see
+    # DDP is the only wrapper that modules within it can detect
     by = "DDP" if DistributedDataParallel._get_active_ddp_module() is not None else "itself"
     model = f"{type(config).__name__}{sizes} by {by}"
-    # models of equal class and sizes are compared in the order in which they are trained
+    # models of the same class and sizes are compared in the order in which they are trained
     number = store.add(f"hf_efficient_attn/{model}/trained by {rank}", 1)
     own = {"rank": rank, **{name: _described(getattr(config, name, None)) for name in FIELDS}}
     first = store.compare_set(f"hf_efficient_attn/{model}/{number}", "", json.dumps(own))
@@ -256,7 +258,7 @@ def _compare(module: nn.Module) -> None:
 
 
 def _described(value: Any) -> list[str]:
-    """Return a digest of a value, and how a message shows it; stores take no long texts."""
+    """Return a digest of a value, and its short form for messages; the store does not take long texts."""
     text = json.dumps(value, sort_keys=True, default=str)
     return [hashlib.sha256(text.encode()).hexdigest(), shown(value)]
 

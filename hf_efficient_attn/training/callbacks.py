@@ -1,4 +1,4 @@
-"""Callbacks of `Trainer`: losses of layers, steps with full attention, and random features that are drawn anew."""
+"""Callbacks for `Trainer`: losses of layers, steps with full attention, and redrawn random features."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class AuxiliaryLossCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        # of the forward passes since the last entry: the sum, and how many there were
+        # the sum of the losses since the last log entry, and the number of forward passes
         self._seen: Tensor | None = None
         self._has_any = False
         self._hook: Any = None
@@ -42,7 +42,7 @@ class AuxiliaryLossCallback(TrainerCallback):
     ) -> None:
         refuse_label_smoothing(args, "the loss of the layers (auxiliary_loss)")
         self._seen, self._has_any = None, False
-        # left by a training that raised
+        # left over from a training that raised
         if self._hook is not None:
             self._hook.remove()
         self._hook = kwargs["model"].register_forward_hook(self._watch)
@@ -67,7 +67,7 @@ class AuxiliaryLossCallback(TrainerCallback):
         total, count = summed_up(self._seen).tolist()
         self._seen = None
         entry = {"auxiliary_loss": total / count}
-        # Trainer keeps a copy in its history, and hands the original to the callbacks that follow
+        # Trainer stores a copy in its history, and passes the original to the following callbacks
         kwargs["logs"].update(entry)
         state.log_history[-1].update(entry)
 
@@ -78,10 +78,10 @@ class AuxiliaryLossCallback(TrainerCallback):
 
 
 def refuse_label_smoothing(args: TrainingArguments, what: str, otherwise: str = "", own_loss: str = OWN_LOSS) -> None:
-    """Raise InputError if Trainer smooths labels: it then drops `what`, such as what layers add to the loss.
+    """Raise InputError if Trainer smooths labels, because its loss then leaves out `what`.
 
-    otherwise: what else than no label smoothing would do.
-    own_loss: a sentence on a loss of the user's own, which the same holds for.
+    otherwise: an alternative to disabling label smoothing, appended to that advice.
+    own_loss: a sentence about a `compute_loss_func`.
     """
     if args.label_smoothing_factor:
         raise InputError(
@@ -98,10 +98,10 @@ def summed_up(numbers: Tensor) -> Tensor:
 
 
 class LayerLossCallback(TrainerCallback):
-    """Tell a model with `layer_losses` before every step how much of the training is done.
+    """Set the training progress of a model with `layer_losses` before every step.
 
     After a fraction a of the training, layer i of n, counted from 1, predicts if i > n · a; the last layer always
-    predicts. Resumed training goes on where it stopped.
+    predicts. Resumed training continues with the progress at which it stopped.
 
     >>> import hf_efficient_attn as hea
     >>> callbacks = [hea.training.LayerLossCallback()]  # Trainer(model, args, train_dataset=data, callbacks=callbacks)
@@ -138,7 +138,7 @@ class FullAttentionPhase(TrainerCallback):
     A model that is trained on 90% of the tokens with selected blocks, and on 10% with full attention, reaches the loss
     of full attention, both with full attention and with blocks (MoBA, Lu et al., arXiv:2502.13189, section 3.2). The
     pattern is restored at the end of every step, so evaluation, checkpoints and the model after training follow the
-    pattern. Resumed training goes on in the phase of its step.
+    pattern. Resumed training continues in the phase of its step.
 
     last_share: the fraction of steps with full attention, from 0 to 1.
 
@@ -150,7 +150,7 @@ class FullAttentionPhase(TrainerCallback):
         if not isinstance(last_share, float | int) or not 0 <= last_share <= 1:
             raise InputError(f"last_share={shown(last_share)} must be a fraction of the steps, from 0 to 1.")
         self.last_share = last_share
-        # the configs that hold a pattern, with it and with the one that reads everything
+        # (config with a pattern, its spec, the spec with full attention)
         self._specs: list[tuple[Any, Any, Any]] = []
 
     def on_train_begin(
@@ -184,7 +184,7 @@ class FullAttentionPhase(TrainerCallback):
 
 
 def reading_everything(spec: Any) -> Any:
-    """Return any form of `attention_pattern` in JSON types with `Full()` instead of each pattern.
+    """Return an `attention_pattern` of any form, in JSON types, with each pattern replaced by `Full()`.
 
     >>> reading_everything([None, {"kind": "block_top_k", "block_tokens": 64, "num_chosen": 3}])
     [None, {'kind': 'full'}]
@@ -203,7 +203,7 @@ def reading_everything(spec: Any) -> Any:
 class RedrawFeaturesCallback(TrainerCallback):
     """Redraw the random features of Performers every `feature_redraw_steps` (a config field) steps of `Trainer`.
 
-    New draws keep a model from adapting to the errors of one draw, which would then no longer be 0 in the mean. A draw
+    New draws prevent a model from adapting to the errors of one draw, which would make the estimate biased. A draw
     depends only on the config's `feature_seed` and the step, so all processes and resumed training have the same
     features. The last draw is saved with the model.
 
@@ -235,6 +235,6 @@ class RedrawFeaturesCallback(TrainerCallback):
     ) -> None:
         model: Any = unwrap_model(kwargs["model"])
         number, rest = divmod(state.global_step, model.config.feature_redraw_steps)
-        # the first steps go with the features that the model has, which may be those of an earlier training
+        # the first steps use the features that the model has, possibly from an earlier training
         if number and rest == 0:
             model.redraw_features(number)

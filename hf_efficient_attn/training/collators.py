@@ -19,13 +19,13 @@ from hf_efficient_attn.models.bp_seq2seq.modeling_bp_seq2seq import INPUTS
 from hf_efficient_attn.models.etc_transformer.structured_inputs import structured_inputs
 from hf_efficient_attn.models.inputs import whole_numbers
 
-# what each of them numbers
+# the name of the sentence numbers → the tokens that they belong to
 NUMBERED = dict(zip(INPUTS, ("input_ids", "labels"), strict=True))
-# the number of padding, which reads nothing and is read by nothing
+# the sentence number of padding, which attends to nothing and to which nothing attends
 NO_SENTENCE = -1
-# what a word that is to be predicted becomes, as in BERT: the mask token, another token, or itself
+# as in BERT, the fractions of predicted tokens that become the mask token or another token; the rest stays unchanged
 MASKED_SHARE, OTHER_SHARE = 0.8, 0.1
-# a sentence needs others to be told apart from, and the batch something that is left to read
+# at least two parts are masked, because the loss distinguishes each from the others
 LEAST_SENTENCES = 2
 
 
@@ -107,7 +107,7 @@ class SegmentCollator:
             "labels": input_ids,
             "shift_labels": torch.stack([item["labels"] for item in items]),
         }
-        # Trainer leaves out what the model's forward does not name: a model without memory reads single segments
+        # Trainer drops columns that the model's forward does not take: a model without memory gets no segment_index
         if "segment_index" in items[0]:
             segments = [item["segment_index"] for item in items]
             if len(set(segments)) > 1:
@@ -133,15 +133,15 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
         args = Seq2SeqTrainingArguments(..., predict_with_generate=True)
         Seq2SeqTrainer(model, args, train_dataset=items, eval_dataset=items, data_collator=collator).train()
 
-    Evaluation by `generate` does not use the numbers of the labels: it begins with the first sentence of each source,
-    and goes on to the next sentence after each `sentence_end_token_id` (a field of the model's config).
+    Evaluation by `generate` does not use the sentence numbers of the labels: it begins with the first sentence of each
+    source, and continues with the next sentence after each `sentence_end_token_id` (a field of the model's config).
 
     Args:
         tokenizer, model, padding, max_length, pad_to_multiple_of, label_pad_token_id: as in `DataCollatorForSeq2Seq`.
 
     Raises:
-        InputError: numbers are given for sources or labels only, or not in every item; they are not integers, or not
-            one for each token.
+        InputError: numbers are given only for sources or only for labels, or not in every item; they are not integers,
+            or not one per token.
     """
 
     def __call__(self, features: Sequence[dict[str, Any]], return_tensors: str | None = None) -> Any:
@@ -152,7 +152,7 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
         if not any(item.get(name) is not None for item in features for name in INPUTS):
             return batch
         for name, numbered in NUMBERED.items():
-            # sources alone, for `generate`
+            # labels may be missing, for `generate`
             if any(item.get(each) is not None for item in features for each in (name, numbered)):
                 rows = [_numbers(name, numbered, place, item) for place, item in enumerate(features)]
                 padded = self._padded(rows, batch[numbered].shape[1], name == INPUTS[0])
@@ -160,7 +160,7 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
         return batch
 
     def _pad_labels_behind(self, batch: Any, lengths: list[int]) -> None:
-        """Move the padding of labels that is before them, and make the decoder's input anew where there is one."""
+        """Move the padding of labels from the left to the right, and recompute `decoder_input_ids` if there are any."""
         is_tensor = isinstance(batch["labels"], Tensor)
         rows = [torch.as_tensor(row).roll(length) for row, length in zip(batch["labels"], lengths, strict=True)]
         labels = torch.stack(rows)
@@ -169,7 +169,7 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
             batch["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels=labels)
 
     def _padded(self, rows: list[list[int]], width: int, is_source: bool) -> Tensor:
-        """Return rows of numbers as one tensor."""
+        """Return rows of numbers as one padded tensor."""
         padded = torch.full((len(rows), width), NO_SENTENCE)
         for row, numbers in zip(padded, rows, strict=True):
             start = width - len(numbers) if is_source and self.tokenizer.padding_side == "left" else 0
@@ -178,7 +178,7 @@ class AlignedSentencesCollator(DataCollatorForSeq2Seq):
 
 
 def _numbers(name: str, numbered: str, place: int, item: dict[str, Any]) -> list[int]:
-    """Return the numbers of the sentences of an item's tokens; raise InputError if there is not one for each."""
+    """Return the sentence number of each token of an item; raise InputError if there is not one per token."""
     given, tokens = item.get(name), item.get(numbered)
     if given is None or tokens is None:
         missing = name if given is None else numbered
@@ -202,12 +202,12 @@ class SentenceMaskingCollator:
     An item is a mapping with a `text`. If its parts are not its sentences, it also has `parts`: their intervals in
     characters (see `structured_inputs`). If parts belong to contexts without an order, it also has `contexts`: the
     number of each part's context. Every part gets a global token. A fraction `cpc_share` of the parts of a batch, at
-    least two if there are four, are masked with all their tokens, and marked in `cpc_mask`. A fraction `mlm_share` of
-    the other words is to be predicted, each with all its tokens: 80% of them become the mask token and 10% another
-    token. Tokens of masked parts are not predicted, because their surroundings tell what they are about, but not which
-    words they are. Masks are drawn with torch's random numbers, anew in every epoch.
+    least two if there are at least four, are masked with all their tokens, and marked in `cpc_mask`. A fraction
+    `mlm_share` of the other words is predicted, each with all its tokens: 80% of these tokens become the mask token and
+    10% another token. Tokens of masked parts are not predicted, because their surroundings tell their topic but not
+    their words. Masks are drawn with torch's random number generator, so they differ in every epoch.
 
-    With Trainer, which otherwise drops the texts:
+    With Trainer (`remove_unused_columns=False` keeps the texts):
 
         args = TrainingArguments(..., remove_unused_columns=False)
         collator = hea.training.SentenceMaskingCollator(tokenizer, max_length=4096)
@@ -215,11 +215,11 @@ class SentenceMaskingCollator:
         Trainer(model, args, train_dataset=texts, data_collator=collator, callbacks=callbacks)
 
     Args:
-        tokenizer: a fast one with a mask token.
-        max_length: length to which texts are truncated, in tokens; None: they are not.
-        mlm_share: fraction of the words that are to be predicted.
+        tokenizer: a fast tokenizer with a mask token.
+        max_length: length to which texts are truncated, in tokens; None: no truncation.
+        mlm_share: fraction of the words to predict.
         cpc_share: fraction of the parts that are masked; 0: none, and the model needs no `cpc_loss_weight`.
-        global_token_id: that of the model's config; not the tokenizer's padding token.
+        global_token_id: the `global_token_id` of the model's config; not the tokenizer's padding token.
         cpc_token_id: the token that replaces tokens of masked parts; None: the mask token.
         has_whole_text: whether a first global token stands for the whole text; it is never masked.
 
@@ -227,7 +227,7 @@ class SentenceMaskingCollator:
     `cpc_share`, `cpc_mask` [B, G] and `cpc_input_ids` [B, T].
 
     Raises:
-        InputError: a tokenizer without mask token, fractions out of range, items without text, or texts without words.
+        InputError: the tokenizer has no mask token, fractions are out of range, items have no text, or texts no words.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class SentenceMaskingCollator:
         if not (words >= 0).any():
             raise InputError(f"The {len(items)} texts of a batch have no word that could be masked. Leave them out.")
         if not (words[~inside] >= 0).any():
-            # the masked parts are all that there is
+            # all words are in masked parts, so no part is masked
             chosen, inside = torch.zeros_like(chosen), torch.zeros_like(inside)
         predicted = self._choose_words(words.masked_fill(inside, -1))
         batch["labels"] = ids.masked_fill(~predicted, -100)
@@ -300,9 +300,9 @@ class SentenceMaskingCollator:
         return chosen
 
     def _choose_words(self, words: Tensor) -> Tensor:
-        """Return which tokens are predicted, bool [B, T]: those of at least one word.
+        """Return which tokens are predicted, bool [B, T]: all tokens of randomly chosen words, at least one word.
 
-        words: the number of each token's word in its batch, [B, T]; −1: it may not be chosen.
+        words: the number of each token's word in the batch, [B, T]; −1: not to be chosen.
         """
         numbers = words.unique()
         numbers = numbers[numbers >= 0]
@@ -311,7 +311,7 @@ class SentenceMaskingCollator:
         return torch.isin(words, chosen)
 
     def _masked(self, ids: Tensor, predicted: Tensor) -> Tensor:
-        """Return the tokens of which those that are predicted are masked, replaced or left as they are."""
+        """Return the tokens, with each predicted token masked, replaced or unchanged."""
         drawn = torch.rand(ids.shape)
         others = torch.randint(len(self.tokenizer), ids.shape)
         masked = ids.masked_fill(predicted & (drawn < MASKED_SHARE), self.tokenizer.mask_token_id)
@@ -319,7 +319,7 @@ class SentenceMaskingCollator:
 
 
 def _of_items(name: str, items: Sequence[Mapping[str, Any]]) -> list[Any] | None:
-    """Return what all items have under a name, or None if none of them has anything."""
+    """Return the values that all items have under a name, or None if no item has one."""
     listed = [each.get(name) for each in items]
     if len({each is None for each in listed}) > 1:
         raise InputError(f"Some items of a batch have {name}, and others do not. Give it to all items, or to none.")

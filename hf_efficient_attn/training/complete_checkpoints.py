@@ -1,6 +1,6 @@
-"""Which checkpoints of `Trainer` are complete, and the files in them of what a model remembers of past segments.
+"""Checks that checkpoints of `Trainer` are complete, and the files in them with a model's memory of past segments.
 
-A process that is killed while it saves leaves half of a checkpoint.
+A process that is killed while it saves leaves an incomplete checkpoint.
 """
 
 import json
@@ -34,7 +34,8 @@ STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
 WHOLE_WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME)
 INDICES = (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
-# FSDP: folders whose .metadata is written last, or one file; DeepSpeed: a folder that the file `latest` names, last
+# FSDP writes folders, in which .metadata is written last, or one file; DeepSpeed writes a folder, then names it in the
+# file `latest`
 FSDP_WEIGHTS, FSDP_OPTIMIZER, FSDP_END = "pytorch_model_fsdp", "optimizer", ".metadata"
 DEEPSPEED_END = "latest"
 OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -48,8 +49,8 @@ FIELDS = set(vars(SegmentMemory()))
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """Return the last checkpoint-N from which training can resume exactly; None: there is none.
 
-    transformers' `get_last_checkpoint`, and so `resume_from_checkpoint=True`, take the highest N, even if saving was
-    interrupted and the folder is incomplete. Write instead:
+    transformers' `get_last_checkpoint`, and therefore `resume_from_checkpoint=True`, take the highest N even if saving
+    was interrupted and the folder is incomplete. Write instead:
 
         trainer.train(resume_from_checkpoint=hea.training.last_complete_checkpoint(args.output_dir))
 
@@ -57,7 +58,7 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     are whole: `trainer_state.json`; the weights (one file, or all shards of an index; adapters of PEFT; folders of FSDP
     and DeepSpeed); optimizer, scheduler and the random states of all processes, except with `save_only_model=True`; and
     the `segment_memory` of every process, if `SpanCallback` announced it. `training_args.bin` says how many processes
-    there were; with `save_on_each_node=True` the files of other nodes are not looked for. Headers and lengths are
+    there were; with `save_on_each_node=True` the files of other nodes are not checked. Headers and lengths are
     compared, but no tensor is loaded. Two cases are not detected: files that changed without a change of length, and a
     checkpoint that a later run has partly overwritten.
 
@@ -68,14 +69,14 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
 
 def checkpoint_before(folder: Path) -> str | None:
-    """Return the last complete checkpoint beside a folder that has a lower number; None: there is none."""
+    """Return the last complete checkpoint in the same directory with a lower number than `folder`; None: none."""
     number = _number(folder)
     others = [each for each in _newest_first(folder.parent) if number is not None and (_number(each) or 0) < number]
     return next((str(each) for each in others if why_incomplete(each) is None), None)
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """Return why training cannot go on from a checkpoint, as a sentence that begins with a file; None: it can."""
+    """Return why training cannot resume from a checkpoint, as a sentence that begins with a file; None: it can."""
     state = _read_json(folder / STATE)
     if state is None:
         return f"{STATE} is missing or cut off."
@@ -96,7 +97,7 @@ def why_incomplete(folder: Path) -> str | None:
 
 
 def memory_files(state: dict[str, Any]) -> list[str]:
-    """Return the files of past segments that `SpanCallback` announced in a trainer_state.json, one a process."""
+    """Return the memory files that `SpanCallback` announced in a trainer_state.json, one per process."""
     callbacks = state.get("stateful_callbacks")
     entries = [] if not isinstance(callbacks, dict) else list(callbacks.values())
     attributes = [entry.get("attributes") for entry in entries if isinstance(entry, dict)]
@@ -125,7 +126,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
 
 
 def _why_no_weights(folder: Path) -> str | None:
-    """Return why the weights are not all there; whether those that are there are whole is not looked at."""
+    """Return why weights are missing; whether single files are whole is checked only for the shards of an index."""
     indices = [folder / name for name in INDICES if (folder / name).exists()]
     for index in indices:
         reason = _why_no_shards(index)
@@ -138,7 +139,7 @@ def _why_no_weights(folder: Path) -> str | None:
     if _is_deepspeed(folder):
         return _why_no_deepspeed(folder)
     files = any((folder / name).is_file() for name in WHOLE_WEIGHTS) or any(folder.glob(f"{FSDP_WEIGHTS}*.bin"))
-    # several adapters have a folder each
+    # if there are several adapters, each has a folder
     adapters = any(folder.glob(f"*/{ADAPTER_SAFE_WEIGHTS_NAME}")) or any(folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}"))
     return None if indices or fsdp or files or adapters else f"{SAFE_WEIGHTS_NAME} is missing."
 
@@ -191,22 +192,22 @@ def _why_no_random_states(folder: Path) -> str | None:
 
 
 def _random_states(folder: Path) -> set[int]:
-    """Return the numbers of the processes whose random states are there; a process that was alone has none: ALONE."""
+    """Return the numbers of the processes whose random states were saved; the file of a single process is ALONE."""
     found = (RANDOM.fullmatch(each.name) for each in folder.iterdir())
     return {ALONE if match[1] is None else int(match[1]) for match in found if match is not None}
 
 
 def _processes_here(folder: Path) -> set[int]:
-    """Return the numbers of the processes whose files belong into this folder.
+    """Return the numbers of the processes whose files belong in this folder.
 
-    The arguments say how many there were, but FSDP writes none beside shards, of which each process has its own.
+    The saved arguments say how many processes there were. FSDP with shards saves no arguments, but a shard per process.
     """
     found, num_processes = _random_states(folder), _argument(folder, "num_processes")
     if num_processes == 1 or (num_processes is None and found <= {ALONE}):
         return {ALONE}
     numbers = found - {ALONE}
     if _argument(folder, "save_on_each_node") is True and numbers:
-        # a node numbers its processes without a gap; the files of other nodes are elsewhere
+        # the processes of a node have consecutive numbers; the files of other nodes are elsewhere
         return set(range(min(numbers), max(numbers) + 1))
     if num_processes is None:
         shards = (SHARD.fullmatch(each.name) for each in folder.rglob("*.distcp"))
@@ -215,9 +216,9 @@ def _processes_here(folder: Path) -> set[int]:
 
 
 def _argument(folder: Path, name: str) -> int | None:
-    """Return a number or truth value of the arguments in a checkpoint, whose pickle is searched, but not loaded.
+    """Return an integer or bool from the saved arguments of a checkpoint, whose pickle is scanned but not loaded.
 
-    None: they do not say.
+    None: the arguments do not have it.
     """
     try:
         with zipfile.ZipFile(folder / ARGUMENTS) as archive:
@@ -238,12 +239,12 @@ def _values(pickled: bytes) -> Iterator[Any]:
 
 
 def file_names(args: TrainingArguments) -> list[str]:
-    """Return the names of the files of all processes."""
+    """Return the names of the memory files of all processes."""
     return [_name(process) for process in range(args.world_size)]
 
 
 def write_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState) -> None:
-    """Write the file of this process beside the checkpoint of this step, if it has a folder; no half file is seen."""
+    """Write the memory file of this process atomically into the checkpoint of this step, if the folder exists."""
     file = _folder(args, state) / _name(args.process_index)
     if not file.parent.is_dir():
         return
@@ -258,7 +259,7 @@ def write_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerS
 def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState) -> None:
     """Fill the memory from the file of this process, if the checkpoint has one.
 
-    The checkpoint is the one named in the arguments, or else that of this step in `output_dir`.
+    The checkpoint is the one named in the arguments, or else the checkpoint of this step in `output_dir`.
 
     Raises:
         CheckpointError: the file is damaged, or was announced and is missing.

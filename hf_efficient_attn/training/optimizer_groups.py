@@ -1,4 +1,4 @@
-"""Which parameters weight decay acts on, and which have a learning rate of their own."""
+"""Parameter groups for optimizers: with and without weight decay, and with a separate learning rate for spans."""
 
 from math import inf
 from typing import Any
@@ -15,17 +15,17 @@ def optimizer_groups(model: nn.Module, weight_decay: float, span_lr: float | Non
     """Return parameter groups for an optimizer: matrices with weight decay, all others, and learned spans.
 
     The others are trainable vectors and scalars: gains, norm scales, biases. They have no weight decay, because weight
-    decay of a gain pulls its branch to zero; `Trainer` alone would decay gains, because it recognises only norms and
-    biases, by name. Spans have no weight decay either, because `span_penalty` already shortens them; they have a group
-    if the model learns any. Pass the groups to Trainer with `Trainer(...,
-    optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`; under FSDP, where Trainer refuses
-    optimizers, with `optimizer_cls_and_kwargs=(torch.optim.AdamW, {"params": optimizer_groups(model, 0.1), "lr":
-    1e-3})`.
+    decay of a gain pulls its branch to zero. Without these groups, `Trainer` would decay gains, because it recognises
+    only norms and biases, by name. Spans have no weight decay either, because `span_penalty` already shortens them;
+    they have their own group if the model learns any. Pass the groups to Trainer with `Trainer(...,
+    optimizers=(torch.optim.AdamW(optimizer_groups(model, 0.1), lr=1e-3), None))`. Under FSDP, Trainer refuses
+    optimizers; pass `optimizer_cls_and_kwargs=(torch.optim.AdamW, {"params": optimizer_groups(model, 0.1), "lr":
+    1e-3})` instead.
 
     Args:
         weight_decay: weight decay of the first group.
-        span_lr: learning rate of the spans; None: that of the optimizer. Spans are stored as fractions of the span
-            limit, so a step of AdamW changes a span by about span_lr · span_limit tokens.
+        span_lr: learning rate of the spans; None: the optimizer's learning rate. Spans are stored as fractions of the
+            span limit, so a step of AdamW changes a span by about span_lr · span_limit tokens.
 
     Raises:
         InputError: a weight decay or learning rate that is negative or not a finite number, a model without trainable

@@ -1,4 +1,4 @@
-"""Questions about long texts as windows of tokens, what a model says of windows as answers, and SQuAD's scores."""
+"""Extractive question answering: windows of long texts, answers from the logits of windows, and SQuAD's scores."""
 
 import math
 import re
@@ -21,16 +21,19 @@ def windows_of(
     doc_stride: int,
     marks_words_of_question: bool,
 ) -> dict[str, list]:
-    """Return a question with its text, in windows that overlap where it is longer than the limit.
+    """Return a question with its text as model inputs, split into overlapping windows if the text is too long.
 
     Args:
         rows: one row, in SQuAD's columns.
-        numbers: its number, which becomes the windows' `row`.
-        marks_words_of_question: give tokens whose word stands in the question the token type 1.
+        numbers: the number of the row, which becomes the windows' `row`.
+        marks_words_of_question: whether tokens whose word occurs in the question get the token type 1.
 
     Returns:
-        The model's inputs, where the answer begins and ends (at token 0: not in this window), and for `best_answers`
-        the text's tokens: the `first` of them, and the `offsets` of all in characters.
+        The model's inputs, the start and end positions of the answer (0 if it is not in the window) and, for
+        `best_answers`, the index of the text's `first` token and the `offsets` of the text's tokens in characters.
+
+    Raises:
+        InputError: `max_seq_length` is too short for the question, or an answer is not in the text.
     """
     question, text = rows["question"][0].strip(), rows["context"][0]
     needed = len(tokenizer(question)["input_ids"]) + doc_stride + 2
@@ -68,7 +71,7 @@ def windows_of(
 
 
 def answer_ends(text: str, answers: dict[str, list]) -> tuple[int, ...]:
-    """Return the places of the first answer's first and last character; none if there is no answer."""
+    """Return the indices of the first answer's first and last character; an empty tuple if there is no answer."""
     for start, answer in zip(answers["answer_start"], answers["text"], strict=True):
         if not answer or start < 0 or not text.startswith(answer, start):
             raise InputError(f"Answer {shown(answer)} is not at character {start} of its context, {shown(text)}.")
@@ -77,7 +80,7 @@ def answer_ends(text: str, answers: dict[str, list]) -> tuple[int, ...]:
 
 
 def places_of_words(text: str, question: str) -> set[int]:
-    """Return the places of a text's characters whose word stands in the question, too.
+    """Return the indices of all characters of a text whose word also occurs in the question.
 
     >>> sorted(places_of_words("foo, Bar", "What is bar?"))
     [5, 6, 7]
@@ -90,12 +93,13 @@ def places_of_words(text: str, question: str) -> set[int]:
 def best_answers(
     contexts: list[str], windows: Any, logits: tuple[Any, Any], longest: int, can_be_empty: bool
 ) -> list[str]:
-    """Return for each context the likeliest span of all its windows.
+    """Return the likeliest span over all windows of each context.
 
     Args:
-        logits: of starts and ends, [windows, tokens].
-        longest: tokens of the longest answer.
-        can_be_empty: return "" where in every window token 0, which stands for no answer, is likelier than any span.
+        logits: logits of starts and ends, [windows, tokens] each.
+        longest: maximum length of an answer in tokens.
+        can_be_empty: whether the answer is "" if token 0, which stands for no answer, is likelier in every window than
+            the best span.
     """
     spans, nowhere = [(-math.inf, 0, 0)] * len(contexts), [math.inf] * len(contexts)
     starts, ends = (torch.from_numpy(each).float().log_softmax(-1) for each in logits)
@@ -112,7 +116,7 @@ def best_answers(
 def best_span(
     first: int, offsets: list[list[int]], start: torch.Tensor, end: torch.Tensor, longest: int
 ) -> tuple[float, int, int]:
-    """Return the likeliest span of a window's text: its log-probability, and its ends in characters."""
+    """Return the likeliest span of a window's text: its log-probability, and its start and end in characters."""
     text = slice(first, first + len(offsets))
     ends = torch.nn.functional.pad(end[text], (0, longest - 1), value=-math.inf).unfold(0, longest, 1)
     score, place = (start[text, None] + ends).flatten().max(0)
@@ -123,16 +127,16 @@ def best_span(
 def squad_scores(predictions: list[str], true: list[list[str]]) -> dict[str, float]:
     """Return exact match and F1 of answers, 0 to 100, as SQuAD 1.1 defines them (Rajpurkar et al. 2016, section 6.1).
 
-    Words are compared in lower case, without punctuation and articles; the best of several true answers counts. Of
-    "The" or "?!" that leaves nothing: such answers match only if they are the same text, spaces around it aside, and
-    so do two empty ones, "no answer" as in SQuAD 2.0.
+    Words are compared in lower case, without punctuation and articles; the best of several true answers counts. Answers
+    without any such words ("The", "?!", or "" for no answer as in SQuAD 2.0) match only if their texts are equal after
+    stripping spaces.
 
     >>> squad_scores(["the quick Fox!", ""], [["fox", "quick fox"], ["fox"]])
     {'exact_match': 50.0, 'f1': 50.0}
 
     Args:
-        predictions: an answer to each question.
-        true: its true answers, at least one.
+        predictions: one answer per question.
+        true: the true answers to each question, at least one.
     """
     pairs = [[(answer, one) for one in several] for answer, several in zip(predictions, true, strict=True)]
     return {
@@ -148,13 +152,13 @@ def words(answer: str) -> list[str]:
 
 
 def exact_match(prediction: str, true: str) -> float:
-    """Return 1 if the answers have the same words or, having none, the same text; else 0."""
+    """Return 1 if the answers have the same words or, if both have none, the same text; else 0."""
     both = words(prediction), words(true)
     return float(both[0] == both[1] if any(both) else prediction.strip() == true.strip())
 
 
 def token_f1(prediction: str, true: str) -> float:
-    """Return the harmonic mean of the shares of words that each answer has in common with the other."""
+    """Return the F1 score of the words that two answers have in common."""
     both = words(prediction), words(true)
     if not all(both):
         return exact_match(prediction, true)

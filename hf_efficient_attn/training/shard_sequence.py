@@ -1,7 +1,7 @@
-"""`shard_sequence`: let the processes of a mesh share every text that a model reads.
+"""`shard_sequence`: split every sequence of a model among the processes of a mesh.
 
-A hook before the model checks that all processes got the same batch, and cuts out the tokens of this one; a hook after
-it returns the loss of the whole texts.
+A hook before the model checks that all processes got the same batch, and selects the tokens of this process; a hook
+after the model returns the loss of the whole texts.
 """
 
 import sys
@@ -36,15 +36,15 @@ from hf_efficient_attn.training.shardable_models import refuse_model, refuse_wra
 
 T = TypeVar("T", bound=PreTrainedModel)
 
-# the attribute in which a model keeps the handles of its hooks
+# the attribute in which a model stores the handles of its hooks
 HOOKS = "_sequence_hooks"
-# that in which it keeps the batch of a forward pass
+# the attribute in which a model stores the batch of a forward pass
 BATCH = "_sharded_batch"
-# outputs that are of no single token
+# outputs without an axis of tokens
 NOT_CUT = ("loss", "auxiliary_loss")
-# what has an entry for each token, and is cut
+# arguments with an entry for each token, of which a process gets its part
 PER_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids")
-# what says something about the whole text
+# arguments about the whole text
 OF_TEXT = (
     "attention_mask",
     "position_ids",
@@ -53,35 +53,35 @@ OF_TEXT = (
     "num_items_in_batch",
     "global_attention_mask",
 )
-# what tells where packed documents begin
+# arguments that say where packed documents begin
 OF_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
-# what changes nothing, and is passed on
+# arguments that are passed on unchanged
 HARMLESS = ("return_dict", "output_hidden_states", "output_attentions")
-# all that is said about texts, which all processes must have got alike
+# all arguments that must be the same in all processes
 OF_TEXTS = (*PER_TOKEN, *OF_TEXT, *OF_DOCUMENTS)
 IGNORED_LABEL = -100
-# how RoBERTa and kin call what counts from the number of their padding token on: in a module, or beside its class
+# functions of RoBERTa and similar models that count positions from padding_idx + 1: methods, or functions of the module
 COUNT_IDS, COUNT_EMBEDS = "create_position_ids_from_input_ids", "create_position_ids_from_inputs_embeds"
-# model types of transformers that count the tokens that are not padding
+# model types of transformers that count only the tokens that are not padding
 COUNT_REAL_TOKENS = {"opt"}
-# rope types whose frequencies are the same for texts of every length
+# rope types whose frequencies do not depend on the length of the text
 FIXED_ROPE = {"default", "linear", "llama3", "proportional", "yarn"}
-# the attribute in which a module with other frequencies keeps the largest position of the whole texts, a tensor
+# the attribute in which a module with other frequencies stores the largest position of the whole texts, a tensor
 LARGEST = "_largest_position"
-# of Knuth's generator of random numbers
+# the multiplier of Knuth's linear congruential generator (MMIX)
 MULTIPLIER = 6364136223846793005
 
 
 @dataclass(frozen=True)
 class ShardedBatch:
-    """What one process computes of a batch.
+    """The part of a batch that one process computes.
 
     Attributes:
-        inputs: the arguments of the model, of this process's tokens.
+        inputs: the arguments of the model for this process's tokens.
         table: the token table of the whole texts, without a kind.
-        labels: of this process's tokens, already shifted for a causal model, [B, n]; None: there are none.
+        labels: the labels of this process's tokens, already shifted for a causal model, [B, n]; None: there are none.
         num_labels: how many labels count in the whole texts, or the number that the caller gave.
-        whole_labels: of the whole texts.
+        whole_labels: the labels of the whole texts, [B, N].
     """
 
     inputs: dict[str, Any]
@@ -106,7 +106,7 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
       process.
 
     While keys are sent, queries that need none of them are computed. `explain` says how many bytes each process sends.
-    If a process is lost, the others raise torch's RuntimeError, at the latest after the timeout of the process group.
+    If a process dies, the others raise torch's RuntimeError, at the latest after the timeout of the process group.
 
     Trainer gives different batches to its processes. `SharedTextsMixin` gives all processes of a mesh the same batch,
     in training and in evaluation:
@@ -124,7 +124,7 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
             attn_implementation="efficient". Wrap it (PEFT) afterwards.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["sp"]`; None: the model
             computes whole sequences again.
-        mode: "halo", "heads", or "auto": in every layer the way that sends least.
+        mode: "halo", "heads", or "auto": in every layer the way that sends the fewest bytes.
 
     Raises:
         ConfigurationError: `mesh` is not a mesh, or has several dimensions; an unknown mode.
@@ -158,7 +158,7 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
 
 
 def check_mesh(mesh: Any) -> None:
-    """Raise ConfigurationError for what is no mesh of one dimension."""
+    """Raise ConfigurationError if `mesh` is not a mesh of one dimension."""
     if not hasattr(mesh, "ndim") or not hasattr(mesh, "get_group"):
         raise ConfigurationError(
             f"mesh is {shown(mesh)}; it must be a torch.distributed.device_mesh.DeviceMesh of the processes that share "
@@ -172,7 +172,7 @@ def check_mesh(mesh: Any) -> None:
 
 
 def refuse_generation(*args: Any, **kwargs: Any) -> None:
-    """Raise UnsupportedBackendError."""
+    """Raise UnsupportedBackendError; replaces `generate` of a sharded model."""
     raise UnsupportedBackendError(
         "A model on shards of a text (shard_sequence) does not generate: a new token belongs to one process, and the "
         "others would wait. Call shard_sequence(model, None), or generate with a copy that was not sharded."
@@ -180,8 +180,8 @@ def refuse_generation(*args: Any, **kwargs: Any) -> None:
 
 
 def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of this process's tokens; a hook before every forward pass."""
-    # an earlier call may have been refused by another hook
+    """Return the arguments for this process's tokens; a hook before every forward pass."""
+    # another hook may have refused an earlier call, which leaves its batch here
     model.__dict__.pop(BATCH, None)
     refuse_compiled()
     model_class: Any = type(model)
@@ -197,7 +197,7 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 
 def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
-    """Return the outputs with the loss of the whole texts; a hook after every forward pass, even if that fails."""
+    """Return the outputs with the loss of the whole texts; a hook after every forward pass, even a failed one."""
     batch: Any = model.__dict__.pop(BATCH, None)
     shards: Any = shards_of(model)
     if batch is None or outputs is None:
@@ -207,7 +207,7 @@ def join_loss(model: Any, args: tuple[Any, ...], outputs: Any) -> Any:
 
 
 def refuse_outputs(model: Any, outputs: Any, batch: ShardedBatch) -> None:
-    """Raise UnsupportedBackendError for outputs that are not of the tokens of this process, such as a pooled text."""
+    """Raise UnsupportedBackendError for outputs without an axis of this process's tokens, such as a pooled output."""
     shape = batch.inputs["input_ids" if "input_ids" in batch.inputs else "inputs_embeds"].shape[:2]
     for name, value in outputs.items():
         if name not in NOT_CUT and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
@@ -228,20 +228,20 @@ def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceSha
     loss = SumOfProcesses.apply(own, shards.group) / torch.as_tensor(batch.num_labels, device=own.device)
     loss = own_loss(model.config, loss)
     loss = add_auxiliary_loss(loss, outputs.get("auxiliary_loss"), batch.whole_labels, batch.num_labels)
-    # the loss comes first, also for those who index the outputs
+    # the loss must come first, because outputs may be indexed by number
     return type(outputs)(**{"loss": loss, **outputs})
 
 
 def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_causal: bool) -> ShardedBatch:
-    """Return what this process computes of a batch.
+    """Return the part of a batch that this process computes.
 
     Args:
         given: the arguments of the model by name, the same in every process.
-        is_causal: whether a label belongs to the token before it.
+        is_causal: whether labels are shifted, so that each belongs to the token before it.
 
     Raises:
-        InputError: texts that differ between the processes, or are shorter than there are processes.
-        UnsupportedBackendError: an argument that cannot be cut.
+        InputError: the texts differ between the processes, or have fewer tokens than there are processes.
+        UnsupportedBackendError: an argument cannot be split.
     """
     tokens = checked_tokens(given, shards)
     batch_size, num_tokens = tokens.shape[:2]
@@ -271,13 +271,13 @@ def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
     """Return the tokens of a batch, [B, N] or [B, N, hidden_size], after checking the arguments of the model.
 
     Raises:
-        InputError: none, batches that differ between the processes, a mask of another length.
-        UnsupportedBackendError: an argument that cannot be cut.
+        InputError: there are no tokens, batches differ between the processes, or the mask has another length.
+        UnsupportedBackendError: an argument cannot be split.
     """
     tokens = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
     if tokens is None:
         raise InputError("There are no tokens: pass input_ids or inputs_embeds of the whole texts.")
-    # first of all: what one process alone refuses, the others would wait for
+    # this exchange comes first: if a single process raised an error before it, the others would wait
     refuse_other_batch(shards, {name: given.get(name) for name in OF_TEXTS}, tokens.device)
     refuse_arguments(given, {*OF_TEXTS, *HARMLESS, "use_cache"})
     mask = given.get("attention_mask")
@@ -290,12 +290,12 @@ def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
 
 
 def own_inputs(given: dict[str, Any], own: slice) -> dict[str, Any]:
-    """Return the arguments that have an entry for each token, of this process's tokens."""
+    """Return this process's part of the arguments that have an entry for each token."""
     return {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
 
 
 def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Tensor | None:
-    """Return the global tokens of whole texts, where a call or a rule that looks at tokens chooses them; else None."""
+    """Return the global tokens of whole texts if the call, or a rule that depends on ids, chooses them; else None."""
     marked, config = given.get("global_attention_mask"), model.config
     if marked is not None or not hasattr(config, "global_tokens"):
         return marked
@@ -306,9 +306,9 @@ def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Ten
 
 
 def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
-    """Raise InputError where position_ids that restart begin no document in one process, in a model of transformers.
+    """Raise InputError if position_ids restart, but would not begin documents in an unsharded model of transformers.
 
-    In causal models they do, unless there is a mask.
+    They begin documents only in causal models without a mask.
     """
     if is_causal and not has_mask:
         return
@@ -321,7 +321,7 @@ def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
 
 
 def gives_documents(given: dict[str, Any]) -> bool:
-    """Return whether a call says by more than its positions where documents begin."""
+    """Return whether a call has arguments other than positions that say where documents begin."""
     return any(given.get(name) is not None for name in OF_DOCUMENTS)
 
 
@@ -346,7 +346,7 @@ def refuse_arguments(given: dict[str, Any], known: set[str]) -> None:
 
 
 def labels_of(given: dict[str, Any], is_causal: bool) -> tuple[Tensor | None, Any]:
-    """Return the labels of all tokens, shifted for a causal model, and by how many the sum of losses is divided."""
+    """Return the labels of all tokens, shifted for a causal model, and the number that divides the sum of losses."""
     labels = given.get("shift_labels")
     if labels is None and given.get("labels") is not None:
         labels = given["labels"]
@@ -359,7 +359,7 @@ def labels_of(given: dict[str, Any], is_causal: bool) -> tuple[Tensor | None, An
 
 
 def model_mask(batch: ShardedBatch, is_causal: bool) -> Tensor:
-    """Return the mask with which our families are called: the token table of the whole texts."""
+    """Return the mask for models of this package's families: the token table of the whole texts."""
     return with_kind(batch.table, is_causal)
 
 
@@ -369,7 +369,7 @@ def counted_positions(model: Any, input_ids: Tensor | None, mask: Tensor | None,
     if getattr(model, "counts_real_tokens", False):
         return index if mask is None else positions_among_real(mask).to(tokens.device)
     if model.config.model_type in COUNT_REAL_TOKENS and mask is not None:
-        # padding, which nothing reads, gets -1, as the model says
+        # padding, to which nothing attends, gets -1, as in the model
         return (mask.long().cumsum(-1) * mask.long() - 1).to(tokens.device)
     for module in model.modules():
         if hasattr(module, COUNT_EMBEDS) and hasattr(module, "position_embeddings"):
@@ -381,14 +381,14 @@ def counted_positions(model: Any, input_ids: Tensor | None, mask: Tensor | None,
 
 
 def check_positions(model: nn.Module, positions: Tensor) -> None:
-    """Raise InputError in all processes where one holds a position beyond the end of a learned table of ours."""
+    """Raise InputError, in all processes alike, if a position is beyond the end of a learned table of our families."""
     for module in model.modules():
         if isinstance(module, Positions):
             module.check_table(positions)
 
 
 def varying_rotations(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose rotary frequencies depend on the largest position of a call, of any layer type."""
+    """Return the modules whose rotary frequencies depend on the largest position of a call, for any layer type."""
     found = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -399,7 +399,7 @@ def varying_rotations(model: nn.Module) -> list[nn.Module]:
 
 
 def set_largest_position(model: nn.Module, positions: Tensor) -> None:
-    """Tell the modules with such frequencies the largest of the positions of the whole texts."""
+    """Store the largest position of the whole texts in all modules whose frequencies depend on it."""
     for module in varying_rotations(model):
         module.__dict__[LARGEST] = positions.max()
 
@@ -407,10 +407,10 @@ def set_largest_position(model: nn.Module, positions: Tensor) -> None:
 def add_largest_position(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with a token more, at the largest position; a hook before a module with such frequencies.
+    """Return the arguments with one more token, at the largest position; a hook before a `varying_rotations` module.
 
     Raises:
-        UnsupportedBackendError: a module that is called otherwise than those of transformers.
+        UnsupportedBackendError: the module is called without `position_ids`.
     """
     given = {**dict(zip(("x", "position_ids"), args, strict=False)), **kwargs}
     positions = given.get("position_ids")
@@ -426,16 +426,16 @@ def add_largest_position(
 
 
 def drop_largest_position(module: nn.Module, args: Any, out: Any) -> Any:
-    """Return what such a module computed for the tokens of this process; a hook after it."""
+    """Return the outputs without the additional token; a hook after a `varying_rotations` module."""
     return out[..., :-1, :] if torch.is_tensor(out) else tuple(each[..., :-1, :] for each in out)
 
 
 def refuse_other_batch(shards: SequenceShards, given: Mapping[str, Any], device: torch.device) -> None:
-    """Raise InputError unless all processes got the same arguments, in one exchange of a number for each of them.
+    """Raise InputError unless all processes got the same arguments; they exchange one digest per argument.
 
     Args:
-        given: by name, the same names in every process; None: it is not given.
-        device: on which the processes exchange.
+        given: the arguments by name, with the same names in every process; None: not given.
+        device: the device on which to exchange.
     """
     own = torch.stack([digest(value).to(device) for value in given.values()])
     everywhere = [torch.empty_like(own) for _ in range(shards.size)]
@@ -452,7 +452,7 @@ def refuse_other_batch(shards: SequenceShards, given: Mapping[str, Any], device:
 
 
 def digest(value: Any) -> Tensor:
-    """Return a number of 64 bits that depends on the shape and on every entry in its place; of what has none it is 0.
+    """Return a 64-bit integer that depends on the shape and on each entry and its place; 0 for non-numeric values.
 
     >>> rows = torch.arange(6).view(2, 3)
     >>> digests = {int(digest(each)) for each in (rows, rows.flip(0), rows.flip(1), rows.view(3, 2), rows.double())}
@@ -460,12 +460,12 @@ def digest(value: Any) -> Tensor:
     (5, 0)
     """
     if not isinstance(value, Tensor | int | float):
-        # None, and what is refused once this is alike
+        # None, or a value that `refuse_arguments` refuses after this check
         return torch.zeros((), dtype=torch.int64)
     entries = torch.as_tensor(value).detach()
     bits = entries.double().view(torch.int64) if entries.is_floating_point() else entries.long()
     shape = torch.tensor([entries.ndim + 1, *entries.shape], device=entries.device)
     numbers = torch.cat([shape, bits.flatten()])
-    # sums and products of integers wrap around; without the shift the weights would only grow by steps
+    # sums and products of integers wrap around; without the shift the weights would be an arithmetic sequence
     weights = torch.arange(1, len(numbers) + 1, device=entries.device) * MULTIPLIER
     return (numbers * (weights ^ (weights >> 29))).sum()

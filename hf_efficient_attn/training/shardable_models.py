@@ -1,4 +1,4 @@
-"""Which models can compute a part of a text: those that need other tokens in attention alone."""
+"""Checks that a model can compute a part of a text: only its attention may need other tokens."""
 
 import inspect
 from typing import Any
@@ -19,7 +19,7 @@ from hf_efficient_attn.models.indexed.index_training import PLAIN_CLASS
 # the losses that are sums over tokens
 LOSSES = (None, CAUSAL_LM, "ForMaskedLM", "ForTokenClassification")
 LAYER_KINDS = {"full_attention", "sliding_attention"}
-# fields of modules of transformers with which tokens are embedded, or scaled, by what or how many others are
+# attributes of transformers modules that make the embedding or scale of a token depend on other tokens → the reason
 WHOLE_TEXT_FIELDS = {
     "attn_temperature_tuning": "scales queries by how many tokens are before them, which every process would count "
     "from 0. Load the model with attn_temperature_tuning=False: texts shorter than floor_scale are computed alike.",
@@ -31,7 +31,7 @@ MIXERS = (nn.RNNBase, _ConvNd)
 
 
 def refuse_wrapped(model: Any) -> None:
-    """Raise UnsupportedBackendError for what is no model of transformers, such as a PEFT model around one."""
+    """Raise UnsupportedBackendError for anything but a model of transformers, such as a PEFT model around one."""
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedBackendError(
             f"shard_sequence takes a PreTrainedModel, but this is a {type(model).__name__}. If it is wrapped around a "
@@ -50,12 +50,12 @@ def refuse_model(model: Any) -> None:
 
 
 def shifts_labels(model: Any) -> bool:
-    """Return whether a label of a model belongs to the token before it."""
+    """Return whether a model shifts its labels, so that each belongs to the token before it."""
     return model.loss_type == CAUSAL_LM or (model.loss_type is None and calls_loss_function(type(model)))
 
 
 def calls_loss_function(model_class: Any) -> bool:
-    """Return whether a model has transformers choose its loss, which is the causal one where it knows of no loss."""
+    """Return whether a model calls `loss_function`, which is the causal loss if transformers knows no other."""
     forward = getattr(model_class, PLAIN_CLASS, model_class).forward
     code = getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and "loss_function" in code.co_names
@@ -86,7 +86,7 @@ def first_reason(model: Any) -> str | None:
 
 
 def reason_in_tree(model: Any) -> str | None:
-    """Return why a model of transformers cannot."""
+    """Return why a model of transformers cannot compute a part of a text, or None."""
     kinds = set(getattr(model.config, "layer_types", None) or ()) - LAYER_KINDS
     if kinds:
         return f"it has layers of the kinds {', '.join(sorted(kinds))}, which keep a state or cut texts into chunks."
@@ -97,10 +97,10 @@ def reason_in_tree(model: Any) -> str | None:
 
 
 def other_mixer(model: Any) -> str | None:
-    """Return what in a model of transformers reads other tokens than attention does; None: nothing is seen.
+    """Return what mixes tokens in a model of transformers other than attention; None: nothing was found.
 
-    It is seen by what a module is, not by its name: a state that transformers knows of, convolutions and recurrences of
-    torch, or a layer that never calls the attention interface.
+    The checks use no names of modules. They find states that transformers declares, convolutions and recurrent modules
+    of torch, and layers that never call the attention interface.
     """
     for module in model.modules():
         for field, reason in WHOLE_TEXT_FIELDS.items():
@@ -125,7 +125,7 @@ def other_mixer(model: Any) -> str | None:
 
 
 def reason_of_family(model: Any) -> str | None:
-    """Return why a model of one of our families cannot."""
+    """Return why a model of one of this package's families cannot compute a part of a text, or None."""
     config = model.config
 
     def field(name: str) -> Any:

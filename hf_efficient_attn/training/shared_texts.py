@@ -1,4 +1,4 @@
-"""`SharedTextsMixin`: a Trainer in which the processes that share texts get the same batches."""
+"""`SharedTextsMixin`: a mixin for Trainer that gives the processes that share texts the same batches."""
 
 from typing import Any
 
@@ -24,13 +24,14 @@ class SharedTextsMixin:
             pass
 
     Otherwise batches are Trainer's own. The batch size per device becomes the batch size per mesh. The order depends on
-    seed and epoch, so resumed training goes on with the next examples. Meshes of different processes (data parallelism
-    on the other dimension) get different batches. Evaluation gives the loss, and counts a mesh as one process.
+    seed and epoch, so resumed training continues with the next examples. Meshes of different processes (data
+    parallelism on the other dimension) get different batches. Evaluation returns only the loss, and counts a mesh as
+    one process.
 
     Raises:
-        ConfigurationError: logits are asked for, also by a `compute_loss_func`, but every process has only those of its
-            own tokens; process 0 distributes the examples, or every process chooses its own; the ranks of a mesh are
-            not consecutive.
+        ConfigurationError: evaluation or a `compute_loss_func` needs logits, but every process has only the logits of
+            its own tokens; process 0 distributes the examples, or every process selects its own; the ranks of a mesh
+            are not consecutive.
         InputError: label smoothing, because Trainer would compute its loss from logits.
     """
 
@@ -41,7 +42,7 @@ class SharedTextsMixin:
     compute_loss_func: Any
 
     def get_train_dataloader(self) -> Any:
-        """Return Trainer's batches of training, the same for all processes of a mesh."""
+        """Return Trainer's training batches, the same for all processes of a mesh."""
         order = self.args.train_sampling_strategy
         if self._sharing() > 1 and order not in ORDERS:
             raise ConfigurationError(
@@ -51,11 +52,11 @@ class SharedTextsMixin:
         return self._shared(super().get_train_dataloader())  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return Trainer's batches of evaluation, the same for all processes of a mesh."""
+        """Return Trainer's evaluation batches, the same for all processes of a mesh."""
         return self._shared(super().get_eval_dataloader(eval_dataset))  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return Trainer's batches of prediction, the same for all processes of a mesh."""
+        """Return Trainer's prediction batches, the same for all processes of a mesh."""
         return self._shared(super().get_test_dataloader(test_dataset))  # type: ignore[misc]
 
     def get_total_train_batch_size(self, args: Any) -> int:
@@ -80,7 +81,7 @@ class SharedTextsMixin:
                     "Evaluation asks for logits, but every process has only those of its own tokens. Leave out "
                     "compute_metrics, set prediction_loss_only=True, or predict with a copy that was not sharded."
                 )
-            # until the end of this loop, when Trainer sets its own again
+            # only for this loop, after which Trainer restores its own
             self.gather_function = self._gather_once
         return super().evaluation_loop(dataloader, description, prediction_loss_only, *args, **kwargs)  # type: ignore[misc]
 
@@ -90,7 +91,7 @@ class SharedTextsMixin:
         return 1 if shards is None else shards.size
 
     def _shared(self, batches: Any) -> Any:
-        """Return what accelerate deals out to processes, dealt out to meshes."""
+        """Return accelerate's DataLoader, changed to distribute batches among meshes instead of processes."""
         sharing = self._sharing()
         if sharing == 1:
             return batches
@@ -104,12 +105,12 @@ class SharedTextsMixin:
         sampler.num_processes = self.args.world_size // sharing
         sampler.process_index = self.args.process_index // sharing
         if sampler.num_processes == 1:
-            # else the last batch would be filled with the first examples, as between processes
+            # a single mesh needs no even batches, for which accelerate would repeat the first examples
             sampler.even_batches = False
         return batches
 
     def _gather_once(self, tensor: Tensor) -> Tensor:
-        """Return the entries of all meshes, without those that fill the last batch."""
+        """Return the entries of all meshes, one per mesh, without the repeated examples of the last batch."""
         gathered = self.accelerator.gather(tensor)
         once = gathered.unflatten(0, (self.args.world_size, -1))[:: self._sharing()].flatten(0, 1)
         state = self.accelerator.gradient_state
@@ -117,10 +118,11 @@ class SharedTextsMixin:
 
 
 def shards_within(model: Any) -> SequenceShards | None:
-    """Return the processes that share the texts of a model, which may be wrapped; None: it reads whole texts.
+    """Return the processes that share the texts of a model, which may be wrapped; None: texts are not shared.
 
     Raises:
-        ConfigurationError: processes that are not neighbours, so that others lie between them in the order of all.
+        ConfigurationError: the ranks of the processes are not consecutive, or do not start at a multiple of their
+            number.
     """
     shards = next((found for each in model.modules() if (found := shards_of(each)) is not None), None)
     if shards is not None:

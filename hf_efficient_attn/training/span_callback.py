@@ -1,4 +1,4 @@
-"""Learned attention spans under `Trainer`: kept within their bounds, logged, and resumed with what was remembered."""
+"""A `Trainer` callback for learned attention spans: clamps and logs them, and saves the memory of earlier segments."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ class SpanCallback(TrainerCallback, ExportableState):
     """Clamp the spans after every optimizer step, on every process, and log how far the heads attend.
 
     An optimizer does not know that a span lies between 0 and the span limit, so the callback clamps spans before
-    anything uses the weights again. Every entry of the log gets `average_span` and `max_span`, in tokens including the
-    ramp, and `flops_per_token`, the multiply-adds of one token. Callbacks run in their order: if TensorBoard or other
-    reports are to show the spans, name their callbacks after this one, `Trainer(args with report_to="none",
+    anything uses the weights again. Every log entry gets `average_span` and `max_span`, in tokens including the ramp,
+    and `flops_per_token`, the multiply-adds of one token. Callbacks run in the order of the list. To show the spans in
+    TensorBoard or other reports, list their callbacks after this one: `Trainer(args with report_to="none",
     callbacks=[SpanCallback(), TensorBoardCallback()])`.
 
-    With each checkpoint every process saves its model's memory of earlier segments (`segment_index`), so that training
+    With each checkpoint, every process saves its model's memory of earlier segments (`segment_index`), so that training
     resumes in the middle of a text and ends with the same weights as without a break. trainer_state.json lists the
-    files of all processes and is written after that of the first one, so `last_complete_checkpoint` knows whether a
-    killed process has not written its file.
+    files of all processes and is written after the file of the first process, so `last_complete_checkpoint` detects
+    that a killed process has not written its file.
 
     Raises:
-        CheckpointError: when training resumes, if that file is damaged or missing.
+        CheckpointError: when training resumes, if a process's file is damaged or missing.
         InputError: at the start of training, if the model has no spans, if label smoothing would drop their penalty, or
             if the rows of a batch of `TextSegments` do not continue those of the previous batch.
 
@@ -45,11 +45,11 @@ class SpanCallback(TrainerCallback, ExportableState):
         self._saved_step: int | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return what trainer_state.json says of this callback, before which the memory is written."""
+        """Return the entry of this callback in trainer_state.json, after writing the memory if a checkpoint is due."""
         if self._saving is None:
             return {"args": {}, "attributes": {}}
         args, state, control, memory = self._saving
-        # also asked for when training begins, and after it has failed
+        # Trainer also requests the state when training begins, and after it has failed
         if control.should_save:
             write_memory(memory, args, state)
             self._saved_step = state.global_step
@@ -74,7 +74,7 @@ class SpanCallback(TrainerCallback, ExportableState):
             if state.global_step:
                 read_memory(memory, args, state)
         self._saving = None if memory is None else (args, state, control, memory)
-        # Trainer looks for the entry, which older checkpoints do not have
+        # Trainer requires this entry, which older checkpoints do not have
         entries: Any = state.stateful_callbacks
         entries.setdefault(type(self).__name__, self.state())
 
@@ -99,13 +99,13 @@ class SpanCallback(TrainerCallback, ExportableState):
         if not span_modules(kwargs["model"]):
             return
         entry = span_log(kwargs["model"])
-        # Trainer keeps a copy in its history, and hands the original to the callbacks that follow
+        # Trainer stores a copy in its history, and passes the original to the following callbacks
         kwargs["logs"].update(entry)
         state.log_history[-1].update(entry)
 
 
 def check_rows(loader: Any, args: TrainingArguments) -> None:
-    """Raise InputError if batches of segments do not hold the same rows each time; other datasets are not judged."""
+    """Raise InputError if batches of `TextSegments` do not hold the same rows each time; other datasets are ignored."""
     segments = getattr(loader, "dataset", None)
     if not isinstance(segments, TextSegments):
         return
@@ -129,7 +129,7 @@ def check_rows(loader: Any, args: TrainingArguments) -> None:
 
 
 def _memory(model: nn.Module) -> SegmentMemory | None:
-    """Return what the model remembers of segments, also within an adapter's model."""
+    """Return the model's memory of earlier segments, also if the model is wrapped in an adapter; None: it has none."""
     found = (getattr(module, "memory", None) for module in model.modules())
     return next((memory for memory in found if isinstance(memory, SegmentMemory)), None)
 
