@@ -308,7 +308,7 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
 
 
 def counted_by_tokens(config: BPSeq2SeqConfig, call: PreparedCall) -> PreparedCall:
-    """Return a decoder's call with a matrix mask replaced by a padding mask, from which positions are counted."""
+    """Return a decoder's call with a token table replaced by the padding mask from which positions are counted."""
     mask = call.attention_mask
     if mask is None or mask.ndim != 4:
         return call
