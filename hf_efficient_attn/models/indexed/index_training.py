@@ -178,7 +178,7 @@ def index_recall(model: Any, **inputs: Any) -> Tensor:
 # Models whose forward adds the loss of their indexers, even if other libraries replace the forward before or after.
 
 
-# the attribute of a class for the class without the loss, and the attribute of a model for a forward that was set before
+# attribute of a class: the class without the loss; attribute of a model: a forward that was set on it before
 PLAIN_CLASS, FORWARD_BEFORE = "class_without_index_loss", "_forward_before_index_loss"
 
 
