@@ -126,7 +126,7 @@ class SpanAttention(MultiHeadAttention):
         return self.o_proj(out.flatten(2)), weights, mean_span(spans, inputs.real_tokens, self.spans.shards)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what this layer asks the engine for at this number of tokens."""
+        """Return the request of this layer to the engine for this number of tokens."""
         return span_request(self, self.spans, num_keys, self.config.position_embedding_type == "relative_keys")
 
 

@@ -446,7 +446,7 @@ class EtcAttention(MultiHeadAttention):
         return replace(own, pattern=self.band, reads_all=False) if own.is_own else own
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what this layer asks the engine for at this number of tokens."""
+        """Return the request of this layer to the engine for this number of tokens."""
         config, reach = self.config, self.config.max_relative_distance
         num_global = -(-num_keys // config.chunk_tokens)
         besides = num_global * (num_global + 2 * num_keys)

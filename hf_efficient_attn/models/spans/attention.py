@@ -226,7 +226,7 @@ MEANS = "Tokens choose their spans: the mean of the last text that was read is t
 
 
 def span_request(module: Any, spans: Spans, num_keys: int, has_table: bool = False) -> LayerRequest:
-    """Return the request of a layer's attention module to the engine at this number of tokens.
+    """Return the request of a layer's attention module to the engine for this number of tokens.
 
     Args:
         has_table: whether the scores have a table of relative positions.

@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(init=False, repr=False, eq=False)
 class TreeFields(NormFields):
-    """Mixin: the tree, what a layer computes, and the embeddings before the first one."""
+    """Mixin: the fields of the tree, the layers and the embeddings."""
 
     num_nodes: int = 4
     clip_distance: int = 4
