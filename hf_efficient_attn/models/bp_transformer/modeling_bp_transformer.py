@@ -6,9 +6,9 @@ once, with about k · log2(n / k) nodes. Tokens and spans are updated together, 
 
     h ← N(h + attention(h; its nodes)),  h ← N(h + W2 relu(W1 h))
 
-Tokens start as their embeddings and spans as zeros, so after attention in the first layer, a span has the mean of its
-tokens. To the score of a token and a node, the product of the query with a learned vector is added. The vector depends
-on the relation of the two: level, side and place.
+Tokens start as their embeddings and spans as zeros, so in the first layer, the attention output of a span is the mean
+over its tokens. The product of the query with a learned vector is added to the score of a token and a node. The vector
+depends on the relation of the two: level, side and place.
 
 In a causal model, tokens attend only to their left, and only to spans that end before them. Later tokens do not change
 a span, so a cache keeps it once its last token is there. In decoding, a token attends to about k · log2(n) nodes.

@@ -139,7 +139,7 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
             model rotates. The paper has 64 heads of 128.
 
     Raises:
-        ConfigurationError: numbers that are too small, or a model that already has indexers or has an attention_pattern.
+        ConfigurationError: numbers below 1, or a model that already has indexers or has an attention_pattern.
         UnsupportedBackendError: another kind of model.
     """
     for name, value in (("top_k", top_k), ("num_heads", num_heads), ("head_dim", head_dim)):
