@@ -12,10 +12,10 @@ from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields
 from hf_efficient_attn.models.config.library import LibraryConfig, check_given_pattern
 from hf_efficient_attn.models.spans.config import SpanFields, check_spans
 
-# The authors' networks and a modern one, as fields of `AdaptiveSpanConfig`.
+# The authors' networks, as fields of `AdaptiveSpanConfig`; keywords of the presets change or add fields.
 #
-# Every function is a classmethod of it; keywords change or add fields. The paper does not print the vocabularies of 28
-# and 205 symbols, which include an end of line; with them the parameter counts round to those that it prints.
+# The paper does not give the vocabularies of 28 and 205 symbols, which include an end of line. With them, the parameter
+# counts agree with the rounded counts in the paper.
 
 
 SMALL: dict[str, Any] = {"span_penalty": 5e-7, "activation_dropout": 0.3, "attention_dropout": 0.3}
@@ -145,7 +145,10 @@ class AdaptiveSpanConfig(
 
     @classmethod
     def enwik8_demo(cls, **fields: Any) -> "AdaptiveSpanConfig":
-        """Return the authors' small script for one GPU: 8 layers, 4 heads, span limit 1,024; 6,480,621 parameters."""
+        """Return the small network of the authors' script for one GPU: 8 layers, 4 heads; 6,480,621 parameters.
+
+        The span limit is 1,024.
+        """
         shape = {
             "hidden_size": 256,
             "intermediate_size": 1024,
@@ -179,7 +182,7 @@ class AdaptiveSpanConfig(
 
     @property
     def num_attention_maps(self) -> int:
-        """Number of maps hidden_size → hidden_size in the attention of all layers."""
+        """Number of projections hidden_size → hidden_size in the attention of all layers."""
         return 4 * self.num_hidden_layers
 
     def check(self) -> None:

@@ -1,15 +1,16 @@
-"""Transformer whose heads learn how far they read: fixed, adaptive and dynamic attention span.
+"""Transformer whose heads learn how far they attend: fixed, adaptive and dynamic attention span.
 
-A head with span z reads the S keys before a query (the query itself left out, unless `include_self`) through a mask
-that is 1 up to z and falls to 0 over R more tokens; keys beyond are not computed. The score of query t and key r is
-q_t·(k_r + p_{t−r}) / √D with one table p for all heads and layers, or rotary. Texts longer than a training step are
-read in segments, each with the layers' inputs of the one before.
+A head with span z attends to the S keys before a query (without the query itself, unless `include_self`) through a soft
+mask that is 1 up to z and falls to 0 over R more tokens; keys beyond are not computed. The score of query t and key r
+is q_t·(k_r + p_{t−r}) / √D with one table p for all heads and layers, or it uses rotary positions. Texts longer than a
+training step are split into segments. Each segment also attends to the inputs that the layers kept of the previous one.
 
-Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), sections 2 and 3, and, where
-the text is silent, what its code is known to compute: scores are scaled, layers are post-norm, the distance to the
-nearest key counts as 0. We differ in two points: each head computes its own span, not the longest of its layer; and
-nothing is read before the start of a text, where theirs reads zeros, which take a share of the softmax. The paper does
-not say over what the penalty of dynamic spans is averaged: here, over the real tokens of the batch.
+Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), sections 2 and 3. For points
+that the paper leaves open, we follow what its code is known to compute: scores are scaled, layers are post-norm, and
+the distance to the nearest key counts as 0. We differ in two points. Each head computes its own span, not the longest
+span of its layer. And no query attends beyond the start of a text, where queries of the authors' code attend to zeros,
+which take a share of the softmax. The paper does not say over what the penalty of dynamic spans is averaged; here it is
+averaged over the real tokens of the batch.
 """
 
 from dataclasses import replace
@@ -57,7 +58,7 @@ from .configuration_adaptive_span import AdaptiveSpanConfig
 
 
 class DistanceTable(nn.Module):
-    """A vector per distance, [limit, head_dim], the nearest key first; starts as N(0, 1), as in the authors' code."""
+    """A vector per distance, [limit, head_dim], the nearest key first, initialized with N(0, 1) as the authors do."""
 
     def __init__(self, config: AdaptiveSpanConfig) -> None:
         super().__init__()
@@ -96,9 +97,10 @@ class SpanAttention(MultiHeadAttention):
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and the mean span of the heads.
 
         Args:
-            memory: inputs of this layer before these, [B, C, hidden_size].
+            memory: inputs of this layer for earlier tokens, [B, C, hidden_size].
             position_table: [limit, D], a vector per distance.
-            position_embeddings: cosines and sines of the positions of all keys; if there are more, the last are used.
+            position_embeddings: cosines and sines of the positions of all keys; if there are more, the last ones are
+                used.
         """
         spans, window = self.spans(hidden_states), checked_window(self.config, self.spans)
         own_bounds = layer_bounds(self.spans, spans, inputs.bounds)
@@ -124,7 +126,7 @@ class SpanAttention(MultiHeadAttention):
         return self.o_proj(out.flatten(2)), weights, mean_span(spans, inputs.real_tokens, self.spans.shards)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what this layer asks the engine for at a length in tokens."""
+        """Return the request of this layer to the engine for this number of tokens."""
         return span_request(self, self.spans, num_keys, self.config.position_embedding_type == "relative_keys")
 
 
@@ -164,12 +166,12 @@ class AdaptiveSpanPreTrainedModel(SpanCheckpoints, EfficientPreTrainedModel):
                 init.uniform_(module.bias, -limit, limit)
 
     def reset_memory(self) -> None:
-        """Forget all earlier segments."""
+        """Clear the memory of earlier segments."""
         self.base_model.memory.clear()
 
 
 class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
-    """The backbone: embedding, blocks and, if pre-norm, a last norm. Shapes: input_ids [B, T] → [B, T, hidden_size]."""
+    """The backbone: embedding, blocks and, if pre-norm, a final norm. input_ids [B, T] → [B, T, hidden_size]."""
 
     def __init__(self, config: AdaptiveSpanConfig) -> None:
         super().__init__(config)
@@ -199,9 +201,9 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
 
         Args:
             attention_mask, position_ids: see `prepare`.
-            segment_index: int [B], the number of this segment in the text of its row. The layers then also attend to
-                the states that they kept of the previous segment, which must have been the last call. Training and
-                evaluation have separate memories. None: the input is a text of its own.
+            segment_index: int [B], the index of this segment in the text of its row. The layers then also attend to
+                the states that they kept of the previous segment, which must be the input of the previous call.
+                Training and evaluation have separate memories. None: the input is a separate text.
         """
         modules = (layer.self_attn.spans for layer in self.layers)
         bounds = all_bounds(self, modules, attention_mask, position_ids, segment_index)
@@ -225,7 +227,7 @@ class AdaptiveSpanModel(AdaptiveSpanPreTrainedModel):
         return BackboneOutput(states, call.cache, auxiliary_loss=span_penalty(self, spans, states))
 
     def _place(self, call: PreparedCall, segment: Segment | None) -> tuple[Tensor, dict[str, Any]]:
-        """Return the first hidden states, and the arguments that tell attention where the tokens are."""
+        """Return the hidden states before the first layer, and the position arguments of attention."""
         if segment is not None:
             call = replace(call, position_ids=segment.position_ids(call.embedded))
         hidden_states, where = self.positions(call.embedded, call)

@@ -1,4 +1,4 @@
-"""Configuration of the BP-Transformer that translates."""
+"""Configuration of the BP-Transformer for translation."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from hf_efficient_attn.models.tree.config import TreeFields
 
 # The authors' networks for translation, as fields of `BPSeq2SeqConfig`; keywords change or add fields.
 #
-# Sizes, k, clip distances and dropouts are those of their configuration files. Vocabularies are the data's, and are no
-# part of the presets. Their schedule is that of the original Transformer: a factor of 1 and 8,000 steps of warm-up for
-# `iwslt`, a factor of 2 for `wmt14`.
+# Sizes, k, clip distances and dropouts come from the authors' configuration files. Presets have no vocabulary; it
+# depends on the data. The authors use the learning rate schedule of the original Transformer: with a factor of 1 and
+# 8,000 warmup steps for `iwslt`, with a factor of 2 for `wmt14`.
 
 
 TRANSLATION: dict[str, Any] = {
@@ -35,12 +35,12 @@ TRANSLATION: dict[str, Any] = {
 
 @strict_config
 class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes, LibraryConfig, PreTrainedConfig):
-    r"""Config of a BP-Transformer for translation: an encoder over the tree of the source, a decoder over the target's.
+    r"""Config of a BP-Transformer for translation: encoder over the tree of the source, decoder over the target's tree.
 
     The presets `iwslt` and `wmt14` are the authors' networks; every field can be changed on top.
 
     Args:
-        encoder_layers, decoder_layers: the layers of the two stacks.
+        encoder_layers, decoder_layers: number of layers of the two stacks.
         num_nodes: k, how many nodes of each size a token attends to on each side; in the decoder only on its left.
         clip_distance: spans above this level share its labels. Level 0 are the tokens, and a span of level j has 2^j
             tokens.
@@ -94,12 +94,12 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
 
     @classmethod
     def iwslt(cls, **fields: Any) -> "BPSeq2SeqConfig":
-        """Return the network for IWSLT talks from Chinese to English, with 64 tokens of context before a sentence."""
+        """Return the network for IWSLT talks, Chinese to English, with 64 tokens of context before each sentence."""
         return cls(**{**TRANSLATION, "clip_distance": 3, **fields_of_stacks(fields)})
 
     @classmethod
     def wmt14(cls, **fields: Any) -> "BPSeq2SeqConfig":
-        """Return the network for WMT14, from English to German, sentence by sentence."""
+        """Return the network for WMT14, English to German, sentence by sentence."""
         return cls(**{**TRANSLATION, "clip_distance": 2, **fields_of_stacks(fields)})
 
     def check(self) -> None:

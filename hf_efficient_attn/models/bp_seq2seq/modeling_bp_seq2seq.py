@@ -1,25 +1,24 @@
-"""BP-Transformer that translates: tokens and spans of a source, and those of a target, whose tokens read the source.
+"""BP-Transformer for translation: the source and the target have a tree each, and target tokens attend to the source.
 
-The encoder updates the nodes of the source's tree, whose tokens read on both sides, the decoder those of the target's,
-whose tokens read to their left:
+The encoder updates the nodes of the source's tree, whose tokens attend to both sides. The decoder updates the nodes of
+the target's tree, whose tokens attend only to their left:
 
-    h ← N(h + attention(h; nodes of the target that it reads))
-    h ← N(h + attention(h; tokens of the source))             tokens alone
+    h ← N(h + attention(h; its nodes in the target))
+    h ← N(h + attention(h; tokens of the source))             tokens only
     h ← N(h + W2 relu(W1 h))
 
-Every target token reads every source token or, of a document whose sentences are aligned to those of its translation,
-every token of its own sentence. Sources, and targets, may have any length, and be padded on either side; labels
-are padded behind.
+A target token attends to all source tokens, or, in a document whose sentences are aligned with those of its
+translation, to all tokens of its own sentence. Sources and targets may have any length, and may be padded on either
+side; labels are padded on the right.
 
-Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), and the authors' code, in which tokens of the source are all that
-is read across, and tokens of the target all that reads it. Of these points neither says enough, and they are decided
-here:
+Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), and the authors' code, in which only tokens of the target attend
+to the source, and only to its tokens. Neither says enough about these points, which are decided here:
 
-- Spans of the target have no second attention, and no norm behind it: they pass on what their tokens have read of the
-  source, from the next layer on.
-- Spans of the source are read by its own tokens alone; the decoder is given its tokens.
-- Both stacks begin with norms of their own, and source, target and output share one embedding, whose vectors are not
-  scaled. (The authors share it for WMT14.)
+- Spans of the target have no cross-attention and no norm after it: what their tokens take from the source reaches them
+  in the next layer.
+- Only the source's own tokens attend to the spans of the source; the decoder gets only its tokens.
+- Each stack begins with its own norm. Source, target and output share one embedding, which is not scaled. (The authors
+  share it for WMT14.)
 
 Documents cannot be packed.
 """
@@ -52,20 +51,21 @@ from hf_efficient_attn.models.tree.nodes import CLOSED, nodes_of
 
 from .configuration_bp_seq2seq import BPSeq2SeqConfig
 
-# Sentences of a document and of its translation: a token of the target reads that sentence of the source alone.
+# Aligned sentences of a document and its translation: a target token attends only to its own sentence of the source.
 #
-# As the authors align them, a target token is of the sentence of the token that is predicted from it: the one that
-# ends a sentence reads the next. Source: the authors' code of Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070), for IWSLT.
+# As in the authors' code, a target token belongs to the sentence of the token that is predicted from it, so the last
+# token of a sentence attends to the next one. Source: the authors' code of Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070),
+# for IWSLT.
 
 
-# of the source, and of the target
+# sentence numbers of the source tokens and of the target tokens
 INPUTS = ("sentence_ids", "decoder_sentence_ids")
 
 
 def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: Tensor, target: Tensor) -> None:
-    """Raise InputError for numbers of sentences that are not given for both sides, or not for each token.
+    """Raise InputError unless sentence numbers are given for every token of both sides, or for neither side.
 
-    source, target: the tokens of this call, [B, S, X] and [B, T, X], of which only the shapes matter.
+    source, target: the states of this call's tokens, [B, S, X] and [B, T, X]; only their shapes are used.
     """
     for name, given, states, tokens in zip(
         INPUTS, (of_source, of_target), (source, target), ("source", "new target"), strict=True
@@ -80,17 +80,17 @@ def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: 
 
 
 def check_numbers(name: str, given: Tensor, shape: tuple[int, ...], tokens: str) -> None:
-    """Raise InputError for numbers of sentences that are no integers, or not one for each token; tokens: in words."""
+    """Raise InputError if sentence numbers are not one integer for each token; tokens: their name in the message."""
     check_integers(name, given, "sentences")
     if tuple(given.shape) != tuple(shape):
         raise InputError(f"{name} has shape {list(given.shape)}; it must be [batch, {tokens} tokens] = {list(shape)}.")
 
 
 def aligned_source(readable: TokenMask, of_source: Tensor | None, of_target: Tensor | None) -> TokenMask:
-    """Return which source tokens a target token reads: those of its own sentence, if sentences are aligned.
+    """Return the token mask of the source: a target token attends to its own sentence, if sentences are aligned.
 
     Args:
-        readable: which source tokens are no padding.
+        readable: which source tokens are not padding.
         of_source, of_target: the sentence of each token, [B, S] and [B, T]; None: sentences are not aligned.
     """
     if of_source is None or of_target is None:
@@ -99,23 +99,24 @@ def aligned_source(readable: TokenMask, of_source: Tensor | None, of_target: Ten
 
 
 class SentencePrompts:
-    """Mixin of heads for `generate` with `sentence_ids`: a token after the end of a sentence attends to the next.
+    """Mixin of heads for `generate` with `sentence_ids`: each generated sentence attends to its source sentence.
 
-    That token is the config's `sentence_end_token_id`. Numbers of a prompt may be given; otherwise it begins with the
-    first sentence of the source.
+    A sentence ends with the config's `sentence_end_token_id`. The sentence numbers of a prompt may be given; otherwise
+    the prompt begins with the first sentence of the source.
     """
 
-    # of a prompt, which `LeftPaddedPrompts` puts in order
+    # inputs of a prompt that `LeftPaddedPrompts` reorders
     prompt_inputs = INPUTS[1:]
 
     def _prepare_decoder_input_ids_for_generation(
         self, batch_size: int, model_input_name: str, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
-        """As the parent's, with the sentences of the prompt; numbers of labels (Trainer's) are none of a prompt.
+        """Add the sentence numbers of the prompt to what the parent's method returns.
+
+        If there are labels and no prompt, as in Trainer, `decoder_sentence_ids` belong to the labels and are dropped.
 
         Raises:
-            InputError: numbers that are not one for each token of the source, or of the prompt; numbers of sentences
-                that leave some out.
+            InputError: not one number for each token of the source or of the prompt, or sentence numbers with gaps.
         """
         parent: Any = super()
         if model_kwargs.get("labels") is not None and model_kwargs.get("decoder_input_ids") is None:
@@ -136,7 +137,7 @@ class SentencePrompts:
         return ids, options
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As the parent's, with the sentences of the new tokens."""
+        """Add the sentence numbers of the new tokens to what the parent's method returns."""
         parent: Any = super()
         inputs: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, *args, **kwargs)
         of_prompt = kwargs.get(INPUTS[1])
@@ -148,7 +149,7 @@ class SentencePrompts:
         return inputs
 
     def check_one_by_one(self, of_source: Tensor, mask: Tensor | None) -> None:
-        """Raise InputError if generation goes on to a sentence whose number is not the next one."""
+        """Raise InputError if the sentence numbers of a source have gaps, because generation counts on by one."""
         if self.config.sentence_end_token_id is None:  # type: ignore[attr-defined]
             return
         numbers = on_host(of_source)
@@ -171,21 +172,21 @@ class SentencePrompts:
 
 
 def first_sentence(of_source: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the number of the first sentence of each source, [B, 1]; mask: 1 = a token, [B, S]."""
+    """Return the number of the first sentence of each source, [B, 1]; mask: [B, S], 0 = padding."""
     return of_source.gather(1, first_real(mask, of_source).to(of_source.device))
 
 
 def first_real(mask: Tensor | None, ids: Tensor) -> Tensor:
-    """Return the column of the first token of each row that is no padding, [B, 1]."""
+    """Return the column of the first token of each row that is not padding, [B, 1]."""
     if mask is None:
         return torch.zeros_like(ids[:, :1], dtype=torch.long)
     return mask.int().argmax(1, keepdim=True).to(ids.device)
 
 
 class FirstTokens(nn.Module):
-    """The tokens before the first layer: positions, if there are any, dropout and a norm. [B, T, hidden_size] → same.
+    """The embeddings before the first layer: positions, if any, dropout and a norm. [B, T, hidden_size] → the same.
 
-    size_field: names the field that has the number of learned positions.
+    size_field: name of the config field with the number of learned positions.
     """
 
     def __init__(self, config: BPSeq2SeqConfig, size_field: str) -> None:
@@ -210,7 +211,7 @@ class BPSeq2SeqPreTrainedModel(EfficientPreTrainedModel):
 
 
 class BPSeq2SeqStack(Stack, BPSeq2SeqPreTrainedModel):
-    """Base of encoder and decoder: embeddings and blocks; a post-norm block ends with a norm."""
+    """Base of encoder and decoder: embeddings and blocks; there is no final norm, because blocks are post-norm."""
 
     def __init__(
         self, config: BPSeq2SeqConfig, embed: Callable[[Tensor], Tensor], layers: Iterable[nn.Module], size_field: str
@@ -239,7 +240,7 @@ class BPSeq2SeqEncoder(BPSeq2SeqStack):
         **kwargs: Any,
     ) -> BaseModelOutput:
         """Return the last states of the source's tokens; arguments as in `BPSeq2SeqModel.forward`."""
-        # `generate` passes on what only the decoder reads by
+        # `generate` also passes this to the encoder, but only the decoder uses it
         kwargs.pop(INPUTS[0], None)
         call = self.source_call(input_ids, attention_mask, inputs_embeds, kwargs)
         nodes = nodes_of(self.config, call, is_causal=False)
@@ -281,13 +282,14 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
         """Return the last states of the target's tokens and, with `use_cache` (default: the config's), the cache.
 
         Args:
-            attention_mask: of the target, [B, K] over cached and new tokens; or a matrix [B, 1, T, K], if it only
-                leaves out padding and later tokens.
-            encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
-            sentence_ids: the number of the sentence of each source token, [B, S].
-            decoder_sentence_ids: of each target token that is no cached one, [B, T], the number of the sentence of the
-                token that is predicted from it: it reads the source's tokens of this number, and nothing across if
-                there are none. None for both: it reads the whole source.
+            attention_mask: mask of the target, [B, K] over cached and new tokens; or a matrix [B, 1, T, K] that masks
+                only padding and later tokens.
+            encoder_hidden_states, encoder_attention_mask: states and padding mask of the source, [B, S, hidden_size]
+                and [B, S].
+            sentence_ids: the sentence number of each source token, [B, S].
+            decoder_sentence_ids: for each new target token, the sentence number of the token that is predicted from it,
+                [B, T]. The target token attends to the source tokens with this number; if there are none, it attends to
+                no source token. None for both: it attends to the whole source.
         """
         call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
         mask = padding_mask(call.attention_mask, call.batch_size, CLOSED, is_causal=True)
@@ -306,7 +308,7 @@ class BPSeq2SeqDecoder(BPSeq2SeqStack):
 
 
 def counted_by_tokens(config: BPSeq2SeqConfig, call: PreparedCall) -> PreparedCall:
-    """Return a decoder's call with the mask over which positions are counted, for any form of its mask."""
+    """Return a decoder's call with a token table replaced by the padding mask from which positions are counted."""
     mask = call.attention_mask
     if mask is None or mask.ndim != 4:
         return call
@@ -317,8 +319,8 @@ def counted_by_tokens(config: BPSeq2SeqConfig, call: PreparedCall) -> PreparedCa
 class BPSeq2SeqModel(EncoderDecoder, BPSeq2SeqPreTrainedModel):
     """The backbone: a shared token embedding, encoder and decoder.
 
-    Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size]. For `sentence_ids` and
-    `decoder_sentence_ids`, which align the sentences of a document and of its translation, see `BPSeq2SeqDecoder`.
+    Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size]. `sentence_ids` and `decoder_sentence_ids`
+    align the sentences of a document with those of its translation; see `BPSeq2SeqDecoder`.
     """
 
     def __init__(self, config: BPSeq2SeqConfig) -> None:

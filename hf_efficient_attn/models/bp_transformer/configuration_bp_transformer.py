@@ -11,8 +11,8 @@ from hf_efficient_attn.models.tree.config import TreeFields, check_pairs_and_los
 
 # The authors' networks, as fields of `BPTransformerConfig`; keywords change or add fields.
 #
-# Sizes, k and dropouts are those of their configuration files. Two of these networks read only to the left when they
-# classify, in the released code; `is_causal=True` does so here.
+# Sizes, k and dropouts come from the authors' configuration files. In the released code, two of these networks attend
+# only to the left when they classify; here, `is_causal=True` does the same.
 
 
 CLASSIFIER: dict[str, Any] = {
@@ -38,7 +38,7 @@ CHARACTERS: dict[str, Any] = {
     "attention_dropout": 0.1,
     "max_position_embeddings": 8192,
 }
-# clip distance by length of the text in training
+# clip distance by length of the training texts
 CLIP_DISTANCES = {512: 2, 1024: 3, 2048: 4, 4096: 5, 8192: 6}
 
 
@@ -115,10 +115,10 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
 
     @classmethod
     def sst5(cls, **fields: Any) -> "BPTransformerConfig":
-        """Return the network for the Stanford Sentiment Treebank in five classes; its words start as GloVe's 300
-        numbers.
+        """Return the network for the Stanford Sentiment Treebank with five classes.
 
-        Vocabularies are the data's, and are no part of the presets.
+        Its word embeddings start as the 300-dimensional vectors of GloVe. Presets have no vocabulary; it depends on the
+        data.
         """
         own = {
             "num_hidden_layers": 4,
@@ -132,7 +132,7 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
 
     @classmethod
     def imdb(cls, **fields: Any) -> "BPTransformerConfig":
-        """Return the network for IMDB's reviews in two classes."""
+        """Return the network for IMDB reviews with two classes."""
         own = {
             "num_hidden_layers": 5,
             "num_nodes": 4,
@@ -144,10 +144,11 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
 
     @classmethod
     def snli(cls, **fields: Any) -> "BPTransformerConfig":
-        """Return the network for SNLI's pairs of sentences in three classes.
+        """Return the network for the sentence pairs of SNLI with three classes.
 
-        Three layers attend within each sentence, and three more also to the other sentence. Our sources say only how
-        many of these there are; here their tokens attend to the other sentence as a decoder attends to its source.
+        Three layers attend within each sentence, and three more also attend to the other sentence. Our sources give
+        only the number of these layers; here their tokens attend to the other sentence as a decoder attends to its
+        source.
         """
         own = {
             "num_hidden_layers": 3,
@@ -165,18 +166,18 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
 
     @classmethod
     def enwik8(cls, **fields: Any) -> "BPTransformerConfig":
-        """Return the character model of enwik8, in bytes, for texts of 8,192; their clip distance is 6.
+        """Return the byte-level model of enwik8 for texts of 8,192 bytes, with a clip distance of 6.
 
-        In shorter texts the authors clip at 2 (512), 3 (1,024), 4 (2,048) and 5 (4,096).
+        For shorter texts the authors use clip distances of 2 (512), 3 (1,024), 4 (2,048) and 5 (4,096).
         """
         return cls(**{**CHARACTERS, "vocab_size": 256, "clip_distance": CLIP_DISTANCES[8192], **fields})
 
     @classmethod
     def text8(cls, **fields: Any) -> "BPTransformerConfig":
-        """Return the same for text8: 26 letters and the blank."""
+        """Return the model of `enwik8` for text8: 26 letters and the space."""
         return cls(**{**CHARACTERS, "vocab_size": 27, "clip_distance": CLIP_DISTANCES[8192], **fields})
 
-    # attention, whose heads share the vectors of relations, is replicated
+    # attention is replicated, because its heads share the vectors of relations
     base_model_tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
     def check(self) -> None:

@@ -1,26 +1,28 @@
-"""BP-Transformer: attention over a binary tree of spans. A token reads near tokens one by one, and far ones as spans.
+"""BP-Transformer: a token attends to near tokens one by one, and to far ones as spans of a binary tree.
 
-A span has the tokens i · 2^j to (i + 1) · 2^j - 1, as far as the text goes. It reads them; a token reads itself and, on
-each side and size by size, the k nodes next to those read before, so that every token is read once, in about
-k · log2(n / k) nodes. Tokens and spans are updated together, by the same parameters:
+A span covers the tokens i · 2^j to (i + 1) · 2^j - 1, up to the end of the text, and attends to them. A token attends
+to itself and then, on each side and size by size, to the k nodes that come next, so that it covers every token exactly
+once, with about k · log2(n / k) nodes. Tokens and spans are updated together, with the same parameters:
 
-    h ← N(h + attention(h; what it reads)),  h ← N(h + W2 relu(W1 h))
+    h ← N(h + attention(h; its nodes)),  h ← N(h + W2 relu(W1 h))
 
-Tokens start as their embeddings and spans as zeros, so that in the first layer a span is the mean of its tokens. A
-score of a token and a node also has the product of its query with a vector of their relation: level, side, place.
+Tokens start as their embeddings and spans as zeros, so in the first layer, the attention output of a span is the mean
+over its tokens. The product of the query with a learned vector is added to the score of a token and a node. The vector
+depends on the relation of the two: level, side and place.
 
-In a causal model tokens read to their left alone, and there only spans that end before them. A span is so the same
-whatever follows, and a cache keeps it once its last token is there: decoding reads about k · log2(n) nodes a token.
+In a causal model, tokens attend only to their left, and only to spans that end before them. Later tokens do not change
+a span, so a cache keeps it once its last token is there. In decoding, a token attends to about k · log2(n) nodes.
 
 Sources: Ye, Guo, Gan, Qiu, Zhang (arXiv:1911.04070); the authors' code. We differ in these points:
 
-- The tree of a text is that of its own tokens, however it is padded or packed.
-- The released code gives some tokens wrong nodes at the end of a text whose length is no power of two; here every
-  token is read once (`builder="fixed"` of `SpanTree`).
-- Spans at the end of a text that have the same tokens are one node. Without dropout of weights their states are equal.
-- The released code classifies texts with a causal tree; here a config says so with `is_causal=True`.
-- How their network for pairs of sentences (SNLI) reads across is not said; here tokens of a sentence read those of the
-  other as a decoder reads its source (`cross_layers`).
+- The tree of a text depends on its own tokens only, not on how the text is padded or packed.
+- The released code gives some tokens wrong nodes at the end of a text whose length is not a power of two. Here a token
+  covers every token exactly once (`builder="fixed"` of `SpanTree`).
+- Spans at the end of a text that cover the same tokens are one node. Without attention dropout, their states would be
+  equal.
+- The released code classifies texts with a causal tree; here this takes `is_causal=True` in the config.
+- The sources do not say how the network for sentence pairs (SNLI) attends to the other sentence. Here the tokens of one
+  sentence attend to those of the other as a decoder attends to its source (`cross_layers`).
 """
 
 from dataclasses import dataclass
@@ -59,11 +61,11 @@ from hf_efficient_attn.models.tree.nodes import CLOSED, NextNodes, WholeTree, no
 
 from .configuration_bp_transformer import BPTransformerConfig
 
-# Heads of BP-Transformers: classes of texts and of pairs of sentences, by their roots, and losses of layers.
+# Heads of BP-Transformers: classification of texts and sentence pairs by their roots, and losses of earlier layers.
 
 
 class BPTextHead(ClassificationHead):
-    """Classifies texts by their root, the span of all tokens, or as `classifier_pooling` says; pairs by both.
+    """Classifies texts by their root, the span of all tokens, or by `classifier_pooling`; pairs by both sentences.
 
     Source: Ye et al. (arXiv:1911.04070); the authors' code.
     """
@@ -81,7 +83,7 @@ class BPTextHead(ClassificationHead):
         return outputs, self.classifier(self.dropout(features))
 
     def pooled(self, outputs: Any, inputs: dict[str, Any]) -> list[Tensor]:
-        """Return what represents a text, or each of two sentences, [B, hidden_size]."""
+        """Return the pooled states of each text, or of its two sentences, [B, hidden_size] each."""
         config, hidden = self.config, outputs.last_hidden_state
         if config.classifier_pooling == "root":
             if outputs.root_states is None:
@@ -99,7 +101,7 @@ class BPTextHead(ClassificationHead):
 
 
 class BPCausalHead(CausalLMHead):
-    """Predicts the next token, with `layer_losses` in training from earlier layers, too; the loss is their mean.
+    """Predicts the next token; in training with `layer_losses`, the loss is the mean over several layers.
 
     Source: the authors' code.
     """
@@ -107,14 +109,14 @@ class BPCausalHead(CausalLMHead):
     def output(
         self, outputs: Any, loss: Tensor | None, labels: Tensor | None = None, num_items: Any = None, **fields: Any
     ) -> Any:
-        """Return the outputs; `auxiliary_loss` is what makes of the last layer's loss the mean of the layers'."""
+        """Return the outputs; `auxiliary_loss` is the mean loss of the layers minus the loss of the last one."""
         if loss is not None and outputs.layer_states:
             losses = [self.loss_of(states, labels) for states in outputs.layer_states]
             outputs.auxiliary_loss = torch.stack(losses).mean() - losses[-1]
         return super().output(outputs, loss, labels, num_items, **fields)
 
     def loss_of(self, states: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of a layer's states, [B, T, hidden_size], to labels [B, T or T - 1], -100: none."""
+        """Return the mean loss of a layer's states [B, T, hidden_size] for labels [B, T or T - 1]; -100 is ignored."""
         logits = self.logits_of(states[:, : labels.shape[1]]).flatten(0, 1)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         labels = labels.to(logits.device).flatten()
@@ -123,9 +125,9 @@ class BPCausalHead(CausalLMHead):
 
 
 def num_predicting(num_layers: int, progress: float) -> int:
-    """Return how many of the last layers predict after this share of the training, at least one.
+    """Return how many of the last layers predict at this fraction of the training, at least one.
 
-    Layer i of n, counted from 1, predicts until the share is i / n.
+    Layer i of n, counted from 1, predicts until the fraction is i / n.
 
     >>> [num_predicting(12, share) for share in (0.0, 0.08, 0.09, 0.5, 0.99, 1.0)]
     [12, 12, 11, 6, 1, 1]
@@ -133,7 +135,7 @@ def num_predicting(num_layers: int, progress: float) -> int:
     return max(1, num_layers - int(num_layers * progress))
 
 
-# The roots of the trees of a row, and its two sentences where it has a pair.
+# The roots of a row's trees, and the two sentences of a pair.
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ class Sentences:
     """The two sentences of each row.
 
     Attributes:
-        own: which real tokens each has, bool [B, 2, T].
-        other: which tokens a token reads across: those of the sentence that it is not of.
+        own: the real tokens of each sentence, bool [B, 2, T].
+        other: token mask of the cross-attention: a token attends to the tokens of the other sentence.
     """
 
     own: Tensor
@@ -150,7 +152,7 @@ class Sentences:
 
 
 def sentences_of(types: Tensor, nodes: Any) -> Sentences:
-    """Return the sentences of rows whose tokens have these types, 0 or 1, [B, T]."""
+    """Return the sentences of each row, given the types of its tokens, 0 or 1, [B, T]."""
     mask = nodes.mask.key_mask
     real = torch.ones_like(types, dtype=torch.bool) if mask is None else mask[:, ::2]
     own = torch.stack((real & (types == 0), real & (types == 1)), 1)
@@ -159,12 +161,12 @@ def sentences_of(types: Tensor, nodes: Any) -> Sentences:
 
 
 def check_pieces(types: Tensor, mask: Any) -> None:
-    """Raise InputError if the real tokens of a sentence do not all stand together: each has one tree."""
+    """Raise InputError if the real tokens of a sentence are not contiguous, because each sentence has one tree."""
     if torch.compiler.is_compiling() or is_tracing(types):
         return
     numbers = on_host(types)
     if isinstance(mask, Tensor) and mask.ndim == 2:
-        # padding is counted to the token before it
+        # padding takes the type of the token before it
         real = on_host(mask) != 0
         index = torch.where(real, torch.arange(numbers.shape[1]), -1).cummax(1).values
         first = real.int().argmax(1, keepdim=True)
@@ -181,7 +183,7 @@ def check_pieces(types: Tensor, mask: Any) -> None:
 def roots_of_rows(
     tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, sentences: Sentences | None
 ) -> Tensor | None:
-    """Return the states of the roots, [B, 1, hidden_size], of two sentences [B, 2, hidden_size]; None: not known."""
+    """Return the states of the roots, [B, 1, hidden_size], or [B, 2, hidden_size] for pairs; None: unknown."""
     if sentences is not None:
         found = [take_roots(tokens, spans, roots_of(own)) for own in sentences.own.unbind(1)]
         # an empty sentence has no root
@@ -200,16 +202,17 @@ def take_roots(tokens: Tensor, spans: Tensor, roots: Tensor) -> Tensor:
 
 @dataclass
 class BPOutput(BackboneOutput):
-    """The states of the tokens, and those of spans.
+    """The states of tokens and spans.
 
     Attributes:
-        span_states: of the span whose left half ends with each token, [B, T, hidden_size]; behind cached tokens those
-            of the spans that end with new ones.
-        root_states: the root of each row, [B, 1, hidden_size], or of its two sentences, [B, 2, hidden_size]; None: rows
-            have several documents, or cached tokens.
-        pooler_output: the only root of each row, [B, hidden_size]; None: there is none, or are several.
-        layer_states: with `layer_losses`, in training, the tokens of the layers that predict, the last layer last.
-        attentions: of each layer, how much tokens read each token so far and the span behind it, [B, H, T, 2K].
+        span_states: for each token, the state of the span whose left half ends with it, [B, T, hidden_size]; with
+            cached tokens, the states of the spans that end with a new token.
+        root_states: the root of each row, [B, 1, hidden_size], or the roots of its two sentences, [B, 2, hidden_size];
+            None: rows have several documents, or cached tokens.
+        pooler_output: the root of each row, [B, hidden_size]; None: a row has no root, or two.
+        layer_states: in training with `layer_losses`, the tokens' states of the layers that predict, in order.
+        attentions: the tokens' weights of each layer, [B, H, T, 2K]: column 2i is token i, column 2i + 1 the span whose
+            left half ends with it.
     """
 
     span_states: Tensor | None = None
@@ -245,9 +248,9 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         self.cross_layers = nn.ModuleList(BPCrossLayer(config, index) for index in across)
         if config.cross_layers is not None:
             self._no_split_modules = ["BPLayer", "BPCrossLayer"]
-        # the share of the training that is over; a callback sets it
+        # the fraction of the training that is over; `LayerLossCallback` sets it
         self.progress = 0.0
-        # a post-norm layer ends with one
+        # post-norm layers end with a norm
         self.norm = nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
@@ -267,8 +270,8 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         """Return the last states of tokens, spans and root, and the cache with `use_cache`.
 
         Args:
-            attention_mask, position_ids: see `prepare`; each packed document has a tree.
-            token_type_ids: [B, T], with `separate_sentences` the number of the sentence, 0 or 1; else zeros.
+            attention_mask, position_ids: see `prepare`; each packed document has its own tree.
+            token_type_ids: [B, T]; with `separate_sentences` the number of the sentence, 0 or 1, otherwise zeros.
         """
         given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache, token_type_ids)
         call = self.prepare(*given, read_on_host=(attention_mask, position_ids, token_type_ids))
@@ -291,19 +294,19 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
         )
 
     def predicting(self, of_layers: list[Tensor]) -> tuple[Tensor, ...] | None:
-        """Return the states of the layers that predict now, or None if that is the last one alone."""
+        """Return the states of the layers that predict at this point of the training; None: only the last one."""
         if not (self.config.layer_losses and self.training):
             return None
         number = num_predicting(len(of_layers), self.progress)
         if number == 1:
             return None
         first, *others = of_layers[-number:]
-        # a view, which no later layer reads
+        # a view that later layers do not use, so that only this loss reaches it in the backward pass
         first = expect_use(first.view_as(first), of_layers[-1], left_out=LAYERS_LEFT_OUT)
         return first, *others
 
     def check_types(self, types: Tensor | None, mask: Any) -> None:
-        """Raise InputError for types that no model without pairs has, or that no pair has."""
+        """Raise InputError for token types that do not form a pair, or for a pair if the model does not take pairs."""
         if self.config.separate_sentences:
             check_pieces(types, mask)
         elif types is not None and not torch.compiler.is_compiling() and bool(on_host(types).any()):

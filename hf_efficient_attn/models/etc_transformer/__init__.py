@@ -1,4 +1,4 @@
-"""The ETC family: long tokens that read a band, and global tokens that stand for its sentences and read everything."""
+"""The ETC family: long tokens attend to a band and to global tokens, which stand for parts and attend to everything."""
 
 from hf_efficient_attn.models.etc_transformer.structured_inputs import *
 

@@ -1,15 +1,16 @@
-"""The attention of ETC: four pieces under two softmaxes, with labels as learned parts of the scores.
+"""The attention of ETC: four pieces under two softmaxes, with a learned part of the scores for each label.
 
-A long token reads a band of long tokens and all global tokens in one softmax; a global token reads all global tokens
-and all long tokens in another. The score of query i and key j is
+A long token attends to a band of long tokens and to all global tokens, in one softmax. A global token attends to all
+global tokens and all long tokens, in another. The score of query i and key j is
 
     (qᵢ · (kⱼ + a_label(i, j)) + b_label(i, j)) / √d
 
-with a vector a and a number b per head for each label, in one table for long queries and one for global ones.
+Each label has a vector a and a number b per head. Long queries and global queries have separate tables.
 
-The band goes to the engine: labels of distances are a learned term, and its cost is that of the pattern. The other
-three pieces have every pair that they can have, n_g · (n_g + 2n) of them, and labels and masks that say what the text
-is, not where it stands. They are products of matrices, by tiles. Both pieces of a long token join by their log-sum-exp.
+The engine computes the band, with the labels of distances as a term, so its cost is the cost of the pattern. The other
+three pieces have all n_g · (n_g + 2n) pairs; their labels and masks depend on the content of the text, not only on
+positions. They are computed as matrix products, in tiles. The two pieces of a long token are combined by their
+log-sum-exp.
 
 Shapes: B rows, T long tokens, G global tokens, H heads, D head size. Source: Ainslie et al. (arXiv:2004.08483),
 section 3.
@@ -43,26 +44,26 @@ from hf_efficient_attn.patterns.bands import Band
 
 from .global_input import LINKED, NOT_LINKED, Structure, labels_by_distance
 
-# Tiles of queries over all pairs as custom operators, opaque to `torch.compile`: a compiler joins no tiles of them.
+# Dense attention in tiles of queries, as custom operators that are opaque to `torch.compile`, so it cannot fuse tiles.
 #
 # Shapes: B rows, H heads, Q queries, K keys, D head size.
 
 
-# a CUDA graph would replay the dropout of its first run
+# a CUDA graph would replay the dropout of its first call
 TAGS = (torch.Tag.cudagraph_unsafe,)
-# scores of a tile: 4 MiB of float32, about what a core's caches hold
+# scores of a tile: 4 MiB in float32, about the size of a core's caches
 TILE_SCORES = 1 << 20
 
 
 def tiles(query: Tensor, key: Tensor) -> list[slice]:
-    """Return the tiles of queries: one if there are few pairs."""
+    """Return the tiles of queries; a single one if there are few pairs."""
     batch, heads, num_queries, _ = query.shape
     rows = max(1, TILE_SCORES // max(1, batch * heads * key.shape[2]))
     return [slice(first, first + rows) for first in range(0, num_queries, rows)] or [slice(None)]
 
 
 def added_to_scores(values: list[Tensor], labels: list[Tensor], part: slice) -> Tensor | None:
-    """Return what is added to the scores of some queries, [B, H, q, K]; None: nothing."""
+    """Return what is added to the scores of these queries, [B, H, q, K]; None: nothing."""
     found = []
     for value, label in zip(values, labels, strict=True):
         value, label = value[:, :, part], label[:, :, part]
@@ -74,11 +75,14 @@ def added_to_scores(values: list[Tensor], labels: list[Tensor], part: slice) -> 
 
 
 def scores_of(query: Tensor, key: Tensor, added: Tensor | None, allowed: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the scores of queries, with -inf where a query reads a key of others, and which queries read any key."""
+    """Return the scores, with -inf for pairs that are not allowed, and which queries have any key.
+
+    Queries without keys keep finite scores.
+    """
     scores = (query @ key.mT).to(wide_dtype(query.dtype)) * scale
     scores = scores if added is None else scores + added
     has_keys = allowed.any(-1, keepdim=True)
-    # the softmax of nothing but -inf would be NaN, and so would its gradient
+    # if all scores of a query were -inf, its softmax and the gradient would be NaN
     return scores.masked_fill(~allowed & has_keys, -torch.inf), has_keys
 
 
@@ -94,7 +98,7 @@ def dense_tiles(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs and log-sum-exps; see `attend_pairs`.
+    """Return the outputs and log-sum-exps; see `attend_pairs`.
 
     seed: int64 scalar on the CPU, needed with dropout.
     """
@@ -125,7 +129,7 @@ def dense_tiles_backward(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return the gradients of query, key, value, and of the values of labels."""
+    """Return the gradients of query, key, value and the label values."""
     wide, d_query = lse.dtype, query.new_empty(query.shape)
     d_key, d_value = (torch.zeros(each.shape, dtype=wide, device=each.device) for each in (key, value))
     d_values = [each.new_empty(each.shape) for each in values]
@@ -146,7 +150,7 @@ def dense_tiles_backward(
 
 
 def _each_tile(query: Tensor, key: Tensor, seed: Tensor | None, dropout: float) -> Iterator[tuple[slice, Any]]:
-    """Yield each tile of queries and what draws its dropped weights, or None."""
+    """Yield each tile of queries and the function that draws its dropout mask, or None."""
     first = 0 if seed is None else int(seed)
     for number, part in enumerate(tiles(query, key)):
         yield part, dropper(dropout, first + number, query.device)
@@ -157,7 +161,7 @@ def _dropped(weights: Tensor, drop: Any, dropout: float) -> Tensor:
 
 
 def _add_labels(d_values: list[Tensor], labels: list[Tensor], part: slice, d_scores: Tensor) -> None:
-    """Write the gradients of the values of some queries, from those of their scores."""
+    """Write the gradients of the label values of these queries, given the gradients of their scores."""
     first = 0
     for d_value, label in zip(d_values, labels, strict=True):
         label = label[:, :, part]
@@ -216,17 +220,17 @@ dense_tiles.register_autograd(_backward, setup_context=_setup_context)
 dense_tiles_backward.register_autograd(_no_double_backward)
 
 
-# The pieces of ETC's attention in which all pairs are computed: with masks and labels that say what the text is.
+# The pieces of ETC's attention that compute all pairs, with masks and labels that depend on the content of the text.
 #
-# Long texts, and all texts of compiled models, are computed by tiles of queries. A backward pass computes the scores
-# of a tile again, so that no more than one tile's lie in memory. A layer keeps states, which grow with the tokens; of
-# every pair with a global token nothing is kept but a bool in each of the tables of `Structure`, once for all layers.
+# Long texts, and all texts of compiled models, are computed in tiles of queries. The backward pass computes the scores
+# of a tile again, so only one tile of scores is in memory at a time. The states that a layer keeps grow with the number
+# of tokens. For the pairs with global tokens, only the tables of `Structure` are kept, once for all layers.
 #
 # Shapes: B rows, H heads, Q queries, K keys, D head size.
 
 
-# what is added to the scores of some keys: the values of labels, [B, H, Q, labels], and the label of each pair,
-# [B or 1, 1, Q, keys] of integers, or of bools for two labels
+# what is added to the scores of some keys: the value of each label, [B, H, Q, labels], and the label of each pair,
+# [B or 1, 1, Q, keys], as integers, or as bools if there are two labels
 Labelled = tuple[Tensor, Tensor]
 
 
@@ -240,15 +244,15 @@ def attend_pairs(
     dropout: float,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return outputs [B, H, Q, D], log-sum-exps [B, H, Q] and, if they are needed, weights [B, H, Q, K].
+    """Return the outputs [B, H, Q, D], the log-sum-exps [B, H, Q] and, if needed, the weights [B, H, Q, K].
 
-    Those of queries without keys are 0, -inf and 0. Softmax and log-sum-exp are computed in float32 or float64.
+    For queries without keys they are 0, -inf and 0. Softmax and log-sum-exp are computed in float32 or float64.
 
     Args:
         query, key, value: [B, H, Q, D] and [B, H, K, D].
-        added: to the scores, part by part of the keys; empty: nothing.
-        allowed: True = the query reads the key; [B or 1, 1, Q, K].
-        dropout: of the weights.
+        added: what is added to the scores, in consecutive parts that cover all keys; empty: nothing.
+        allowed: True = the query attends to the key; [B or 1, 1, Q, K].
+        dropout: dropout probability of the weights.
     """
     values, labels = ([each[index] for each in added] for index in (0, 1))
     if _is_tiled(query, key) and not need_weights:
@@ -263,9 +267,9 @@ def attend_pairs(
 
 
 def _is_tiled(query: Tensor, key: Tensor) -> bool:
-    """Return whether tiles are worth their scores being computed twice, or a compiler does not know."""
+    """Return whether to compute in tiles, which compute scores twice: for long texts, and always while compiling."""
     if is_exporting():
-        # other runtimes have no such operator
+        # other runtimes do not have the custom operator
         return False
     return torch.compiler.is_compiling() or len(tiles(query, key)) > 1
 
@@ -274,7 +278,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 
 class RelativeTable(nn.Module):
-    """The vectors and numbers of labels, [labels, heads, head_dim] and [labels, heads]."""
+    """The vector and the bias of each label, [labels, heads, head_dim] and [labels, heads]."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -284,7 +288,7 @@ class RelativeTable(nn.Module):
         self.biases = nn.Parameter(torch.empty(size))
 
     def initialize(self) -> None:
-        """Start as the authors do: vectors from a truncated normal distribution, biases as 0."""
+        """Initialize as the authors do: vectors from a truncated normal distribution, biases with 0."""
         init.trunc_normal_(self.vectors, std=self.std, a=-2 * self.std, b=2 * self.std)
         init.zeros_(self.biases)
 
@@ -297,13 +301,13 @@ class RelativeTable(nn.Module):
 
 
 class QuerySide(nn.Module):
-    """The maps of the queries of one input, and of the keys and values that they read in it and in the other."""
+    """The projections for the queries of one input, and for the keys and values of both inputs that they attend to."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         width = config.hidden_size
         names = ["q_proj", "k_proj", "v_proj"]
-        # keys of the other input have maps of their own only if nothing is shared
+        # keys and values of the other input have their own projections only if nothing is shared
         self.has_others = not (config.share_qkv_projections or config.share_kv_projections)
         for name in names + ["other_k_proj", "other_v_proj"] * self.has_others:
             setattr(self, name, nn.Linear(width, width, bias=config.attention_bias))
@@ -314,22 +318,22 @@ class QuerySide(nn.Module):
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def queries(self, states: Tensor) -> Tensor:
-        """Return the queries of the own input."""
+        """Return the queries of this input."""
         return self.heads(self.q_proj(states))
 
     def own(self, states: Tensor) -> KeysAndValues:
-        """Return keys and values of the own input."""
+        """Return the keys and values of this input."""
         return self.heads(self.k_proj(states)), self.heads(self.v_proj(states))
 
     def other(self, states: Tensor) -> KeysAndValues:
-        """Return keys and values of the other input."""
+        """Return the keys and values of the other input."""
         if not self.has_others:
             return self.own(states)
         return self.heads(self.other_k_proj(states)), self.heads(self.other_v_proj(states))
 
 
 class EtcAttention(MultiHeadAttention):
-    """Long tokens [B, T, hidden_size] and global tokens [B, G, hidden_size] → the same."""
+    """The attention of a layer: long tokens [B, T, hidden_size] and global tokens [B, G, hidden_size] → the same."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx, is_causal=False)
@@ -347,10 +351,10 @@ class EtcAttention(MultiHeadAttention):
     def forward(
         self, long: Tensor, globals_: Tensor, structure: Structure, token_mask: TokenMask, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Return the long output, its weights [B, H, T, G + T] or None, and the global output, its weights likewise.
+        """Return output and weights of the long tokens, then output and weights of the global tokens.
 
-        Weights of long tokens are computed with `output_attentions`, densely; those of global tokens then, too, or with
-        `output_global_attentions`. In both, global tokens come first.
+        The weights are [B, H, T, G + T] and [B, H, G, G + T], with the global tokens first, or None. They are computed
+        densely: both with `output_attentions`, only those of global tokens with `output_global_attentions`.
         """
         side = self.long_side if self.global_side is None else self.global_side
         near, to_global = self.long_side.own(long), self.long_side.other(globals_)
@@ -373,7 +377,7 @@ class EtcAttention(MultiHeadAttention):
         token_mask: TokenMask,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what long tokens read, of their band and of all global tokens, and the weights."""
+        """Return the attention output of the long tokens over their band and all global tokens, and the weights."""
         layer_spec, terms, rate = self.layer_spec(), self.terms(query), drop_rate(self.dropout)
         options: dict[str, Any] = {"scale": self.scaling, "dropout": rate, "backend": backend_of(self.config)}
         masks = {"key_mask": token_mask.key_mask, "segment_ids": token_mask.segment_ids}
@@ -407,7 +411,7 @@ class EtcAttention(MultiHeadAttention):
         structure: Structure,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what global tokens read, of each other and of the long tokens, and the weights."""
+        """Return the attention output of the global tokens over global and long tokens, and the weights."""
         added = self.of_links(self.global_labels, query, structure.linked.transpose(2, 3))
         if self.global_labels is not None and structure.labels is not None:
             added = ((self.global_labels(query, slice(None), self.scaling), structure.labels), *added)
@@ -421,7 +425,7 @@ class EtcAttention(MultiHeadAttention):
         return out.to(query.dtype), None if weights is None else weights.to(query.dtype)
 
     def of_links(self, table: RelativeTable | None, query: Tensor, linked: Tensor) -> tuple[Labelled, ...]:
-        """Return what is added to the scores of queries, by whether a global and a long token belong together."""
+        """Return what is added to scores, depending on whether the long token belongs to the global token."""
         if table is None:
             return ()
         first = 2 * self.config.max_relative_distance
@@ -429,7 +433,7 @@ class EtcAttention(MultiHeadAttention):
         return ((table(query, of_links, self.scaling), linked),)
 
     def terms(self, query: Tensor) -> tuple[Term, ...]:
-        """Return the labels of distances as a learned part of the scores."""
+        """Return the labels of distances as a term of the scores."""
         if self.long_labels is None:
             return ()
         reach = self.config.max_relative_distance
@@ -437,12 +441,12 @@ class EtcAttention(MultiHeadAttention):
         return (Term(values, Distance(-reach, reach)),)
 
     def layer_spec(self) -> LayerPattern:
-        """Return which long tokens a long token reads: the config's pattern, or the band of the paper."""
+        """Return the pattern between long tokens: the config's pattern, or the band of the paper."""
         own = layer_pattern(self, {"is_causal": False})
         return replace(own, pattern=self.band, reads_all=False) if own.is_own else own
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what this layer asks the engine for at a length in tokens."""
+        """Return the request of this layer to the engine for this number of tokens."""
         config, reach = self.config, self.config.max_relative_distance
         num_global = -(-num_keys // config.chunk_tokens)
         besides = num_global * (num_global + 2 * num_keys)

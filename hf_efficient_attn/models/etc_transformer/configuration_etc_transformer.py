@@ -24,7 +24,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 from .global_input import num_labels
 
-# Which fields of an `EtcTransformerConfig` exclude each other, and what to do about it.
+# Checks for fields of an `EtcTransformerConfig` that exclude each other.
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -34,7 +34,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def check_etc(config: Any) -> None:
-    """Raise ConfigurationError for fields that no model can have."""
+    """Raise ConfigurationError for values that no model can have."""
     if config.is_causal:
         raise ConfigurationError(
             "is_causal=True: global tokens attend to the whole text, and every token attends to them, so every token "
@@ -74,13 +74,13 @@ LARGE: dict[str, Any] = {
     "intermediate_size": 4096,
     "local_radius": 169,
     "max_relative_distance": 24,
-    # the authors do not say how long the tables are; with this distance there are as many labels
+    # the authors do not give the size of the tables; this is the number of labels with this distance
     "relative_vocab_size": 52,
 }
 
 
 def _blocks(block_tokens: int, num_random_blocks: int, seed: int) -> Pattern:
-    """Return three neighbouring blocks, and random ones that are none of these."""
+    """Return a pattern of three neighbouring blocks, and random blocks other than these."""
     near = Blocks(Band(1, 1), block_tokens)
     return near | RandomBlocks(num_random_blocks, block_tokens, seed, exclude=near) if num_random_blocks else near
 
@@ -101,9 +101,9 @@ class EtcTransformerConfig(
         chunk_tokens: how many long tokens share a global token if a call gives no global tokens.
         spare_chunks: how many more global tokens a row of packed documents has than one text of the same length. Every
             document begins a chunk, so a row needs at most its number of documents − 1 more. None: 8, and one more for
-            every four chunks. Rows that need more get more; compiled and exported models refuse them.
-        global_token_id: the token id of every global token if a call does not say; its embedding is one of the
-            vocabulary.
+            every four chunks. Rows that need more get more, but compiled and exported models refuse such rows.
+        global_token_id: the token id of all global tokens if a call does not give their ids; its embedding is part of
+            the vocabulary.
         max_relative_distance: k, the largest distance between two long or two global tokens that has a label of its
             own.
         relative_vocab_size: rows of a table of labels, at least 2k + 4; None: a model without labels.
@@ -125,7 +125,7 @@ class EtcTransformerConfig(
             parameter depends on it, because labels replace absolute positions.
         cpc_loss_weight: factor of the loss of contrastive predictive coding, which distinguishes the global states of
             masked sentences; it is added to the task's loss; see `EtcTransformerModel.forward`. The authors weight
-            masked language modelling by 0.8 and this loss by 0.2: that is 0.25.
+            masked language modelling by 0.8 and this loss by 0.2, which corresponds to 0.25 here.
         classifier_pooling: what represents a text: the "mean" of its global tokens, or the "first" of them.
         classifier_head, classifier_activation: "linear", or "dense": a dense layer and this activation come first.
         long_answers: whether the question answering head also predicts which global token stands for the long answer.
@@ -190,7 +190,7 @@ class EtcTransformerConfig(
 
     @classmethod
     def etc_large(cls, share_projections: bool = False, **fields: Any) -> "EtcTransformerConfig":
-        """Return ETC-large: 24 layers of width 1,024, a radius of 169 tokens, distances up to 24, RoBERTa's vocabulary.
+        """Return ETC-large: 24 layers of width 1,024, radius of 169 tokens, distances up to 24, vocabulary of RoBERTa.
 
         share_projections: as in `etc_base`.
         """
@@ -200,7 +200,7 @@ class EtcTransformerConfig(
     def bigbird_etc_base(
         cls, block_tokens: int = 84, num_random_blocks: int = 0, seed: int = 0, **fields: Any
     ) -> "EtcTransformerConfig":
-        """Return BigBird-ETC base: ETC-base, where long tokens attend to their own block and its two neighbours.
+        """Return BigBird-ETC base: ETC-base whose long tokens attend to their own block and its two neighbours.
 
         Args:
             num_random_blocks: further blocks that every block of long tokens attends to, drawn for each layer and head;

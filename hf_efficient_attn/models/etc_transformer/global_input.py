@@ -1,4 +1,4 @@
-"""The global input of an ETC: its tokens and what belongs to each, relative labels, and the contrastive loss."""
+"""The global input of an ETC: global tokens and the long tokens that belong to them, labels, and contrastive loss."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ from hf_efficient_attn.layout.transfer import derived, on_host
 from hf_efficient_attn.models.inputs import Movable, check_integers
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 
-# Relative labels of ETC: the number of a pair, by which it looks up its vector and its bias.
+# Relative labels of ETC: the label of a pair is the index of its vector and its bias in the tables.
 #
-# The order is that of the authors' tables: with k the largest distance, 0 for the token itself, 1 … k for tokens to
-# the right of the query, k + 1 … 2k for tokens to the left, and then the three kinds of pairs with a global token.
+# The order is that of the authors' tables. With k the largest distance, label 0 is the token itself, 1 … k are tokens
+# to the right of the query, k + 1 … 2k tokens to the left, and then come the three kinds of pairs with a global token.
 # Distances beyond k share the last label of their side. Source: Ainslie et al. (arXiv:2004.08483), section 3; the
 # authors' code.
 
 
-# rows of a table behind those of the distances: a token and a global token that is not, or is, of its own part of the
-# text; two global tokens of different parts of it
+# rows of a table after those of the distances: a long token and a global token that it does not belong to; one that it
+# belongs to; two global tokens of different contexts
 NOT_LINKED, LINKED, OTHER_CONTEXT = 1, 2, 3
 NUM_KINDS = 3
 
@@ -55,13 +55,13 @@ def labels_by_distance(max_distance: int) -> list[int]:
     return [*range(max_distance, -1, -1), *range(max_distance + 1, 2 * max_distance + 1)]
 
 
-# Which global tokens a text has, which tokens belong to which, and who may read whom: found once for all layers.
+# The global tokens of a text, the long tokens that belong to them, and the allowed pairs, found once for all layers.
 #
 # Shapes: B rows, T long tokens, G global tokens, K levels of links.
 
 
-# global tokens of packed rows beyond those of a text of their length, where a config does not say: so many, and one for
-# each so many chunks
+# default of `spare_chunks`, the extra global tokens of packed rows: LEAST_SPARE, and one for every CHUNKS_PER_SPARE
+# chunks
 LEAST_SPARE, CHUNKS_PER_SPARE = 8, 4
 TOO_MANY = (
     "A row of packed documents has more chunks than a compiled model of its length has global tokens for. Build it "
@@ -71,15 +71,16 @@ TOO_MANY = (
 
 @dataclass(frozen=True)
 class GlobalInput:
-    """The global tokens of a batch, as a call gives them or as chunks of the text.
+    """The global tokens of a batch, given in the call or one for each chunk of the text.
 
     Attributes:
-        real: which are no padding, bool [B, G].
-        links: the numbers of the global tokens of which each long token is a part, int [B, T, K]; −1: of none.
-        documents: the number of the packed document of each, [B, G]; None: every row is one.
-        contexts: the number of its part of the text, [B, G]: global tokens of different parts have no order; None: all
-            are in one order.
-        reads_all: which read every long token even where the others read only their own, bool [B, G]; None: none.
+        real: which global tokens are not padding, bool [B, G].
+        links: the indices of the global tokens that each long token belongs to, int [B, T, K]; −1: none.
+        documents: the number of each global token's packed document, [B, G]; None: every row is one document.
+        contexts: the number of each global token's context, [B, G]; global tokens of different contexts have no order.
+            None: all are in one order.
+        reads_all: which global tokens attend to every long token whatever `hard_global_to_long` says, bool [B, G];
+            None: none.
     """
 
     real: Tensor
@@ -91,13 +92,13 @@ class GlobalInput:
 
 @dataclass(frozen=True)
 class Structure(Movable):
-    """Who may read whom where a global token is one of the two, and the labels of these pairs.
+    """The allowed pairs with a global token, and their labels.
 
     Attributes:
-        long_to_global: which global tokens a long token may read, bool [B, 1, T, G].
-        from_global: which global and which long tokens a global token may read, in this order, bool [B, 1, G, G + T].
-        linked: which long token is a part of what a global token stands for, bool [B, 1, T, G].
-        labels: of pairs of global tokens, int [B or 1, 1, G, G]; None: the model has no labels.
+        long_to_global: which global tokens a long token attends to, bool [B, 1, T, G].
+        from_global: which global tokens and then which long tokens a global token attends to, bool [B, 1, G, G + T].
+        linked: whether a long token belongs to a global token, bool [B, 1, T, G].
+        labels: labels of the pairs of global tokens, int [B or 1, 1, G, G]; None: the model has no labels.
     """
 
     long_to_global: Tensor
@@ -107,18 +108,18 @@ class Structure(Movable):
 
 
 def find_chunks(config: Any, states: Tensor, real: Tensor | None, documents: Tensor | None) -> GlobalInput:
-    """Return a global token for every chunk of neighbouring real tokens of a document, counted from its first.
+    """Return one global token for every chunk of `chunk_tokens` real tokens; each document begins a chunk.
 
     Args:
-        states: [B, T, X], of which only shape and device matter.
-        real: which tokens are no padding, bool [B, T]; None: all.
-        documents: the number of each token's packed document, [B, T]; None: every row is one.
+        states: [B, T, X]; only the shape and the device are used.
+        real: which tokens are not padding, bool [B, T]; None: all.
+        documents: the number of each token's packed document, [B, T]; None: every row is one document.
     """
     batch_size, tokens = states.shape[:2]
     chunk_tokens = config.chunk_tokens
     num_global = (tokens + chunk_tokens - 1) // chunk_tokens
     if is_exporting():
-        # a quotient of a length that is any is no size of a program
+        # an exported program cannot have a quotient of a dynamic length as a size
         torch._check(tokens <= config.max_position_embeddings)
         num_global = -(-config.max_position_embeddings // chunk_tokens)
     if documents is not None:
@@ -139,18 +140,18 @@ def _packed_chunks(real: Tensor | None, documents: Tensor, chunk_tokens: int, nu
     starts = derived(chunk_starts, real, documents, chunk_tokens)
     known = torch.ones_like(starts) if real is None else real
     if is_tracing(starts):
-        # the sizes of a program cannot depend on what positions say
+        # while tracing, sizes cannot depend on the values of positions
         torch._assert_async((starts.sum(1) <= num_global).all(), TOO_MANY)
     else:
         num_global = max(num_global, int(on_host(starts).sum(1).max()) if len(starts) else 0)
     links = torch.where(known, starts.long().cumsum(1) - 1, num_global).clamp(max=num_global)
-    # the last column is that of masked tokens
+    # the last column collects masked tokens
     owners = documents.new_full((documents.shape[0], num_global + 1), -1).scatter(1, links, documents)[:, :-1]
     return GlobalInput(owners >= 0, links.where(known, -1).unsqueeze(-1), owners)
 
 
 def chunk_starts(real: Tensor | None, documents: Tensor, chunk_tokens: int) -> Tensor:
-    """Return which tokens are the first of a chunk, bool [B, T].
+    """Return which tokens are the first token of a chunk, bool [B, T].
 
     >>> chunk_starts(None, torch.tensor([[0, 0, 0, 1, 1]]), 2).int().tolist()
     [[1, 0, 1, 1, 0]]
@@ -163,10 +164,10 @@ def chunk_starts(real: Tensor | None, documents: Tensor, chunk_tokens: int) -> T
 
 
 def build_structure(config: Any, tokens: GlobalInput, real: Tensor | None, documents: Tensor | None) -> Structure:
-    """Return the pairs and labels of a batch.
+    """Return the allowed pairs and labels of a batch.
 
     Args:
-        real, documents: of the long tokens, as in `find_chunks`.
+        real, documents: padding and documents of the long tokens, as in `find_chunks`.
     """
     num_global = tokens.real.shape[1]
     numbers = torch.arange(num_global, device=tokens.real.device)
@@ -182,7 +183,7 @@ def build_structure(config: Any, tokens: GlobalInput, real: Tensor | None, docum
     to_global = pairs & linked if config.hard_long_to_global else pairs
     to_long = (pairs & read if config.hard_global_to_long else pairs).transpose(1, 2)
     return Structure(
-        # layers keep these tables for their backward pass: all of them the same
+        # layers save these tables for the backward pass, and share the same tensors
         *(each.unsqueeze(1) for each in (to_global, torch.cat((among, to_long), -1), linked)),
         labels=None if config.relative_vocab_size is None else _labels(config, tokens, numbers),
     )
@@ -196,7 +197,7 @@ def _labels(config: Any, tokens: GlobalInput, numbers: Tensor) -> Tensor:
     return torch.where(other.unsqueeze(1), 2 * config.max_relative_distance + OTHER_CONTEXT, labels)
 
 
-# what only this family takes
+# inputs of this family only
 INPUTS = (
     "global_input_ids",
     "global_mask",
@@ -225,15 +226,15 @@ def find_globals(
     reads_all: Tensor | None,
     types: Tensor | None,
 ) -> tuple[Tensor, GlobalInput]:
-    """Return the tokens of the global input, [B, G], and what is known of them.
+    """Return the ids of the global tokens, [B, G], and what a call says about them.
 
     Args:
-        real: which long tokens are no padding, bool [B, T]; None: all.
+        real: which long tokens are not padding, bool [B, T]; None: all.
         ids, mask, links, contexts, reads_all, types: the call's `global_input_ids`, `global_mask`, `long_to_global`,
             `global_contexts`, `global_reads_all` and `global_token_type_ids`.
 
     Raises:
-        InputError: some of them without the tokens, of another shape, or beside packed documents.
+        InputError: some of them without `global_input_ids`, with a wrong shape, or with packed documents.
     """
     given = {"global_mask": mask, "global_contexts": contexts, "global_reads_all": reads_all}
     if ids is None:
@@ -269,15 +270,15 @@ def find_globals(
 
 
 def _of_real(links: Tensor, real: Tensor | None) -> Tensor:
-    """Return the links of tokens, [B, T, K], and -1 for those of padding, which is part of nothing."""
+    """Return the links [B, T, K], with -1 for padding, which belongs to no global token."""
     return links if real is None else torch.where(real.unsqueeze(-1), links, -1)
 
 
 def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> Tensor:
-    """Return the numbers of the global tokens of each long token, [B, T, K].
+    """Return the indices of the global tokens that each long token belongs to, [B, T, K].
 
     Raises:
-        InputError: another shape, or a number of no global token.
+        InputError: a wrong shape or dtype, or an index without a global token.
     """
     batch_size, tokens = call.batch_size, call.tokens
     if links is None:
@@ -300,15 +301,15 @@ def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> 
 
 
 def cut_at_contexts(mask: TokenMask, contexts: Tensor | None, call: PreparedCall) -> TokenMask:
-    """Return the mask of the long tokens, in which every context of a row is a document of its own.
+    """Return the token mask of the long tokens, in which every context of a row is a separate document.
 
     Args:
-        mask: of all long tokens.
-        contexts: the call's `long_contexts`, [B, T]; None: long tokens read across contexts.
-        call: of all long tokens.
+        mask: token mask of all long tokens.
+        contexts: the call's `long_contexts`, [B, T]; None: long tokens attend across contexts.
+        call: the call with all long tokens.
 
     Raises:
-        InputError: another shape, or no integers.
+        InputError: a wrong shape, or values that are not integers.
     """
     if contexts is None:
         return mask
@@ -323,9 +324,9 @@ def cut_at_contexts(mask: TokenMask, contexts: Tensor | None, call: PreparedCall
 
 
 def _segments(contexts: Tensor, real: Tensor | None, documents: Tensor | None) -> Tensor:
-    """Return the numbers of contexts as they are counted in their row, [B, T]; a masked token has that before it."""
+    """Return contexts numbered in the order of their row, [B, T]; a masked token is in the context before it."""
     if real is not None:
-        # those of real tokens one after another; the last column is that of masked ones
+        # contexts of the real tokens, without gaps; the last column collects masked tokens
         rank = real.long().cumsum(1) - 1
         found = pad(contexts, (0, 1)).scatter(1, torch.where(real, rank, contexts.shape[1]), contexts)
         contexts = found.gather(1, rank.clamp(min=0))
@@ -335,17 +336,17 @@ def _segments(contexts: Tensor, real: Tensor | None, documents: Tensor | None) -
     return pad(starts.long().cumsum(1), (1, 0))
 
 
-# Contrastive predictive coding: the global state of a masked sentence should be the one that it has when it is read.
+# Contrastive predictive coding: the global state of a masked sentence should match its state when it is not masked.
 #
-# The sentences that `cpc_mask` names are masked in the text, and their global tokens must guess them from what
-# surrounds them. Each is then encoded alone, with its global token, which reads nothing else; and of all sentences of
-# the batch, the state of a masked one should be most like that of itself. Sources: Ainslie et al. (arXiv:2004.08483),
-# section 4; van den Oord et al. (arXiv:1807.03748). The authors' code of it is not published: the score is the product
-# of two states over the root of their width.
+# The sentences selected by `cpc_mask` are masked in the text, so their global tokens must predict them from their
+# surroundings. Each sentence is then encoded alone with its global token, and among all these states of the batch, the
+# global state of a masked sentence should be closest to that of the same sentence. Sources: Ainslie et al.
+# (arXiv:2004.08483), section 4; van den Oord et al. (arXiv:1807.03748). The authors did not publish their code for
+# this. Here the score is the product of two states divided by the root of their width.
 
 
 Types = tuple[Tensor | None, Tensor | None]
-# what a call may ask for of every layer
+# options that record outputs of every layer
 RECORDED = (
     "output_hidden_states",
     "output_attentions",
@@ -364,19 +365,19 @@ def contrastive_loss(
     input_ids: Tensor | None,
     segment_ids: Tensor | None,
 ) -> Tensor:
-    """Return the loss over the sentences of a batch, weighted; 0 if there are none.
+    """Return the weighted contrastive loss over the masked sentences of a batch; 0 if there are none.
 
     Args:
         model: the backbone.
-        states: of the global tokens that read the masked text, [B, G, hidden_size].
-        global_ids: the global tokens themselves, [B, G].
-        types: token types of long and of global tokens, or None.
+        states: global states for the masked text, [B, G, hidden_size].
+        global_ids: the ids of the global tokens, [B, G].
+        types: token types of the long and of the global tokens, or None.
         chosen: which global tokens stand for masked sentences, [B, G].
         input_ids: the long tokens before they were masked, [B, T].
-        segment_ids: of the long tokens, outside of which they read no long token, [B, T]; None: there are none.
+        segment_ids: segments of the long tokens, which attend only within their segment, [B, T]; None: no segments.
 
     Raises:
-        InputError: a model without this loss, or inputs that are missing or of another shape.
+        InputError: a model without this loss, or inputs that are missing or have a wrong shape.
     """
     weight = model.config.cpc_loss_weight
     _check(weight, states, globals_, chosen, input_ids)
@@ -391,7 +392,7 @@ def contrastive_loss(
 
 
 def refuse_recording(config: Any, options: Mapping[str, Any]) -> None:
-    """Raise InputError if states or weights of layers are asked for, which run twice: over texts and over sentences."""
+    """Raise InputError if outputs of layers would be recorded, because layers run twice: for texts and sentences."""
     for name in RECORDED:
         if options.get(name, getattr(config, name, False)):
             raise InputError(
@@ -410,9 +411,9 @@ def encode_alone(
     rows: Tensor,
     numbers: Tensor,
 ) -> Tensor:
-    """Return the global states of sentences that are encoded one by one, [sentences, hidden_size].
+    """Return the global states of sentences that are each encoded alone, [sentences, hidden_size].
 
-    rows, numbers: of the global tokens that stand for them, [sentences].
+    rows, numbers: row and index of the global token of each sentence, [sentences].
     """
     inside = (globals_.links[rows] == numbers[:, None, None]).any(-1)
     width = max(1, int(inside.sum(1).max()))

@@ -1,22 +1,25 @@
-"""ETC: a long input, of which tokens read a band, and a global input, whose tokens read everything and are read by all.
+"""ETC: long tokens attend to a band and to all global tokens, and global tokens attend to all tokens.
 
-Every global token stands for a part of the text, such as a sentence, and long tokens know by a label which are theirs:
+Every global token stands for a part of the text, such as a sentence. A label marks the pairs of a long token and the
+global tokens of its own part:
 
     long  ← attention over { band of long tokens } ∪ { all global tokens }
     global ← attention over { all global tokens } ∪ { all long tokens }
 
-each under one softmax, for n · (2r + 1) + 2 · n · g + g² scores in place of n². A call may give global tokens, links
-and masks (`structured_inputs` makes them from text); without, every chunk of `chunk_tokens` tokens has a global token.
+Each of the two has one softmax, so there are n · (2r + 1) + 2 · n · g + g² scores instead of n². A call may give the
+global tokens, links and masks (`structured_inputs` makes them from text). Otherwise every chunk of `chunk_tokens`
+tokens has a global token.
 
 Sources: Ainslie et al. (arXiv:2004.08483) and the authors' code; Zaheer et al. (arXiv:2007.14062). We differ in these
 points:
 
-- Padding changes nothing. The authors let padding read padding.
-- Long tokens read any pattern of long tokens, so that BigBird-ETC is a preset; random blocks, if any, are drawn for the
+- Padding changes nothing. The authors let padding attend to padding.
+- Long tokens may attend to each other by any pattern, so BigBird-ETC is a preset. Random blocks are drawn for the
   length of each text.
-- There are no absolute positions, which the authors' models have not either.
-- The authors did not publish the score of contrastive predictive coding: here it is the product of two global states
-  over the root of their width.
+- The authors did not publish the score of contrastive predictive coding. Here it is the product of two global states
+  divided by the root of their width.
+
+As in the authors' models, there are no absolute positions.
 """
 
 from dataclasses import dataclass
@@ -67,11 +70,11 @@ from .global_input import (
     refuse_recording,
 )
 
-# The parts of an ETC around its attention: what comes before the first layer, and the layer.
+# The embeddings and the layer.
 
 
 class EtcEmbeddings(nn.Module):
-    """Token types, and the norms of both inputs, before the first layer. [B, N, hidden_size] → the same."""
+    """Token types, norms and dropout of both inputs before the first layer. [B, N, hidden_size] → the same."""
 
     def __init__(self, config: EtcTransformerConfig) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ class EtcEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def forward(self, embedded: Tensor, types: Tensor | None, default: int, norm: nn.Module, name: str) -> Tensor:
-        """Return the first states of one input, given the types of its tokens; see `with_types`."""
+        """Return the embeddings of one input, given the types of its tokens; see `with_types`."""
         return self.dropout(norm(with_types(embedded, types, self.token_types, default, name)))
 
 
@@ -102,14 +105,14 @@ class EtcLayer(Block):
         return self.feed(long), self.feed(globals_, self.global_mlp, self.global_mlp_norm)
 
 
-# Heads of ETC that read global tokens: classes of texts, and long answers to questions.
+# Heads of ETC that use the global states: text classification, and long answers in question answering.
 
 
 class EtcTextHead(ClassificationHead):
     """Classifies texts by their global tokens.
 
     Raises:
-        InputError: rows of several packed documents; in a compiled model, positions that may be theirs.
+        InputError: rows with several packed documents; in a compiled model, positions that may mark such rows.
     """
 
     def read(self, inputs: dict[str, Any]) -> tuple[Any, Tensor]:
@@ -123,7 +126,10 @@ class EtcTextHead(ClassificationHead):
 
 
 def _refuse_documents(documents: Tensor | None, head: str) -> None:
-    """Raise InputError for rows of several documents; documents: of each global token, [B, G], -1: it is none."""
+    """Raise InputError for rows with several documents.
+
+    documents: the document of each global token, [B, G]; -1: padding.
+    """
     if documents is None:
         return
     if is_tracing(documents):
@@ -141,13 +147,13 @@ def _refuse_documents(documents: Tensor | None, head: str) -> None:
 
 @dataclass
 class EtcAnswerOutput(QuestionAnsweringHeadOutput):
-    """As of every head of questions; `long_answer_logits`: of each global token, [B, G], lowest where there is none."""
+    """Output with `long_answer_logits` of the global tokens, [B, G]; padding has the lowest value of the dtype."""
 
     long_answer_logits: Tensor | None = None
 
 
 class EtcAnswerHead(QuestionAnsweringHead):
-    """Start and end of the answer in the text and, with `long_answers`, the global token of the part that holds it.
+    """Predicts start and end of the answer and, with `long_answers`, the global token of the part that contains it.
 
     Shapes: input_ids [B, T] → start_logits, end_logits [B, T], long_answer_logits [B, G]. Source: Ainslie et al.
     (arXiv:2004.08483), section 5 (Natural Questions, whose paragraphs each have a global token).
@@ -171,19 +177,19 @@ class EtcAnswerHead(QuestionAnsweringHead):
         long_answer_positions: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> EtcAnswerOutput:
-        """Return the logits and, with positions, the loss: the mean of that of the span and that of the long answer.
+        """Return the logits and, with positions, the loss: the mean of the losses of start and end and of long answers.
 
-        long_answer_positions: the number of the right global token, [B]; −100: the example has none.
+        long_answer_positions: the index of the correct global token, [B]; −100: the example has no long answer.
 
         Raises:
-            InputError: long answers for a model without `long_answers`, or that no global token stands for.
+            InputError: long answers for a model without `long_answers`, or an index without a global token.
         """
         if long_answer_positions is not None and self.long_answer_outputs is None:
             raise InputError(
                 "long_answer_positions is given, but long_answers=False: the head has no logits of long answers. Build "
                 "it with long_answers=True."
             )
-        # read once, with the masks of the backbone
+        # copied to the host once, together with the masks of the backbone
         prefetch_inputs(attention_mask, position_ids, long_answer_positions, kwargs.get("global_mask"))
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
         logits = self.qa_outputs(outputs.last_hidden_state)
@@ -193,7 +199,7 @@ class EtcAnswerHead(QuestionAnsweringHead):
             losses.append(self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs))
         if self.long_answer_outputs is not None:
             long_logits = self.long_answer_outputs(outputs.global_hidden_state).squeeze(-1)
-            # a loss may be of spans or of long answers alone, and DDP waits for the gradient of every parameter
+            # the loss may use only one of the two outputs, but DDP waits for the gradient of every parameter
             unused = 0 * (start_logits[0, 0] + long_logits[0, 0])
             long_logits = long_logits.masked_fill(outputs.global_mask == 0, torch.finfo(long_logits.dtype).min)
         if long_answer_positions is not None and long_logits is not None:
@@ -210,11 +216,11 @@ class EtcAnswerHead(QuestionAnsweringHead):
 
 
 def _check_long_answers(positions: Tensor, real: Tensor) -> None:
-    """Raise InputError for long answers that no global token stands for.
+    """Raise InputError for long answers that are not the index of a global token.
 
     Args:
-        positions: the number of a global token, [B]; -100: none.
-        real: 1 = a global token, [B, G].
+        positions: the index of a global token, [B]; -100: no long answer.
+        real: 1 = a global token, 0 = padding, [B, G].
     """
     if is_tracing(positions):
         return
@@ -231,16 +237,17 @@ def _check_long_answers(positions: Tensor, real: Tensor) -> None:
 
 @dataclass
 class EtcOutput(BackboneOutput):
-    """The states of long and of global tokens.
+    """The states of the long and the global tokens.
 
     Attributes:
         global_hidden_state: [B, G, hidden_size].
         global_mask: 1 = a global token, 0 = padding, [B, G].
-        global_documents: the number of the packed document of each, [B, G], −1: it is padding; None: none are packed.
-        attentions: of each layer, how much long tokens read global and long tokens, [B, H, T, G + T].
-        global_hidden_states: those of each layer, [B, G, hidden_size]; with `output_global_hidden_states=True`.
-        global_attentions: of each layer, how much global tokens read global and long tokens, [B, H, G, G + T]; with
-            `output_global_attentions=True`.
+        global_documents: the packed document of each global token, [B, G], −1: padding; None: no packed documents.
+        attentions: the weights of the long tokens over global and then long tokens, [B, H, T, G + T] per layer.
+        global_hidden_states: the global states of each layer, [B, G, hidden_size]; with
+            `output_global_hidden_states=True`.
+        global_attentions: the weights of the global tokens over global and then long tokens, [B, H, G, G + T] per
+            layer; with `output_global_attentions=True`.
     """
 
     global_hidden_state: Tensor | None = None
@@ -269,7 +276,7 @@ class EtcTransformerPreTrainedModel(EfficientPreTrainedModel):
 
 
 class EtcTransformerModel(EtcTransformerPreTrainedModel):
-    """The backbone: embeddings, layers, final norm. input_ids [B, T] → [B, T, hidden_size], and global states."""
+    """The backbone: embeddings, layers, final norm. input_ids [B, T] → [B, T, hidden_size] and global states."""
 
     def __init__(self, config: EtcTransformerConfig) -> None:
         super().__init__(config)
@@ -301,25 +308,26 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         cpc_input_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> EtcOutput:
-        """Return the states of long and of global tokens.
+        """Return the states of the long and the global tokens.
 
         Args:
-            attention_mask, position_ids: see `prepare`; each packed document has global tokens of its own, and nothing
+            attention_mask, position_ids: see `prepare`; each packed document has its own global tokens, and nothing
                 else depends on positions.
-            global_input_ids: [B, G]; `structured_inputs` makes this and the following. None: every chunk of
+            global_input_ids: [B, G]; `structured_inputs` makes this and the following inputs. None: every chunk of
                 `chunk_tokens` real tokens has a global token.
-            global_mask: 1 = a global token, [B, G]. A masked one attends to nothing and is attended by none, but
-                distances between the others still count it, as in the authors' code. Mask only global tokens at an end.
-            long_to_global: the number of the global token to which each long token belongs, [B, T], or several,
+            global_mask: 1 = a global token, 0 = padding, [B, G]. No token attends to a masked global token, and it
+                attends to none, but distances between the others still count it, as in the authors' code. Mask only
+                global tokens at an end.
+            long_to_global: the index of the global token that each long token belongs to, [B, T], or several indices,
                 [B, T, K]; −1: none.
-            global_contexts: the context of each global token, [B, G], if contexts are in no order.
+            global_contexts: the context of each global token, [B, G], if contexts have no order.
             global_reads_all: 1 = attends to all long tokens whatever `hard_global_to_long` says, [B, G].
-            long_contexts: the number of the context of each long token, [B, T]. Neighbouring tokens of one number form
+            long_contexts: the context number of each long token, [B, T]. Neighbouring tokens with the same number form
                 a context. They attend to no long token outside of it, and an `attention_pattern` applies within it as
-                if it were alone. Global tokens are not affected. None: long tokens attend across contexts.
+                if it were a separate text. Global tokens are not affected. None: long tokens attend across contexts.
             cpc_mask: 1 = all long tokens that belong to this global token are masked in `input_ids`, [B, G]. With
-                `cpc_loss_weight` its state is trained to be closest, among those of all such global tokens, to the
-                state that it has when it attends only to its own unmasked tokens.
+                `cpc_loss_weight`, the state of this global token is trained to be closer to its own state over its
+                unmasked tokens alone than to such states of the other selected global tokens.
             cpc_input_ids: the long tokens before they were masked, [B, T].
         """
         if cpc_mask is not None:
@@ -340,7 +348,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         return EtcOutput(
             last_hidden_state=long,
             global_hidden_state=states,
-            # of integers, as masks of inputs are
+            # integers, like input masks
             global_mask=globals_.real.long(),
             global_documents=globals_.documents,
             auxiliary_loss=expect_use(loss, long, self.config.cpc_loss_weight),
@@ -355,7 +363,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         mask: TokenMask,
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        """Return the states of long and of global tokens after all layers."""
+        """Return the states of the long and the global tokens after all layers."""
         named = (self.config.long_token_type, self.embeddings.norm, "token_type_ids")
         long = self.embeddings(call.embedded, types[0], *named)
         embedded, norm = self.embed_tokens(global_ids).to(long.dtype), self.embeddings.global_norm

@@ -1,4 +1,4 @@
-"""From texts with parts, such as sentences and paragraphs, to the inputs of an ETC: a global token for every part."""
+"""Inputs of an ETC for texts with parts, such as sentences or paragraphs: one global token for every part."""
 
 import itertools
 import operator
@@ -16,17 +16,17 @@ from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.inputs import entries, whole_numbers
 
-# One text, or a question and a text, as tokens with global tokens: for `structured_inputs`, which makes batches.
+# The global tokens of one text, or of a question and a text; `structured_inputs` makes batches of them.
 
 
 Interval = tuple[int, int]
 # one interval, or the mentions of an entity
 TextPart = Interval | Sequence[Interval]
-# the type of its global tokens, and its number
+# the type of a context's global tokens, and the number of the context
 Context = tuple[int, int]
 NO_CONTEXT: Context = (-1, -1)
 
-# token types of the authors: of long tokens, and of the global tokens of whole texts, question tokens, candidates and
+# the authors' token types: of long tokens, then of the global tokens of whole texts, question tokens, candidates and
 # paragraphs
 TEXT_TYPE, QUESTION_TYPE, CANDIDATE_TYPE = 1, 3, 4
 WHOLE_TYPE, GLOBAL_QUESTION_TYPE, GLOBAL_CANDIDATE_TYPE, PARAGRAPH_TYPE = 0, 5, 6, 7
@@ -35,16 +35,16 @@ NO_ANSWER = -100
 
 @dataclass(frozen=True)
 class ExampleGlobals:
-    """What the global tokens of an example are.
+    """The global tokens of an example.
 
     Attributes:
-        links: the numbers of the global tokens of each token.
+        links: the indices of the global tokens that each token belongs to.
         global_types: the type of each global token, which says what it stands for.
-        contexts: the number of the context of each global token, counted in their order. The whole text is a context
-            of its own, and so are the tokens of the question.
-        long_contexts: the number of the context of each token, −1 if no part has one; empty: no contexts are given.
-        parts: the intervals of each part of the text that has a global token; the last global tokens are theirs.
-        candidate_tokens: the tokens of the places at which candidate answers are listed.
+        contexts: the context number of each global token, in order of appearance. The whole text is a separate context,
+            and so are the tokens of the question.
+        long_contexts: the context number of each token, −1 if no part has a context; empty: no contexts are given.
+        parts: the intervals of each part of the text that has a global token; these global tokens come last.
+        candidate_tokens: the tokens where the text lists candidate answers.
     """
 
     links: list[list[int]]
@@ -56,10 +56,10 @@ class ExampleGlobals:
 
 
 def first_letters(text: str, offsets: Sequence[Interval]) -> list[int | None]:
-    """Return where in its text the first letter of each token is; None: the token is none of the text.
+    """Return the position in the text of each token's first letter; None: the token is not part of the text.
 
-    Byte-level and SentencePiece tokens begin with the space before their word, which is in no sentence. A token of
-    nothing but white space is where it begins.
+    Byte-level and SentencePiece tokens begin with the space before their word, which is not part of a sentence. The
+    position of a token of white space is its start.
 
     >>> first_letters("It is.", [(0, 0), (0, 2), (2, 5), (5, 6)])
     [None, 0, 3, 5]
@@ -67,7 +67,7 @@ def first_letters(text: str, offsets: Sequence[Interval]) -> list[int | None]:
     places: list[int | None] = []
     for start, stop in offsets:
         token = text[start:stop]
-        # special tokens begin and end at 0
+        # special tokens have the offsets (0, 0)
         places.append(None if stop <= start else start + (len(token) - len(token.lstrip())) % len(token))
     return places
 
@@ -80,16 +80,16 @@ def link(
     candidates: Sequence[int],
     has_whole_text: bool,
 ) -> ExampleGlobals:
-    """Return the global tokens of an example: of its text, of each token of its question, and of its parts.
+    """Return the global tokens of an example: for its text, for each token of its question, and for its parts.
 
     Args:
-        places: where the first letter of each token is, if it is a token of the text.
-        is_question: which tokens are the question's; all False: there is none.
-        contexts: the number of the context of each part; None: all are of one.
+        places: the position of each token's first letter, None for tokens outside of the text.
+        is_question: which tokens belong to the question; all False: there is none.
+        contexts: the context number of each part; None: all are in one context.
         candidates: which parts are candidate answers.
 
     Raises:
-        InputError: a token that is in parts of several contexts.
+        InputError: a token that is in parts of different contexts.
     """
     of_text = sorted((at, token) for token, at in enumerate(places) if at is not None)
     numbers = [0] * len(parts) if contexts is None else contexts
@@ -99,7 +99,7 @@ def link(
     rows = [((GLOBAL_QUESTION_TYPE, 0), {token}) for token, is_asked in enumerate(is_question) if is_asked]
     rows += [((PARAGRAPH_TYPE, number), tokens) for _, _, number, tokens in kept]
     if has_whole_text or not rows:
-        # a text without parts has a global token all the same
+        # a text without parts still has one global token
         rows = [((WHOLE_TYPE, 0), {token for _, token in of_text}), *rows]
     links: list[list[int]] = [[] for _ in places]
     for number, (_, tokens) in enumerate(rows):
@@ -112,7 +112,7 @@ def link(
     listed_at = [token for each in candidates for token in _tokens_of(listed[each][:1], of_text)]
     long = []
     if contexts is not None:
-        # an entity is mentioned in any context, and a candidate is of that where it is listed
+        # mentions of an entity may be in any context; a candidate is in the context where it is listed
         at_home = [each for each, part in enumerate(parts) if is_interval(part) or each in candidates]
         owners = [((PARAGRAPH_TYPE, numbers[each]), _tokens_of(listed[each][:1], of_text)) for each in at_home]
         long = [counted.get(each, -1) for each in contexts_of_tokens(places, is_question, owners)]
@@ -123,16 +123,16 @@ def link(
 def contexts_of_tokens(
     places: Sequence[int | None], is_question: Sequence[bool], owners: Iterable[tuple[Context, set[int]]]
 ) -> list[Context]:
-    """Return the context of each token: that of the part in which it is, or of the question.
+    """Return the context of each token: the context of its part, or the context of the question.
 
-    A token of neither is of the context of the token before it, tokens of the text of one of the text, and the first
-    tokens of neither are of the first context. A text without parts of contexts has none.
+    Other tokens have the context of the token before them, tokens of the text that of the text token before them. Such
+    tokens at the start have the first context. If no part has a context, the text has none.
 
     Args:
-        owners: contexts, and the tokens of a part of theirs.
+        owners: pairs of a context and the tokens of one of its parts.
 
     Raises:
-        InputError: a token that is in parts of several contexts.
+        InputError: a token that is in parts of different contexts.
     """
     found: list[Context | None] = [(GLOBAL_QUESTION_TYPE, 0) if is_asked else None for is_asked in is_question]
     for context, tokens in owners:
@@ -152,7 +152,7 @@ def contexts_of_tokens(
 
 
 def _filled(contexts: Sequence[Context | None]) -> list[Context]:
-    """Return contexts with the one before where there is none, and before all of them the first one."""
+    """Return the contexts with each None replaced by the context before it, or by the first one at the start."""
     last = next((each for each in contexts if each is not None), NO_CONTEXT)
     filled: list[Context] = []
     for each in contexts:
@@ -162,19 +162,19 @@ def _filled(contexts: Sequence[Context | None]) -> list[Context]:
 
 
 def _tokens_of(intervals: Sequence[Interval], of_text: Sequence[tuple[int, int]]) -> set[int]:
-    """Return the tokens whose first letter is in one of the intervals; of_text: sorted places and tokens."""
+    """Return the tokens whose first letter is in one of the intervals; of_text: sorted pairs (position, token)."""
     cuts = [[bisect_left(of_text, (at,)) for at in interval] for interval in intervals]
     return {token for first, last in cuts for _, token in of_text[first:last]}
 
 
 def mentions(part: Any) -> list[Interval]:
-    """Return the intervals of a part: it is one, or the list of those where an entity is mentioned.
+    """Return the intervals of a part, which is one interval or a list of them, the mentions of an entity.
 
     >>> mentions((3, 7)), mentions([(3, 7), (12, 14)])
     ([(3, 7)], [(3, 7), (12, 14)])
 
     Raises:
-        InputError: something else, or an empty list.
+        InputError: anything else, or an empty list.
     """
     listed = [part] if is_interval(part) else entries(part)
     if not listed or not all(map(is_interval, listed)):
@@ -186,7 +186,7 @@ def mentions(part: Any) -> list[Interval]:
 
 
 def check_lists(name: str, given: Any, num_texts: int, held: str) -> None:
-    """Raise InputError if there is not a list for each text; held: what it holds, in words."""
+    """Raise InputError if there is not one list for each text; held: the content of a list, for the message."""
     lists = entries(given)
     if lists is None or len(lists) != num_texts or any(entries(each) is None for each in lists):
         found = f"is {shown(given)}" if lists is None else f"has {len(lists)} lists"
@@ -194,10 +194,10 @@ def check_lists(name: str, given: Any, num_texts: int, held: str) -> None:
 
 
 def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> list[list[int]]:
-    """Return contexts as numbers of Python.
+    """Return the contexts as Python integers.
 
     Raises:
-        InputError: they are not a number for each part, or parts of one lie between those of others.
+        InputError: not one integer for each part, or parts of a context that do not come one after another.
     """
     check_lists("contexts", contexts, len(parts), "the number of the context of each of its parts")
     found = []
@@ -208,7 +208,7 @@ def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence
                 f"contexts has {shown(given)} for a text of {len(of_text)} parts; give an integer for each part."
             )
         if len(list(itertools.groupby(numbers))) != len(set(numbers)):
-            # their distances in the list of global tokens, which labels tell, would depend on the other contexts
+            # the labels of distances between the global tokens of a context would depend on other contexts
             raise InputError(
                 f"contexts has {shown(numbers)}, but parts of one context lie between those of another. Give the parts "
                 "of a context one after another."
@@ -218,7 +218,11 @@ def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence
 
 
 def checked_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> list[list[int]]:
-    """Return candidates as numbers of Python; raise InputError if they are not, for each text, numbers of its parts."""
+    """Return the candidates as Python integers.
+
+    Raises:
+        InputError: not one list for each text, or numbers that are not indices of its parts.
+    """
     check_lists("candidates", candidates, len(parts), "the numbers of those of its parts that are candidate answers")
     found = []
     for given, of_text in zip(candidates, parts, strict=True):
@@ -233,7 +237,7 @@ def checked_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequ
 
 
 def is_interval(given: Any) -> bool:
-    """Return whether something is (start, stop) of whole numbers, not empty."""
+    """Return whether the value is an interval (start, stop) of whole numbers that is not empty."""
     numbers = whole_numbers(given)
     return numbers is not None and len(numbers) == 2 and 0 <= numbers[0] < numbers[1]
 
@@ -248,13 +252,14 @@ def answer_positions(
 ) -> tuple[int, int, int]:
     """Return the first and the last token of an answer, and the global token of the first part in which it begins.
 
-    White space around it is none of it. Without an answer among the tokens they are 0, 0 and −100.
+    White space at the ends of the answer is ignored. If there is no answer, or not all of it is among the tokens, the
+    result is 0, 0 and −100.
 
     Args:
-        is_cut: whether tokens of the text are cut away.
+        is_cut: whether the text is truncated.
 
     Raises:
-        InputError: an answer that is no interval of the text, or that has no token although nothing of it is cut away.
+        InputError: an answer that is not an interval of the text, or an answer without a token that is not truncated.
     """
     if answer is None:
         return 0, 0, NO_ANSWER
@@ -268,7 +273,7 @@ def answer_positions(
     begin, end = start + len(answer_text) - len(answer_text.lstrip()), start + len(answer_text.rstrip())
     kept = [token for token, at in enumerate(places) if at is not None]
     if is_cut and (not kept or begin < offsets[kept[0]][0] or end > offsets[kept[-1]][1]):
-        # at least an end of it is cut away
+        # at least one end of the answer is truncated
         return 0, 0, NO_ANSWER
     found = [token for token, at in enumerate(places) if at is not None and at < end and offsets[token][1] > begin]
     if not found:
@@ -281,16 +286,16 @@ def answer_positions(
     return found[0], found[-1], first_part + holding[0] if holding else NO_ANSWER
 
 
-# a sentence ends behind one of .!? and what closes after it, before a space, or where a paragraph ends
+# a sentence ends with one of .!?… and closing quotes or brackets, followed by a space, or at the end of a paragraph
 SENTENCE = re.compile(r"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s|$)|(?=\n\s*\n)|$)", re.DOTALL)
 EMPTY_LINES = re.compile(r"\n\s*\n")
 
 
 def sentences(text: str) -> list[Interval]:
-    """Return where the sentences of a text begin and end, in characters.
+    """Return the start and the end of each sentence of a text, in characters.
 
-    They end behind a full stop, a question mark or an exclamation mark, and with a paragraph; abbreviations are not
-    known. Give `structured_inputs` better ones where you have them.
+    A sentence ends with a full stop, a question mark, an exclamation mark or an ellipsis, and at the end of a
+    paragraph. Abbreviations are not recognised. If you have better sentences, pass them to `structured_inputs`.
 
     >>> text = "It rains. Does it?\\n\\nA title\\n\\nYes!"
     >>> [text[start:stop] for start, stop in sentences(text)]
@@ -300,7 +305,7 @@ def sentences(text: str) -> list[Interval]:
 
 
 def paragraphs(text: str) -> list[Interval]:
-    """Return where the paragraphs of a text begin and end, in characters; empty lines divide them.
+    """Return the start and the end of each paragraph of a text, in characters; empty lines separate paragraphs.
 
     >>> text = "It rains. Does it?\\n\\nYes!\\n"
     >>> [text[start:stop] for start, stop in paragraphs(text)]
@@ -348,8 +353,8 @@ def structured_inputs(
     token, before those of the parts. The parts are by default the text's `paragraphs`.
 
     Args:
-        tokenizer: a fast tokenizer, because it tells where in the text its tokens are.
-        texts: all of them texts, or all of them pairs (question, text).
+        tokenizer: a fast tokenizer, because only these give the offsets of tokens in the text.
+        texts: either only texts, or only pairs (question, text).
         parts: for each text its parts, in the order of their global tokens, each an interval in characters or a list
             of intervals; None: its `sentences`, in a pair its `paragraphs`.
         global_token_id: the token id of every global token: `model.config.global_token_id`, which is not 1 in a model
@@ -360,32 +365,33 @@ def structured_inputs(
         answers: for each pair the interval of the answer in the text, in characters, or None if it has none. An answer
             that is truncated, even at one end, counts as none.
         question_token_ids: in pairs, the token ids of the global tokens for question tokens and for parts. The authors
-            have 3 and 5 in the vocabulary of BERT, 41 and 43 in that of their SentencePiece model.
+            use 3 and 5 with the vocabulary of BERT, 41 and 43 with their SentencePiece model.
         contexts: for each text the number of each part's context, such as a document. Global tokens of different
-            contexts are in no order, those of one context are in the order of its parts, and long tokens do not attend
+            contexts have no order, those of one context are in the order of its parts, and long tokens do not attend
             to other contexts. The parts of a context come one after another. As in the authors' code, the whole text is
-            a context of its own, and so are the tokens of the question. The mentions of an entity, given as a list of
+            a separate context, and so are the tokens of the question. The mentions of an entity, given as a list of
             intervals, may be in any context; other parts of different contexts must not share a token. None: all global
             tokens are in one order.
         candidates: for each pair the numbers of the parts that are candidate answers, as in WikiHop. The first interval
             of such a part is where the text lists the candidate, and the others are its mentions. None: there are no
             candidates.
-        candidate_token_id: the token id of the global tokens of candidates; the authors' SentencePiece model has 42.
+        candidate_token_id: the token id of the global tokens of candidates; 42 with the authors' SentencePiece model.
 
     Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and `global_reads_all`
-    [texts, global tokens], and `long_to_global` [texts, tokens, levels], see `EtcTransformerModel.forward`. Texts are
-    padded as the tokenizer pads, global tokens on the right. With `contexts`, it also returns `global_contexts` [texts,
-    global tokens] and `long_contexts` [texts, tokens], counted from 0 in each text; a token of no part belongs to the
-    context before it. Remove `long_contexts` if long tokens should attend across contexts. For pairs, it also returns
-    the authors' `token_type_ids` and `global_token_type_ids`, which go up to 7: remove them for a model with fewer
-    types. With `answers` also `start_positions` and `end_positions` [texts], 0 without an answer, and
-    `long_answer_positions` [texts], the global token of the first part in which the answer begins, −100 without one.
+    [texts, global tokens], and `long_to_global` [texts, tokens, levels]; see `EtcTransformerModel.forward`. Texts are
+    padded on the tokenizer's padding side, global tokens on the right. With `contexts`, it also returns
+    `global_contexts` [texts, global tokens] and `long_contexts` [texts, tokens], counted from 0 in each text; a token
+    outside of all parts belongs to the context before it. Remove `long_contexts` if long tokens should attend across
+    contexts. For pairs, it also returns the authors' `token_type_ids` and `global_token_type_ids`, which go up to 7:
+    remove them for a model with fewer types. With `answers`, it also returns `start_positions` and `end_positions`
+    [texts], 0 without an answer, and `long_answer_positions` [texts], the global token of the first part in which the
+    answer begins, −100 without an answer.
 
     Raises:
         InputError: a slow tokenizer; no texts, or no text with a token; a mix of texts and pairs; parts or answers that
             are not one for each text, or are not intervals; candidates without questions, or that are not parts;
             contexts that are not one for each part, or whose parts do not come one after another; a global token id
-            that is the tokenizer's padding; a question that leaves no room for its text.
+            that is the tokenizer's padding token; a question that leaves no room for its text.
     """
     questions, texts = _taken_apart(tokenizer, texts)
     of_pairs = question_token_ids if candidates is None else (*question_token_ids, candidate_token_id)
@@ -422,10 +428,10 @@ def structured_inputs(
 
 
 def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str]]:
-    """Return the questions, if there are any, and the texts.
+    """Return the questions, or None, and the texts.
 
     Raises:
-        InputError: a slow tokenizer, no texts, or something else than texts alone or pairs alone.
+        InputError: a slow tokenizer, no texts, or anything but only texts or only pairs.
     """
     texts = [] if isinstance(given, str) else list(given)
     if not texts or not getattr(tokenizer, "is_fast", False):
@@ -450,7 +456,11 @@ def _checked_parts(
     candidates: Sequence[Sequence[int]] | None,
     are_pairs: bool,
 ) -> tuple[list[Any], list[Any]]:
-    """Return the contexts, or None, and the candidates of each text; raise InputError if lists are not one for each."""
+    """Return the contexts, or None, and the candidates of each text.
+
+    Raises:
+        InputError: not one list for each text, candidates without questions, or wrong contexts or candidates.
+    """
     check_lists("parts", parts, num_texts, "intervals (start, stop)")
     if candidates is not None and not are_pairs:
         raise InputError(
@@ -464,7 +474,7 @@ def _checked_parts(
 
 
 def _refuse_padding(tokenizer: Any, token_ids: Sequence[int]) -> None:
-    """Raise InputError if a global token would be the tokenizer's padding, whose embedding no training changes."""
+    """Raise InputError if a global token would be the padding token, whose embedding is not trained."""
     if tokenizer.pad_token_id in token_ids:
         raise InputError(
             f"Global tokens would be {tokenizer.pad_token_id}, which is the padding of {type(tokenizer).__name__}. "
@@ -473,7 +483,7 @@ def _refuse_padding(tokenizer: Any, token_ids: Sequence[int]) -> None:
 
 
 def _check_room(tokenizer: Any, questions: list[str], max_length: int) -> None:
-    """Raise InputError if a question leaves no token for its text."""
+    """Raise InputError if a question leaves no room for a token of its text."""
     own = tokenizer(questions, add_special_tokens=False, return_attention_mask=False)["input_ids"]
     longest = max(map(len, own)) + tokenizer.num_special_tokens_to_add(pair=True)
     if longest >= max_length:
@@ -486,7 +496,7 @@ def _check_room(tokenizer: Any, questions: list[str], max_length: int) -> None:
 def _encoded(
     tokenizer: Any, questions: list[str] | None, texts: list[str], max_length: int | None
 ) -> tuple[BatchEncoding, list[list[Interval]]]:
-    """Return the tokens of the batch and their offsets."""
+    """Return the encoded batch and the offsets of its tokens."""
     options = {"return_offsets_mapping": True, "padding": True, "return_tensors": "pt", "max_length": max_length}
     if questions is not None and max_length is not None:
         _check_room(tokenizer, questions, max_length)
@@ -516,9 +526,9 @@ def _add_types(
     sequences: Sequence[list[int | None]],
     token_ids: tuple[int, int, int],
 ) -> None:
-    """Add the types of tokens of pairs, and the ids of their global tokens.
+    """Add the token types of pairs, and the ids of their global tokens.
 
-    sequences: 0 of tokens of a question, 1 of those of its text.
+    sequences: for each token, 0 in a question, 1 in a text, None elsewhere.
     """
     types = _padded([row.global_types for row in rows])
     for kind, number in zip((GLOBAL_QUESTION_TYPE, PARAGRAPH_TYPE, GLOBAL_CANDIDATE_TYPE), token_ids, strict=True):
@@ -532,7 +542,7 @@ def _add_types(
 
 
 def _add_answers(encoded: BatchEncoding, answers: Iterable[tuple[Any, ...]]) -> None:
-    """Add the positions of answers; each is what `answer_positions` takes."""
+    """Add the positions of answers; answers: arguments of `answer_positions` for each text."""
     found = torch.tensor([answer_positions(*given) for given in answers])
     for name, column in zip(("start_positions", "end_positions", "long_answer_positions"), found.T, strict=True):
         encoded[name] = column.contiguous()

@@ -1,7 +1,8 @@
-"""Longformer's second set of projections, with which global tokens read, on one process and on several.
+"""Longformer's second set of projections, used by the queries of global tokens, in one process and in several.
 
 Source: Beltagy et al. (arXiv:2004.05150), section 3.1 (Q_g, K_g, V_g, which start as copies of Q_s, K_s, V_s) and the
-authors' code: only global tokens read with them; other tokens read a global one with the local projections.
+authors' code. Only global tokens attend with these projections. Other tokens attend to a global token with the local
+projections.
 """
 
 from collections.abc import Sequence
@@ -31,18 +32,18 @@ from hf_efficient_attn.models.inputs import LayerInputs, Movable
 from hf_efficient_attn.models.parts.blocks import gathered, is_in_shards
 from hf_efficient_attn.models.parts.embeddings import rotate
 
-# Where the global tokens are among the queries of a call, for the global projections.
+# The global tokens among the queries of a call.
 
 
 @dataclass(frozen=True)
 class GlobalRows(Movable):
-    """The queries that are global tokens. X is the most that any example has, and at least 1.
+    """The queries that are global tokens. X is the largest number in any example, and at least 1.
 
     Attributes:
         is_row: bool [batch, queries], which queries are global.
         index: int [batch, X], their indices among the queries.
-        is_global: bool [batch, X]; False: the example has fewer, and the index is that of any query.
-        allowed: which keys they read: bool [batch, X, keys], or a floating-point matrix to add; None: all.
+        is_global: bool [batch, X]; False: the example has fewer global tokens, and this index is an arbitrary query.
+        allowed: which keys they attend to: bool [batch, X, keys], or a floating-point matrix to add; None: all.
     """
 
     is_row: Tensor
@@ -51,7 +52,7 @@ class GlobalRows(Movable):
     allowed: Tensor | None
 
     def among(self, queries: Sequence[int]) -> "GlobalRows":
-        """Return where the global tokens are among some of the queries, given by their indices."""
+        """Return the global tokens among these queries, given by their indices."""
         some = device_numbers(tuple(queries), self.index.device, torch.long)
         is_same = (self.index[:, :, None] == some) & self.is_global[:, :, None]
         return replace(self, is_row=self.is_row[:, some], index=is_same.int().argmax(-1), is_global=is_same.any(-1))
@@ -67,11 +68,11 @@ def find_global_rows(
     max_global_tokens: int,
     device: torch.device,
 ) -> GlobalRows:
-    """Return where the global tokens are among the queries.
+    """Return the global tokens among the queries.
 
     Args:
-        masks: what the layers are told about the keys.
-        max_global_tokens: how many there may be while tracing, when they cannot be counted.
+        masks: the mask inputs of the layers.
+        max_global_tokens: the largest number of global tokens while tracing, when they cannot be counted.
     """
     tokens, matrix = masks.token_mask, masks.matrix
     locations = token_locations(tokens, num_keys, device)
@@ -102,10 +103,10 @@ def global_keys(
 
 
 def check_positions(selection: GlobalTokenSelection, tokens: TokenMask, num_keys: int, device: torch.device) -> None:
-    """Refuse named positions beyond the end of some text; not while compiling.
+    """Raise InputError for positions from the config beyond the end of some text; do nothing while compiling.
 
     Raises:
-        InputError: names the position, the example, and where its text ends.
+        InputError: the message has the position, the example, and where its text ends.
     """
     if not selection.is_named or torch.compiler.is_compiling():
         return
@@ -138,7 +139,7 @@ def _global_keys(selection: GlobalTokenSelection, locations: TokenLocations) -> 
 def _among(positions: Tensor, wanted: tuple[int, ...]) -> Tensor:
     if not is_written():
         return torch.isin(positions, device_numbers(wanted, positions.device, torch.long))
-    # ONNX has no search, and onnxruntime cannot reduce nothing
+    # ONNX has no operator for this, and onnxruntime cannot reduce an empty dimension
     found = torch.zeros_like(positions, dtype=torch.bool)
     for each in wanted:
         found = found | (positions == each)
@@ -146,7 +147,7 @@ def _among(positions: Tensor, wanted: tuple[int, ...]) -> Tensor:
 
 
 def _most(selection: GlobalTokenSelection, is_row: Tensor, tokens: TokenMask, limit: int) -> int:
-    """Return the largest number of global queries of an example, at least 1."""
+    """Return the largest number of global queries in an example, at least 1."""
     if not torch.compiler.is_compiling():
         return max(1, int(is_row.sum(1).max()))
     if selection.mask is None and tokens.segment_ids is None:
@@ -158,11 +159,11 @@ def _most(selection: GlobalTokenSelection, is_row: Tensor, tokens: TokenMask, li
 
 
 def _first_true(is_row: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of the first `count` true entries of each row, and which indices are real."""
-    # a symbolic length must not be compared with the count
+    """Return the indices of the first `count` true entries of each row, and which of them are true entries."""
+    # padded, so that a symbolic length need not be compared with the count
     padded = torch.nn.functional.pad(is_row, (0, count))
     length = padded.shape[1]
-    # no two are equal, so that the first of them are those of the lowest indices
+    # all scores differ, so true entries come first, in the order of their indices
     scores = padded.long() * length - torch.arange(length, device=padded.device)
     index = scores.topk(count, dim=1).indices
     return index.clamp(max=is_row.shape[1] - 1), padded.gather(1, index)
@@ -186,7 +187,7 @@ class CopiedLinear(nn.Linear):
         self.source = (source,)
 
     def initialize(self) -> None:
-        """Copy the other map, unless the weight comes from a checkpoint; `copy_source` copies what is in shards."""
+        """Copy the other map, unless the weight comes from a checkpoint; `copy_source` copies sharded parameters."""
         (source,) = self.source
         if is_in_shards(source.weight):
             return
@@ -196,17 +197,17 @@ class CopiedLinear(nn.Linear):
 
     @torch.no_grad()
     def copy_source(self) -> None:
-        """Copy the other map; in all processes, if parameters are in shards."""
+        """Copy the other map; if parameters are sharded, all processes must call this."""
         (source,) = self.source
         with gathered([*self.parameters(), *source.parameters()]):
             self.load_state_dict(source.state_dict())
 
 
 class GlobalAttention(nn.Module):
-    """Attention of the global tokens over everything. Shapes: hidden states [B, T, hidden_size] → [B, X, H, D].
+    """Attention of the global tokens to all tokens. Shapes: hidden states [B, T, hidden_size] → [B, X, H, D].
 
-    With few global tokens the keys and values of all tokens are never computed: X queries times W_k, and X weighted
-    sums of hidden states times W_v, give the same numbers at X·H / hidden_size of the cost.
+    With few global tokens, the keys and values of all tokens are not computed: X queries times W_k, and X weighted sums
+    of hidden states times W_v, give the same results at X·H / hidden_size of the cost.
     """
 
     def __init__(self, q_proj: nn.Linear, k_proj: nn.Linear, v_proj: nn.Linear, num_heads: int, dropout: float) -> None:
@@ -220,11 +221,11 @@ class GlobalAttention(nn.Module):
     def copy_local(self) -> None:
         """Copy the local projections again, as the authors do between masked language modelling and fine-tuning."""
         for projection in (self.q_proj, self.k_proj, self.v_proj):
-            # an adapter wraps the map; the adapter's own weights stay
+            # if an adapter wraps the projection, the adapter's weights stay as they are
             getattr(projection, "base_layer", projection).copy_source()
 
     def keys_and_values(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a cache keeps, both [B, H, T, D]."""
+        """Return the keys and values, both [B, H, T, D]."""
         return self._split(self.k_proj(hidden_states)), self._split(self.v_proj(hidden_states))
 
     def forward(
@@ -262,7 +263,7 @@ class GlobalAttention(nn.Module):
         return self._split(self.q_proj(hidden_states))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the output [B, X, H, D] and the weights [B, H, X, keys], of any heads; see `GlobalRows`."""
+        """Return the output [B, X, H, D] and the weights [B, H, X, keys], for any number of heads; see `GlobalRows`."""
         weights = self._weights(query * self.scaling @ key.transpose(2, 3), allowed)
         return (self.dropout(weights) @ value).transpose(1, 2), weights
 
@@ -275,7 +276,7 @@ class GlobalAttention(nn.Module):
         scores = (through.flatten(1, 2) @ hidden_states.transpose(1, 2)).unflatten(1, query.shape[1:3])
         if self.k_proj.bias is None:
             return scores
-        # the softmax is invariant to it, but the parameter needs its (zero) gradient
+        # the softmax is invariant to this bias, but the parameter needs its (zero) gradient
         bias = self.k_proj.bias.view(1, self.num_heads, self.head_dim, 1)
         return scores + query @ bias
 
@@ -290,7 +291,7 @@ class GlobalAttention(nn.Module):
 
     def _weights(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
         if allowed is not None and allowed.dtype == torch.bool:
-            # an entry that is no global token may read nothing; its result is never used
+            # an entry that is not a global token may have no key, so it gets finite scores; its result is not used
             scores = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min)
         elif allowed is not None:
             scores = scores + allowed[:, None]
@@ -299,9 +300,9 @@ class GlobalAttention(nn.Module):
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether a map is nothing but its weight and bias: no adapter, no quantisation, no hook that loads it.
+    """Return whether a projection consists of its weight and bias only: no adapter, no quantisation, no hooks.
 
-    Quantised, sharded or otherwise special weights may sit in the same module, but are no plain parameters.
+    Quantised, sharded or otherwise special weights may be in a module of the same class, but are not plain parameters.
     """
     return (
         type(module) is CopiedLinear
@@ -312,7 +313,7 @@ def is_plain(module: nn.Module) -> bool:
     )
 
 
-# Rows of global tokens, with projections of their own, of texts that several processes share.
+# Attention of the global tokens when several processes share each text.
 
 
 def read_together(
@@ -322,14 +323,14 @@ def read_together(
     rotation: tuple[Tensor, Tensor] | None,
     shards: SequenceShards,
 ) -> tuple[Tensor, GlobalRows]:
-    """Return what the global tokens of whole texts read, [B, X, H, D], and which of them are this process's.
+    """Return the attention output of all global tokens, [B, X, H, D], and the rows of this process's global tokens.
 
-    All processes get the hidden states of the global tokens, which are few, and each the keys of all tokens for some
+    Every process gets the hidden states of all global tokens, which are few, and the keys of all tokens for some of the
     heads.
 
     Args:
-        hidden_states: of this process's tokens, [B, n, hidden_size].
-        rows: of the whole texts.
+        hidden_states: hidden states of this process's tokens, [B, n, hidden_size].
+        rows: the global tokens of the whole texts.
         rotation: cosines and sines of this process's tokens, [B or 1, n, D].
     """
     num_tokens = rows.is_row.shape[1]
@@ -338,7 +339,7 @@ def read_together(
     index = (rows.index - first).clamp(0, stop - first - 1)
 
     def of_all(states: Tensor) -> Tensor:
-        """Return the states of all global tokens, given those of this process's tokens: [B or 1, n, X] → [B, X', X]."""
+        """Return the states of all global tokens, given those of this process's tokens, [B or 1, n, E] → [B, X, E]."""
         states = states.expand(len(index), -1, -1)
         found = states.gather(1, index[:, :, None].expand(-1, -1, states.shape[2]))
         return SumOfProcesses.apply(torch.where(is_own[:, :, None], found, 0), shards.group)  # type: ignore[no-any-return]
@@ -357,13 +358,13 @@ def read_together(
 
 
 def whole_lengths(shards: SequenceShards | None, num_queries: int, num_keys: int, tokens: Any) -> tuple[int, int]:
-    """Return how many queries and keys there are of which some are global: of whole texts, where processes share them.
+    """Return the number of queries and keys; if several processes share each text, those of the whole text.
 
-    tokens: the mask of the call, in this case of whole texts.
+    tokens: token mask of the call; with shards, that of the whole texts.
     """
     return (num_queries, num_keys) if shards is None else (tokens.shape[1], tokens.shape[1])
 
 
 def keys_of_text(shards: SequenceShards | None, key: Tensor, tokens: TokenMask) -> int:
-    """Return how many keys there are, those that other processes hold included: [B, H, K, D] and the mask → K."""
+    """Return the number of keys, including those of other processes: [B, H, K, D] and the mask → K."""
     return key.shape[2] if shards is None or tokens.shape is None else tokens.shape[1]

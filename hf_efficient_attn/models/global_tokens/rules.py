@@ -1,6 +1,6 @@
-"""Global tokens: which tokens of a batch read, and are read by, everything.
+"""Global tokens: the tokens of a batch that attend to all tokens, and that all tokens attend to.
 
-A config chooses them by a rule (`global_tokens`), a call by `global_attention_mask`, which replaces the rule.
+A config selects them by a rule (`global_tokens`); a call may replace the rule with `global_attention_mask`.
 Source: Beltagy et al., "Longformer" (arXiv:2004.05150), sections 3.1 and 5.
 """
 
@@ -20,7 +20,7 @@ Rule = str | Mapping[str, Any] | None
 
 WORDS = ("auto", "first", "question", "choice")
 FIELDS = {"positions": "list of integers from 0", "token_ids": "list of integers from 0", "every": "integer from 1"}
-# what "auto" means, by the task of a head; the other heads have no global tokens
+# the rule that "auto" stands for, by the task of the head; other heads have no global tokens
 AUTO_RULES = {"sequence_classification": "first", "question_answering": "question", "multiple_choice": "choice"}
 
 NOT_RELATIVE = (
@@ -33,10 +33,10 @@ class GlobalTokenSelection:
     """The global tokens of one batch.
 
     Attributes:
-        positions: counted within each document, the same in all of them; they become part of the pattern.
-        mask: bool [batch, keys], if they differ between examples; None: they do not.
-        every: all positions divisible by it are global; used instead of `positions` if lengths are symbols.
-        is_named: whether the config names the positions, so that every document must have them.
+        positions: positions within each document, the same in all documents; they become part of the pattern.
+        mask: bool [batch, keys], if global tokens differ between examples; None: they do not.
+        every: all positions divisible by this are global; used instead of `positions` if lengths are symbolic.
+        is_named: whether the config lists the positions, so every document must have them.
     """
 
     positions: tuple[int, ...] = ()
@@ -45,12 +45,12 @@ class GlobalTokenSelection:
     is_named: bool = False
 
     def on_host(self) -> "GlobalTokenSelection":
-        """Return the same choice with its mask on the host."""
+        """Return the same selection with its mask on the host."""
         return self if self.mask is None else replace(self, mask=on_host(self.mask))
 
 
 def check_rule(rule: Rule, vocab_size: int, num_positions: int | None) -> None:
-    """Raise ConfigurationError if `global_tokens` is not one of the rules, or names what no input can have.
+    """Raise ConfigurationError if `global_tokens` is not a rule, or has positions or tokens that no input can have.
 
     num_positions: the longest input in tokens; None: there is no limit.
     """
@@ -78,7 +78,7 @@ def _check_limit(rule: Rule, name: str, values: Sequence[int], limit: int | None
 
 
 def needs_input_ids(rule: Rule) -> bool:
-    """Return whether a rule looks at the tokens themselves."""
+    """Return whether a rule depends on token ids."""
     return rule in ("question", "choice") or (isinstance(rule, Mapping) and "token_ids" in rule)
 
 
@@ -90,16 +90,16 @@ def choose_by_rule(
     sep_token_id: int | None,
     past_tokens: int | Tensor = 0,
 ) -> GlobalTokenSelection:
-    """Return the global tokens of a batch by a rule, in which "auto" is already resolved.
+    """Return the global tokens of a batch by a rule; "auto" must be resolved already.
 
     Args:
-        num_keys: cached and new tokens.
+        num_keys: number of cached and new tokens.
         input_ids: [batch, tokens]; None if embeddings were given.
         is_token: [batch, keys], 0 for padding; None: all are tokens.
         sep_token_id: the token that ends the question.
 
     Raises:
-        InputError: a question without a separator, or a rule that looks at tokens when these are unknown.
+        InputError: a question without a separator, or a rule that needs token ids that are unknown.
     """
     if rule is None:
         return GlobalTokenSelection()
@@ -135,7 +135,7 @@ def _around_separator(rule: str, input_ids: Tensor, is_token: Tensor | None, sep
         )
 
     def separators(input_ids: Tensor, is_token: Tensor | None) -> Tensor:
-        # padding may be the same token
+        # the padding token may be the separator
         is_separator = input_ids == sep_token_id
         return is_separator if is_token is None else is_separator & is_token.bool()
 
@@ -166,7 +166,7 @@ def choose_by_mask(
         is_token: [batch, tokens], 0 for padding; None: all are tokens.
 
     Raises:
-        InputError: a mask of another shape, other values, or one that marks nothing but padding in some example.
+        InputError: a mask with a wrong shape or other values, or that marks only padding in some example.
     """
     check_marked_shape(global_attention_mask, batch_size, num_tokens)
     check_marked(global_attention_mask, is_token)

@@ -1,4 +1,4 @@
-"""`index`: give every layer of a decoder an indexer, which learns which keys are worth reading."""
+"""`index`: add an indexer to every layer of a decoder, which learns to select the keys to attend to."""
 
 import functools
 import inspect
@@ -31,19 +31,19 @@ from hf_efficient_attn.models.indexed.own_rotary import READS_CHOICE
 from hf_efficient_attn.patterns.bands import Causal
 from hf_efficient_attn.patterns.serialization import is_integer
 
-# What happens before the attention of a layer that has an indexer: its states join the arguments, and the cache.
+# Before the attention of a layer: the indexer's states are added to the arguments, and its keys to the cache.
 
 
-# cache layers, and those that also keep the keys of an indexer
+# cache layers, and the cache layers that also keep the keys of an indexer
 INDEXED_LAYERS: dict[type, Any] = {DynamicLayer: DynamicIndexedLayer, StaticLayer: StaticIndexedLayer}
 
 
 def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return the arguments of an attention module with the states of its indexer; a hook before its forward.
+    """Add the states of the indexer to the arguments of an attention module; a forward pre-hook.
 
     Raises:
-        UnsupportedBackendError: the model is on another attention, its cache is of another kind, or its indexers would
-            learn, but nothing takes their losses.
+        UnsupportedBackendError: the model uses another attention implementation, the cache cannot keep the keys of an
+            indexer, or the loss of the indexer would be lost.
     """
     field = getattr(module.config, INDEXER)
     if field["stage"] == DENSE:
@@ -71,12 +71,12 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
 
 
 def indexed_layer_of(cache: Any, layer: int) -> Any:
-    """Return the layer of a cache, which from now on also keeps the keys of an indexer.
+    """Return a layer of a cache, replaced if necessary by one that also keeps the keys of an indexer.
 
     Raises:
-        UnsupportedBackendError: it cannot.
+        UnsupportedBackendError: there is no such replacement for this kind of layer.
     """
-    # as the cache does when it gets the layer's first keys
+    # add missing layers as the cache does
     while len(cache.layers) <= layer and cache.layer_class_to_replicate is not None:
         cache.layers.append(cache.layer_class_to_replicate())
     found = cache.layers[layer]
@@ -95,7 +95,7 @@ def indexed_layer_of(cache: Any, layer: int) -> Any:
 
 
 def rotated_dims(rotary: Any, states: Tensor, position_ids: Tensor) -> int | None:
-    """Return how many dimensions a model rotates, in pairs that are half of these apart; None: in other pairs."""
+    """Return how many dimensions a model rotates, if dimension i is paired with i + half of them, otherwise None."""
     cos = rotary(states, position_ids)[0]
     first, second = cos.chunk(2, -1)
     return int(cos.shape[-1]) if bool((first == second).all()) else None
@@ -111,14 +111,14 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
     1. "warmup": the model keeps full attention and its weights are frozen, while the indexers learn to predict its
        attention (KL divergence from the mean of the heads). The paper uses a learning rate of 1e-3.
     2. `index_stage(model, "sparse")`: queries attend to the selected keys. The model learns from its own loss, and each
-       indexer from the attention over the keys that it selected; neither has a gradient from the other. The paper uses
-       7.3e-6.
+       indexer from the attention over the keys that it selected; neither loss has a gradient for the other part. The
+       paper uses 7.3e-6.
 
     In training, the loss of the indexers is added to the model's loss, and is the `auxiliary_loss` of its output; if
     you compute your own loss, add it. It is the mean over queries, summed over layers; the paper also sums over
     queries. `Trainer` works as it is; `AuxiliaryLossCallback` logs this loss. `save_pretrained` and `from_pretrained`
-    keep the indexers and the stage; generation keeps their keys in the cache. `index_recall` tells how much of the
-    attention the selected keys have.
+    keep the indexers and the stage; generation keeps their keys in the cache. `index_recall` returns the share of the
+    attention on the selected keys.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> import hf_efficient_attn as hea
@@ -130,17 +130,17 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
     'sparse'
 
     Args:
-        model: a decoder of transformers with rotary positions and full causal attention, or such a SparseTransformer or
-            SimplifiedTransformer. Shaped attention then subtracts the mean over the selected keys. Without a head,
-            `auxiliary_loss` is the only loss of the output.
-        top_k: how many keys a query attends to; sequences of up to this many tokens keep full attention. DeepSeek-V3.2
+        model: a decoder of transformers with rotary positions and full causal attention, or a SparseTransformer or
+            SimplifiedTransformer of this kind. Shaped attention then subtracts the mean over the selected keys. For a
+            model without a head, `auxiliary_loss` is the only loss of the output.
+        top_k: how many keys a query attends to; sequences of at most `top_k` tokens keep full attention. DeepSeek-V3.2
             has 2,048.
         num_heads, head_dim: number and width of the indexer's heads; head_dim None: the number of dimensions that the
             model rotates. The paper has 64 heads of 128.
 
     Raises:
-        ConfigurationError: numbers that are too small, or a model that already has indexers or an attention_pattern.
-        UnsupportedBackendError: a model of another kind.
+        ConfigurationError: numbers below 1, or a model that already has indexers or has an attention_pattern.
+        UnsupportedBackendError: another kind of model.
     """
     for name, value in (("top_k", top_k), ("num_heads", num_heads), ("head_dim", head_dim)):
         if not (is_integer(value) and value > 0) and (name, value) != ("head_dim", None):  # type: ignore[operator]
@@ -185,22 +185,22 @@ def index_stage(model: Any, stage: str) -> Any:
     found = list(indexers_of(model))
     if not found:
         raise ConfigurationError(f"This {type(model).__name__} has no indexers. Call hea.index(model, top_k=...).")
-    # a dict of its own: that of a loaded config may be shared
+    # a new dict, because the dict of a loaded config may be shared
     setattr(model.config, INDEXER, {**getattr(model.config, INDEXER), "stage": stage})
     of_indexers = {parameter for module in found for parameter in module.parameters()}
     for parameter in model.parameters():
-        # quantized weights never have a gradient
+        # quantized weights cannot require gradients
         if parameter.is_floating_point():
             parameter.requires_grad_(stage != DENSE if parameter in of_indexers else stage != WARMUP)
     return model
 
 
 def checked_rotation(model: Any) -> int:
-    """Return how many dimensions of its heads a model rotates.
+    """Return how many dimensions of its heads a model rotates, after checking that it can have indexers.
 
     Raises:
-        ConfigurationError: it has indexers, or an attention_pattern.
-        UnsupportedBackendError: it cannot have indexers.
+        ConfigurationError: the model already has indexers, or it has an attention_pattern.
+        UnsupportedBackendError: the model cannot have indexers.
     """
     if not isinstance(model, PreTrainedModel):
         raise ConfigurationError(f"index takes a model of transformers, not {type(model).__name__}.")
@@ -222,7 +222,7 @@ def checked_rotation(model: Any) -> int:
     rotated = rotated_dims(rotary, torch.zeros(1, 2, 1, device=model.device), positions)
     if rotated is None:
         raise UnsupportedBackendError(f"{name} rotates neighbouring dimensions; index needs the halves of Llama.")
-    # layers of our families do
+    # layers of our families pass them on
     if not hasattr(model, "index_rotary") and not passes_on(type(model), model.config, LOSSES):
         raise UnsupportedBackendError(
             f"The layers of {name} do not pass keyword arguments on to their attention, but index needs this. Take a "
@@ -232,20 +232,20 @@ def checked_rotation(model: Any) -> int:
 
 
 def reads_all_before(config: Any) -> bool:
-    """Return whether the `attention_pattern` of a causal model lets every layer read all earlier tokens, or is None."""
+    """Return whether every layer of a causal model attends to all earlier tokens, judged by its `attention_pattern`."""
     spec = getattr(config, FIELD, None)
     patterns = () if spec is None else config_patterns(spec, config, ENCODER) or ()
     return all(pattern is None or pattern.causal() == Causal() for pattern in patterns)
 
 
 def takes_states(attention: Any) -> bool:
-    """Return whether a module is attention that passes further arguments on to the attention function."""
+    """Return whether a module is an attention module that passes keyword arguments on to the attention function."""
     kinds = () if attention is None else inspect.signature(attention.forward).parameters.values()
     return hasattr(attention, "layer_idx") and any(kind.kind is inspect.Parameter.VAR_KEYWORD for kind in kinds)
 
 
 def add_indexers(model: Any) -> None:
-    """Give the layers of a model the indexers that its config has, unless they have them, and the losses theirs."""
+    """Add the indexers of the config to layers without them, and the loss of the indexers to the model's forward."""
     field, config = getattr(model.config, INDEXER), model.config
     for layer in model.base_model.layers:
         attention = layer.self_attn
@@ -256,17 +256,17 @@ def add_indexers(model: Any) -> None:
         add_index_loss(each)
 
 
-# Models that are built with a config that has indexers get them before their weights are loaded.
+# A model whose config has indexers gets them when it is built, before its weights are loaded.
 
 
 MARK = "_adds_indexers"
 
 
 def build_indexers() -> None:
-    """Have transformers add indexers to models whose configs have them; may be called again.
+    """Make transformers add indexers to models whose configs have them; further calls do nothing.
 
-    Two methods are replaced: that which every model calls once its modules exist, since nothing else lies between these
-    and the loading of weights, and that which loads them, since it thaws all.
+    This replaces two methods of `PreTrainedModel`: `post_init`, because it is the only call between the construction of
+    the modules and the loading of weights, and `from_pretrained`, because it makes all parameters trainable.
     """
     model_class: Any = PreTrainedModel
     if not getattr(model_class.post_init, MARK, False):
@@ -275,7 +275,7 @@ def build_indexers() -> None:
 
 
 def with_indexers(post_init: Any) -> Any:
-    """Return the method of models, extended to add their indexers first, which it then initializes like the rest."""
+    """Wrap `post_init` so that it first adds the indexers, which it then initializes like all other modules."""
 
     @functools.wraps(post_init)
     def adding(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +283,7 @@ def with_indexers(post_init: Any) -> Any:
             add_indexers(model)
         result = post_init(model, *args, **kwargs)
         if is_indexed(model):
-            # post_init names all others
+            # `post_init` sets the sharding units of all other modules
             name_units(model)
         freeze(model)
         return result
@@ -293,12 +293,12 @@ def with_indexers(post_init: Any) -> Any:
 
 
 def with_stage(from_pretrained: Any) -> Any:
-    """Return the function of a class of models that loads them, extended to freeze what does not learn."""
+    """Wrap `from_pretrained` so that it freezes the parameters that are not trained in the model's stage."""
 
     @functools.wraps(from_pretrained)
     def loading(model_class: Any, *args: Any, **kwargs: Any) -> Any:
         result = from_pretrained(model_class, *args, **kwargs)
-        # with output_loading_info it is a pair
+        # with output_loading_info, the result is a pair
         freeze(result[0] if isinstance(result, tuple) else result)
         return result
 
@@ -306,11 +306,11 @@ def with_stage(from_pretrained: Any) -> Any:
 
 
 def freeze(model: Any) -> None:
-    """Freeze what does not learn in the stage of a model with indexers."""
+    """Freeze the parameters that are not trained in the stage of a model with indexers."""
     if is_indexed(model):
         index_stage(model, getattr(model.config, INDEXER)["stage"])
 
 
 def is_indexed(model: Any) -> bool:
-    """Return whether a model has indexers, or should."""
+    """Return whether the config of a model has indexers and the model has layers for them."""
     return has_indexer(getattr(model, "config", None)) and hasattr(model.base_model, "layers")

@@ -1,4 +1,4 @@
-"""The loss of a model's indexers becomes part of the model's own."""
+"""Training of indexers: their loss is added to the loss of the model."""
 
 import functools
 import inspect
@@ -28,18 +28,18 @@ from hf_efficient_attn.models.heads.outputs import (
     with_auxiliary_loss,
 )
 
-# Each indexer has its parameters in shards of its own under FSDP, as the layers of the model have.
+# With FSDP, each indexer is a separate sharding unit, like each layer of the model.
 #
-# The loss of an indexer has a backward pass beside that of its layer: FSDP would gather the parameters of the layer
-# only for the latter, and would be done with their gradients when that is over.
+# The backward pass of an indexer's loss does not go through its layer. If the indexer were in the unit of the layer,
+# FSDP would gather its parameters only for the backward pass of the layer, and would reduce the gradients after it.
 
 
-# where transformers keeps what is in shards of its own, and how; both by the names of modules
+# the attribute with the FSDP plan of transformers, which maps module names to strategies, and the strategy for a unit
 PLAN, FREED = "_fsdp_plan", "free_full_weight"
 
 
 def name_units(model: Any) -> None:
-    """Have accelerate, Trainer and transformers put the indexers of a model in shards of their own."""
+    """Make accelerate, Trainer and transformers shard each indexer of a model as a separate FSDP unit."""
     model._no_split_modules = {*(model._no_split_modules or ()), LightningIndexer.__name__}
     plan = getattr(model, PLAN, None)
     if plan:
@@ -48,7 +48,7 @@ def name_units(model: Any) -> None:
 
 
 def refuse_shared_units(model: Any) -> None:
-    """Raise UnsupportedBackendError if an indexer is in the shards of its layer."""
+    """Raise UnsupportedBackendError if FSDP shards an indexer together with its layer."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     for layer in model.base_model.layers:
@@ -63,28 +63,28 @@ def refuse_shared_units(model: Any) -> None:
 
 
 def modules_around(module: nn.Module, outermost: nn.Module) -> list[nn.Module]:
-    """Return the modules within another that hold a module, and the other."""
+    """Return `outermost` and those of its submodules that contain a module."""
     return [each for each in outermost.modules() if any(inner is module for inner in each.modules())]
 
 
 def is_unit(module: nn.Module) -> bool:
-    """Return whether FSDP, of either version, has parameters of a module in shards of their own."""
-    # slow to import, and missing where torch is built without processes
+    """Return whether a module is a unit of FSDP, of either version."""
+    # slow to import, and missing if torch is built without torch.distributed
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     return isinstance(module, FSDPModule | FullyShardedDataParallel)
 
 
 def forward_with_loss(model: Any, forward: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return the outputs of a model; in training, the indexers' loss is `auxiliary_loss`, and part of a `loss`.
+    """Return the outputs of a model; in training, with the indexers' loss as `auxiliary_loss` and added to `loss`.
 
-    The base of a model with a head gives its layers what the head has for them to add their losses to.
+    In a model with a head, the head collects the losses of the layers, and the backbone only passes the collector on.
 
     Args:
         forward: computes the outputs without this loss.
 
     Raises:
-        UnsupportedBackendError: the losses do not arrive, or have no gradient.
+        UnsupportedBackendError: the losses of some layers are missing, or have no gradient.
     """
     learns = model.training and torch.is_grad_enabled() and stage_of(model.config) != DENSE
     if not learns or LOSSES in options:
@@ -110,16 +110,16 @@ def forward_with_loss(model: Any, forward: Callable[..., Any], inputs: tuple[Any
 
 
 def counted_labels(model: Any, options: dict[str, Any]) -> Tensor | None:
-    """Return the labels of a call that its loss is a mean over."""
+    """Return the labels over which the loss of a call is averaged."""
     labels: Tensor | None = options.get("labels")
     return labels if labels is None or model.loss_type != CAUSAL_LM else predicted_labels(labels, options)
 
 
 def of_all_layers(model: Any, numbers: LayerNumbers, what: str) -> Tensor:
-    """Return what the layers of a model have added, [layers, ...].
+    """Return the values that the layers of a model have added, [layers, ...].
 
     Raises:
-        UnsupportedBackendError: not all have added something.
+        UnsupportedBackendError: some layers have added nothing.
     """
     num_added, num_layers = len(numbers.added), len(model.base_model.layers)
     taken = numbers.take()
@@ -133,32 +133,32 @@ def of_all_layers(model: Any, numbers: LayerNumbers, what: str) -> Tensor:
 
 
 def own_loss(config: Any, loss: Tensor) -> Tensor:
-    """Return the loss of a model's task; without a gradient while only its indexers learn, whatever else has one."""
+    """Return the loss of a model's task, detached in the stage "warmup", in which only the indexers are trained."""
     return loss.detach() if stage_of(config) == WARMUP else loss
 
 
 def stage_of(config: Any) -> str:
-    """Return the stage of the indexers of a model; that of a model without any is "dense"."""
+    """Return the stage of the indexers in a config, or "dense" if there are none."""
     return str((getattr(config, INDEXER, None) or {"stage": DENSE})["stage"])
 
 
 def wants_dict(model: Any, options: dict[str, Any]) -> bool:
-    """Return whether a caller wants outputs by name."""
+    """Return whether the caller wants a `ModelOutput` instead of a tuple."""
     wanted = options.get("return_dict")
     return bool(model.config.return_dict if wanted is None else wanted)
 
 
 @torch.no_grad()
 def index_recall(model: Any, **inputs: Any) -> Tensor:
-    """Return how much of the attention the keys selected by the indexers have, 0 to 1, [layers, B, N].
+    """Return the share of the attention on the keys selected by the indexers, 0 to 1, [layers, B, N].
 
-    The model computes in evaluation mode. The attention of a layer is the mean of its heads over all earlier keys, with
-    the inputs that it gets from the layers below in the current stage. If a query has at most top_k keys, the value is
-    1; for padding it has no meaning.
+    The model runs in evaluation mode. The attention of a layer is the mean of its heads over all earlier keys, with the
+    inputs that it gets from the layers below in the current stage. If a query has at most top_k keys, the value is 1;
+    for padding it has no meaning.
 
     Args:
         model: made by `index`, in the stage "warmup" or "sparse".
-        inputs: the arguments of its forward.
+        inputs: the arguments of the model's forward.
 
     Raises:
         ConfigurationError: a model without indexers, or in the stage "dense".
@@ -175,18 +175,19 @@ def index_recall(model: Any, **inputs: Any) -> Tensor:
     return of_all_layers(model, recalls, "recalls")
 
 
-# Models whose forward adds the loss of their indexers, whoever else replaces it before or after.
+# Models whose forward adds the loss of their indexers, even if other libraries replace the forward before or after.
 
 
-# attributes: of a class, that which it is but for the loss; of a model, the forward that others had put there before
+# attribute of a class: the class without the loss; attribute of a model: a forward that was set on it before
 PLAIN_CLASS, FORWARD_BEFORE = "class_without_index_loss", "_forward_before_index_loss"
 
 
 def add_index_loss(model: Any) -> None:
-    """Have the forward of a model add the loss of its indexers, also where PEFT calls it directly.
+    """Make the forward of a model add the loss of its indexers, even if PEFT calls the forward directly.
 
-    A class of its own does that, so that copies, replicas and files of the model have it, and what others put around
-    its forward is put around this. What they had put there before hides the class, and is called by a method.
+    The model gets a subclass, so copies, replicas and pickled models also add the loss, and wrappers that other
+    libraries set later wrap this forward. A forward that was set on the model before would hide that of the subclass,
+    so a new method calls it and adds the loss.
     """
     if not hasattr(type(model), PLAIN_CLASS):
         model.__class__ = class_with_index_loss(type(model))
@@ -197,32 +198,32 @@ def add_index_loss(model: Any) -> None:
 
 @functools.lru_cache(maxsize=256)
 def class_with_index_loss(plain: Any) -> Any:
-    """Return a class of models that is the same to all that ask, but for its forward."""
+    """Return a subclass of a model class with the same name and module, whose forward adds the loss."""
     names = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
     made: Any = type(plain.__name__, (plain,), {**names, PLAIN_CLASS: plain, "__reduce_ex__": reduced})
 
     def forward(self: Any, *inputs: Any, **options: Any) -> Any:
         return forward_with_loss(self, functools.partial(plain.forward, self), inputs, options)
 
-    # accelerate takes a forward out of its wrappers by going on to __wrapped__ for as long as there is one
+    # accelerate unwraps a forward by following __wrapped__, so this forward must not have it
     made.forward = without_wrapped(forward, plain.forward)
     return made
 
 
 def around_forward_before(model_class: Any) -> Any:
-    """Return the function of a model's own forward, which calls that which was there before."""
+    """Return a forward that calls the forward which was set on the model before, and adds the loss."""
 
     @functools.wraps(model_class.forward)
     def forward(self: Any, *inputs: Any, **options: Any) -> Any:
         return forward_with_loss(self, getattr(self, FORWARD_BEFORE), inputs, options)
 
-    # that of the class, for those who take a model out of all that is around its forward
+    # libraries that unwrap a forward by __wrapped__ get the forward of the class
     forward.__wrapped__ = model_class.forward  # type: ignore[attr-defined]
     return forward
 
 
 def without_wrapped(function: Any, named: Any) -> Any:
-    """Return a function with the name, the text and the signature of another, which is not to be found by it."""
+    """Give a function the name, docstring and signature of another, without a `__wrapped__` attribute; return it."""
     for name in functools.WRAPPER_ASSIGNMENTS:
         if hasattr(named, name):
             setattr(function, name, getattr(named, name))
@@ -231,12 +232,12 @@ def without_wrapped(function: Any, named: Any) -> Any:
 
 
 def reduced(model: Any, protocol: Any) -> tuple[Any, ...]:
-    """Return how a model is copied and written to files, where its class is not to be found by its name."""
+    """Implement `__reduce_ex__` for a model whose class cannot be found by its name, for copies and pickles."""
     made, (model_class, *_), *state = object.__reduce_ex__(model, max(protocol, 2))
     return without_state, (getattr(model_class, PLAIN_CLASS),), *state
 
 
 def without_state(plain: Any) -> Any:
-    """Return a model of the class with the loss, before its state is set."""
+    """Return a model of the subclass with the loss, before its state is set."""
     made = class_with_index_loss(plain)
     return made.__new__(made)

@@ -1,24 +1,25 @@
-"""Which models of the families can have indexers, and the rotary positions by which these turn their keys."""
+"""The rotary positions that indexers use in models of our families, and checks that a model can have indexers."""
 
 from typing import Any
 
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.messages import shown
 
-# the attribute of attention modules that read what an indexer chooses: under which attention implementations they do
+# the attribute of attention modules that lists the attention implementations in which they use the keys that an indexer
+# selects
 READS_CHOICE = "index_implementations"
-# fields of configs that let a layer read otherwise than all earlier tokens
+# config fields with which a layer does not attend to exactly all earlier tokens
 OTHER_READING = ("span", "global_tokens")
 
 
 def own_rotary(model: Any) -> Any:
-    """Return the module that gives cosines and sines to all layers of a model of the families.
+    """Return the rotary module of a model of our families, which computes cosines and sines for all layers.
 
     Raises:
-        UnsupportedBackendError: its layers cannot have indexers.
+        UnsupportedBackendError: the layers of the model cannot have indexers.
     """
     base, config, name = model.base_model, model.config, type(model).__name__
-    # a class that inherits from one of these may compute its attention otherwise
+    # a subclass of such a class may compute its attention in another way
     kinds = {type(getattr(layer, "self_attn", None)) for layer in getattr(base, "layers", ())}
     if not kinds or not all(READS_CHOICE in vars(kind) for kind in kinds):
         raise UnsupportedBackendError(

@@ -1,4 +1,4 @@
-"""Fields of linear attention and of priors, and checks of these."""
+"""Config fields of linear attention and of priors, and their checks."""
 
 import math
 from dataclasses import dataclass, fields
@@ -13,7 +13,7 @@ FEATURE_MAPS = ("elu", "positive_random", "constant")
 
 @dataclass(init=False, repr=False, eq=False)
 class FeatureFields:
-    """Mixin: the features of linear attention; each family's config explains the fields."""
+    """Mixin: the features of linear attention; each family's config documents the fields."""
 
     feature_map: str = "elu"
     num_features: int | None = None
@@ -24,7 +24,7 @@ class FeatureFields:
 
     @property
     def features_of_head(self) -> int:
-        """F, the number of features of a head of linear attention."""
+        """The number F of features of a head of linear attention."""
         head_dim: int = self.head_dim  # type: ignore[attr-defined]
         if self.feature_map != "positive_random":
             return head_dim if self.feature_map == "elu" else 1
@@ -32,14 +32,14 @@ class FeatureFields:
 
     @property
     def state_of_head(self) -> int:
-        """How many numbers a causal head keeps of a sequence: S, z and, of random features, their exponent."""
+        """Number of elements in the state of a causal head: S, z and, for random features, the exponent."""
         head_dim: int = self.head_dim  # type: ignore[attr-defined]
         return self.features_of_head * (head_dim + 1) + int(self.feature_map == "positive_random")
 
 
 @dataclass(init=False, repr=False, eq=False)
 class PriorFields:
-    """Mixin: a prior by distance; each family's config explains the fields."""
+    """Mixin: a prior by distance; each family's config documents the fields."""
 
     prior_width_tokens: float | int = 16
     prior_is_trained: bool = True
@@ -50,7 +50,7 @@ PRIOR_FIELDS = tuple(each.name for each in fields(PriorFields))
 
 
 def check_features(config: Any) -> None:
-    """Raise ConfigurationError for features that linear attention cannot have."""
+    """Raise ConfigurationError for values that linear attention cannot have."""
     epsilon = config.normalizer_epsilon
     if config.feature_map == "positive_random" and epsilon != type(config).normalizer_epsilon:
         raise ConfigurationError(

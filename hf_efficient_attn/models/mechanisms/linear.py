@@ -1,27 +1,27 @@
-"""Linear attention: products of features take the place of exponentials, and sums over keys that of scores.
+"""Linear attention: products of features replace the exponentials of scores, so keys can be summed before the query.
 
     S = Σ φ(k) vᵀ,  z = Σ φ(k),  out = φ(q)ᵀ S / (φ(q)·z + ε)
 
-with the sums over all tokens of a sequence or, if causal, over those up to the query. A causal layer is so a network
-whose state, S and z, has as many numbers after any number of tokens; `generate` keeps that alone. In training, sums
-over chunks of `chunk_tokens` are added up, and pairs are computed within chunks only, so that time and memory, those of
-the backward pass included, grow as the sequence does: C scores and (D + 1) · F / C numbers of sums for each token of a
-head.
+The sums are over all tokens of a sequence or, if causal, over the tokens up to the query. A causal layer is a recurrent
+network whose state, S and z, has the same size after any number of tokens; `generate` keeps only this state. In
+training, sums are accumulated over chunks of C = `chunk_tokens` tokens, and pairs are computed only within chunks. Time
+and memory, including the backward pass, are therefore linear in the length of the sequence: per token and head, C
+scores and (D + 1) · F / C elements of sums.
 
-Sums are in float32, under autocast, too: they have a term for every token. ε keeps those of "elu" and "constant" from
-0. Those of random features need none: φ(k) has a factor exp(−|k|² / 2), which for long keys is far below any ε, so that
-sums are divided by exp of the largest exponent of their keys, and the quotient is the same. A causal layer divides by
-the largest so far, one more number of its state. A query whose products with all its keys are below 1e-38 even so has
-output 0.
+Sums are in float32, also under autocast, because they have a term for every token. ε keeps the sums of "elu" and
+"constant" from 0. The sums of random features need no ε: φ(k) has a factor exp(−|k|² / 2), which for long keys is far
+below any ε. Their sums are therefore divided by exp of the largest exponent of their keys, which does not change the
+quotient. A causal layer divides by the largest exponent so far, which is one more element of its state. If the products
+of a query with all its keys are still below 1e-38, its output is 0.
 
-Attention weights are never there to be dropped: `attention_dropout` leaves tokens out of S, the same ones for all
+There are no attention weights to drop. Instead, `attention_dropout` leaves tokens out of S, the same tokens for all
 queries of a head.
 
 Sources: Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236); Choromanski et al., "Rethinking Attention
-with Performers" (arXiv:2009.14794). What was considered besides plain PyTorch: the kernels of flash-linear-attention
-compute causal chunks on GPUs with Triton, without a normaliser or with one of their own, and only for some sizes of
-heads; they were not measured beside these sums, and are not called. fast-transformers and causal-dot-product compile
-C++ at their installation, and performer-pytorch and linear-attention-transformer compute what stands here.
+with Performers" (arXiv:2009.14794). Alternatives to plain PyTorch: flash-linear-attention computes causal chunks on
+GPUs with Triton kernels, without a normaliser or with its own, and only for some head sizes. Its speed was not compared
+with this code, and it is not used. fast-transformers and causal-dot-product compile C++ when they are installed.
+performer-pytorch and linear-attention-transformer compute the same as this file.
 """
 
 import math
@@ -41,18 +41,17 @@ from hf_efficient_attn.layout.tracing import autocast_off, is_exporting
 from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention, SequenceGroup, Sequences
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 
-# Sums over the keys up to each query, in chunks, so that time and memory grow as the sequence does.
+# Sums over the keys up to each query, in chunks, so that time and memory are linear in the length of the sequence.
 #
-# Sums are added up over chunks of tokens, and pairs are computed within chunks only.
-#
-# Keys may be given with an exponent each, by whose exp they are larger. Sums then are divided by exp of the largest
-# exponent of the keys that they have: a running maximum, as exact as sums without exponents, whatever the chunks,
-# which never overflows. Shapes: R sequences, H heads, L tokens, F features, X numbers of a value, N chunks of C tokens.
+# A key may have an exponent: the true key is the given one times exp(exponent). Sums are then divided by exp of the
+# largest exponent of their keys. This is a running maximum, so sums never overflow, and they are as exact as sums
+# without exponents, whatever the chunks. Shapes: R sequences, H heads, L tokens, F features, X elements of a value,
+# N chunks of C tokens.
 
 
-# exponent of a sum without keys: its exp is 0 beside that of any other, and their difference is finite
+# exponent of a sum without keys: exp of its difference to any other exponent is 0, and the difference is finite
 NOTHING = -1e30
-# more than any sequence has: a graph that is traced does not know the length of its sequences
+# more tokens than any sequence has, because a traced graph does not know the length of its sequences
 MOST_TOKENS = 2**24
 
 
@@ -62,14 +61,14 @@ class KeySum:
 
     Attributes:
         sums: [..., F, X], divided by exp(exponent).
-        exponent: the largest of the keys, [...]; None: they have none.
+        exponent: the largest exponent of the keys, [...]; None: keys have no exponents.
     """
 
     sums: Tensor
     exponent: Tensor | None = None
 
     def plus(self, other: "KeySum") -> "KeySum":
-        """Return the sum over the keys of both."""
+        """Return the sum over the keys of both sums."""
         if self.exponent is None or other.exponent is None:
             return KeySum(self.sums + other.sums)
         largest = torch.maximum(self.exponent, other.exponent)
@@ -90,14 +89,14 @@ def key_sum(keys: Tensor, values: Tensor, exponents: Tensor | None) -> KeySum:
 
 
 def pair_weights(queries: Tensor, keys: Tensor, exponents: Tensor | None, largest: Tensor | None) -> Tensor:
-    """Return φ(q)·φ(k) of each query and the keys up to it, 0 of others, [..., L, L].
+    """Return φ(q)·φ(k) for each query and the keys up to it, and 0 for later keys, [..., L, L].
 
-    largest: by exp of what the products of a query are divided, [..., L], at least the largest exponent up to it.
+    largest: the products of a query are divided by exp of this, [..., L]; at least its largest exponent so far.
     """
     weights = (queries @ keys.mT).tril()
     if exponents is None or largest is None:
         return weights
-    # those of later keys may be larger
+    # clamped, because exponents of later keys may be larger
     return weights * (exponents.unsqueeze(-2) - largest.unsqueeze(-1)).clamp(max=0).exp()
 
 
@@ -114,11 +113,11 @@ def causal_sums(
     Args:
         queries, keys: φ(q) and φ(k), [R, H, L, F].
         values: [R, H, L, X].
-        before: the sum over keys before all of these, [R, H, F, X]; None: there are none.
-        exponents: of the keys, [R, H, L]; None: they have none.
+        before: the sum over earlier keys, [R, H, F, X]; None: there are none.
+        exponents: exponents of the keys, [R, H, L]; None: keys have no exponents.
     """
     tokens = queries.shape[2]
-    # an exporter takes one chunk for a special case, and never sees fewer than two
+    # exported graphs have at least two chunks, because an exporter would specialize on a single one
     spare = chunk_tokens if is_exporting() and tokens > 1 else 0
     num_chunks = (tokens + spare + chunk_tokens - 1) // chunk_tokens
     if num_chunks == 1:
@@ -134,13 +133,13 @@ def causal_sums(
     sums = _of_chunk(queries, keys, values, exponents, earlier)
     if not torch.compiler.is_compiling():
         return sums.flatten(2, 3)[:, :, :tokens]
-    # an exporter would take a slice for a promise that chunks are full
+    # no slice, because an exporter would conclude from it that all chunks are full
     places = torch.arange(tokens, device=sums.device)
     return sums[:, :, places // chunk_tokens, places % chunk_tokens]
 
 
 def _of_chunk(queries: Tensor, keys: Tensor, values: Tensor, exponents: Tensor | None, before: KeySum | None) -> Tensor:
-    """Return the sums of queries of a chunk, [..., C, X], from its pairs and what is before it."""
+    """Return the sums for the queries of a chunk, [..., C, X], from the pairs in it and the sum before it."""
     largest = None if exponents is None else exponents.cummax(-1).values
     if largest is not None and before is not None:
         largest = torch.maximum(largest, before.exponent.unsqueeze(-1))  # type: ignore[union-attr]
@@ -154,15 +153,18 @@ def _of_chunk(queries: Tensor, keys: Tensor, values: Tensor, exponents: Tensor |
 
 
 def _before_chunks(own: KeySum, before: KeySum | None, most_chunks: int) -> KeySum:
-    """Return the sums of all before each chunk, [R, H, N, F, X], from those of chunks and of what is before all.
+    """Return the sum over all keys before each chunk, [R, H, N, F, X].
 
-    most_chunks: at least N.
+    Args:
+        own: the sum over each chunk.
+        before: the sum over the keys before the first chunk; None: there are none.
+        most_chunks: an upper bound of N.
     """
     first = None if before is None else KeySum(before.sums.unsqueeze(2), _unsqueezed(before.exponent, 2))
     if own.exponent is None:
         earlier = _shifted(KeySum(own.sums.cumsum(2)), 1)
         return earlier if first is None else earlier.plus(first)
-    # sums over 1, 2, 4, … chunks, each of two of those before
+    # sums over 1, 2, 4, … chunks, each the sum of two sums of the previous step
     up_to, step = own, 1
     while step < most_chunks:
         up_to, step = up_to.plus(_shifted(up_to, step)), 2 * step
@@ -171,7 +173,7 @@ def _before_chunks(own: KeySum, before: KeySum | None, most_chunks: int) -> KeyS
 
 
 def _shifted(chunks: KeySum, step: int) -> KeySum:
-    """Return for each chunk the sum of the one that is so many before it, [R, H, N, F, X]; none: 0."""
+    """Return for each chunk the sum of the chunk `step` places before it, [R, H, N, F, X], or 0."""
     index = torch.arange(chunks.sums.shape[2], device=chunks.sums.device) - step
     sums = chunks.sums.index_select(2, index.clamp(min=0))
     sums = torch.where((index >= 0)[:, None, None], sums, 0)
@@ -185,41 +187,42 @@ def _unsqueezed(states: Tensor | None, axis: int) -> Tensor | None:
     return None if states is None else states.unsqueeze(axis)
 
 
-# What queries and keys are mapped to, so that a product of features takes the place of the exponential of a score.
+# Feature maps of queries and keys: the product of two features replaces the exponential of a score.
 #
 # Features are at least 0 and in float32 or wider, so that the sums over a sequence neither overflow nor lose small
-# terms. A map returns them with an exponent for each token, [R, H, L], or None: those of the token are exp(exponent)
-# times as large. Shapes: R sequences, H heads, L places, D head size, F features.
+# terms. A map returns the features and either None or an exponent for each token, [R, H, L]: the true features are the
+# returned ones times exp(exponent). Shapes: R sequences, H heads, L places, D head size, F features.
 
 
 class EluFeatures(nn.Module):
-    """elu(x) + 1: as many features as the head has numbers. Katharopoulos et al. (arXiv:2006.16236), section 3.3."""
+    """elu(x) + 1, with D features. Source: Katharopoulos et al. (arXiv:2006.16236), section 3.3."""
 
     def forward(self, states: Tensor) -> tuple[Tensor, None]:
-        """Return the features, [R, H, L, D] → the same, as large as they are."""
+        """Return the features, [R, H, L, D] → the same, without exponents."""
         states = wide(states)
-        # torch's elu, compiled, has gradients of other strides than its graph was made for
+        # not torch's elu, because compiled, its gradients have other strides than the graph expects
         return states.clamp(max=0).exp() + relu(states), None
 
 
 class ConstantFeatures(nn.Module):
-    """1 for every token, so that all that may be read is read alike: average attention.
+    """The feature 1 for every token, so that all allowed keys have the same weight: average attention.
 
     Zhang et al., "Accelerating Neural Transformer via an Average Attention Network" (arXiv:1805.00631), section 3.1,
     without their feed-forward network and gate; Lin et al. (arXiv:2106.04554), section 4.5.4.
     """
 
     def forward(self, states: Tensor) -> tuple[Tensor, None]:
-        """Return the feature, [R, H, L, D] → [R, H, L, 1], as large as it is."""
+        """Return the feature, [R, H, L, D] → [R, H, L, 1], without exponents."""
         return torch.ones_like(wide(states[..., :1])), None
 
 
 class PositiveRandomFeatures(KeptInFloat32):
-    """exp(w·x − |x|² / 2) / √F with x the state / D^¼ and F random w: the mean over w of a product is exp(q·k / √D).
+    """exp(w·x − |x|² / 2) / √F for F random vectors w, where x is the state divided by D^¼.
 
-    The w are orthogonal in blocks of D, and as long as normal vectors, which makes the error smaller than that of
-    independent ones. They are no parameters, but saved with the model. `redraw` replaces them; what is drawn depends on
-    the seed, the layer and the number of the draw alone, so that all processes draw the same.
+    The expected product of two features is exp(q·k / √D). The vectors w are orthogonal in blocks of D and have the
+    lengths of normal vectors, so the error is smaller than with independent vectors. They are not parameters, but are
+    saved with the model. `redraw` replaces them. A draw depends only on the seed, the layer and the number of the draw,
+    so all processes draw the same vectors.
 
     Source: Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794), lemma 1 and section 2.4.
     """
@@ -230,7 +233,7 @@ class PositiveRandomFeatures(KeptInFloat32):
         self.register_buffer("vectors", torch.zeros(config.features_of_head, self.head_dim, dtype=torch.float32))
 
     def initialize(self) -> None:
-        """Set the first draw."""
+        """Set the vectors of the first draw."""
         init.copy_(self.vectors, self.drawn(0).to(self.vectors.device))
 
     def drawn(self, number: int) -> Tensor:
@@ -241,21 +244,21 @@ class PositiveRandomFeatures(KeptInFloat32):
         normal = torch.randn(num_blocks, size, size, generator=generator, dtype=torch.float64)
         lengths = torch.randn(num_blocks * size, size, generator=generator, dtype=torch.float64).norm(dim=1)
         columns, upper = torch.linalg.qr(normal)
-        # so that every direction is as likely as any other
+        # makes all directions equally likely
         columns = columns * upper.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
         directions = columns.mT.flatten(0, 1)
         return (directions * lengths[:, None])[: self.vectors.shape[0]].float()
 
     @torch.no_grad()
     def redraw(self, number: int) -> None:
-        """Replace the vectors by those of a draw; the first is number 0."""
+        """Replace the vectors by those of draw `number`; the first draw is number 0."""
         self.vectors.copy_(self.drawn(number))
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features, [R, H, L, D] → [R, H, L, F], divided by the largest of each token, and its exponent.
+        """Return the features, [R, H, L, D] → [R, H, L, F], divided by each token's largest one, and its exponent.
 
-        So they cannot all underflow, however long the token's vector is. Exponents have no gradient: attention divides
-        by what they multiply.
+        The division keeps the features of a token from underflowing all at once, whatever its length. Exponents have no
+        gradient, because their factor cancels in the quotient of attention.
         """
         states = wide(states) * self.head_dim**-0.25
         exponents = states @ self.vectors.to(states.dtype).mT - states.square().sum(-1, keepdim=True) / 2
@@ -264,7 +267,7 @@ class PositiveRandomFeatures(KeptInFloat32):
 
 
 def wide(states: Tensor) -> Tensor:
-    """Return states in float32, or as they are if they are wider."""
+    """Return states in float32, or unchanged if their dtype is wider."""
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
@@ -279,7 +282,7 @@ class LinearAttention(MechanismAttention):
     """Attention by sums over keys, bidirectional or causal. [B, T, hidden_size] → the same, and the weights or None."""
 
     reads_tokens = True
-    # instead of keys in a cache, see `SummaryLayer`
+    # its cache layers are `SummaryLayer`s, which keep sums instead of keys
     keeps_sums = True
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -293,11 +296,11 @@ class LinearAttention(MechanismAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if sequences.is_packed:
             if cache is not None:
-                # tokens that come later read all documents
+                # later tokens attend to all documents
                 _, key, value = self.project(states)
                 self._sum_behind(cache, *self._summands(self.heads(key), self.heads(value), sequences.real))
             return super().read_sequences(states, sequences, **kwargs)
-        # sums leave masked tokens out wherever they are
+        # sums leave out masked tokens at any place, so rows need not be rearranged
         rows = Sequences((SequenceGroup(None, sequences.real),), real=sequences.real)
         return super().read_sequences(states, rows, cache=cache, **kwargs)
 
@@ -325,7 +328,7 @@ class LinearAttention(MechanismAttention):
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(query.dtype)
 
     def _summands(self, key: Tensor, value: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return φ(k), the values with a 1 behind them, whose sum is z, and exponents of φ(k).
+        """Return φ(k), the values with a 1 appended, whose sum is z, and the exponents of φ(k).
 
         Shapes: [R, H, L, F], [R, H, L, D + 1], [R, H, L] or None.
         """
@@ -338,12 +341,12 @@ class LinearAttention(MechanismAttention):
             return keys, values, exponents
 
     def _sum_behind(self, cache: Cache, keys: Tensor, values: Tensor, exponents: Tensor | None) -> KeySum | None:
-        """Return S and z of the cached tokens, [B, H, F, D + 1], None without any, and add the new tokens to them."""
+        """Return S and z of the cached tokens, [B, H, F, D + 1], or None, and add the new tokens to the cache."""
         with autocast_off(keys.device.type):
             return cache.layers[self.layer_idx].add(key_sum(keys, values, exponents), keys.shape[2])
 
     def _divided(self, sums: Tensor, normalizer: Tensor) -> Tensor:
-        """Return sums [R, H, L, X] divided by those of weights, [R, H, L, 1]; 0 where a query has no weights."""
+        """Return sums [R, H, L, X] divided by the sums of weights, [R, H, L, 1]; 0 for queries without weights."""
         if self.config.feature_map != "positive_random":
             return sums / (normalizer + self.config.normalizer_epsilon)
         has_weights = normalizer >= torch.finfo(normalizer.dtype).tiny
@@ -352,7 +355,7 @@ class LinearAttention(MechanismAttention):
     def _weights(
         self, queries: Tensor, keys: Tensor, exponents: Tensor | None, before: KeySum | None, normalizer: Tensor
     ) -> Tensor:
-        """Return how much each token is read, [R, H, L, L]."""
+        """Return the attention weights, [R, H, L, L]."""
         if before is not None:
             raise UnsupportedBackendError(
                 "output_attentions=True: a layer of linear attention keeps only sums over its cached tokens, so it has "

@@ -1,14 +1,14 @@
-"""A prior by distance: what is known of a pair before the sequence is read, to be added to its score.
+"""A prior by distance, which is added to the score of a pair and does not depend on the content of the sequence.
 
-    G_ij = −|w (i − j)² + b|,  with w ≥ 0 and b ≤ 0 of each head
+    G_ij = −|w (i − j)² + b|,  with w ≥ 0 and b ≤ 0 for each head
 
-so that the weight of a key falls as a Gaussian does by its distance, and a token itself may weigh less than its
-neighbours. w and b are trained, or w is 1 / (2 σ²) and b is 0 for a Gaussian of σ tokens. G is a term of the engine, of
-one number for each distance.
+The weight of a key falls with its distance like a Gaussian, and a token itself may have less weight than its
+neighbours. Either w and b are trained, or w = 1 / (2 σ²) and b = 0 for a Gaussian of σ tokens. G is a term of the
+engine with one value for each distance.
 
-Sources: Guo et al., "Gaussian Transformer" (AAAI 2019), as Lin et al., "A Survey of Transformers" (arXiv:2106.04554),
-section 4.5.1, has it. What w and b start from is ours: a Gaussian of σ tokens, and b = −0.1, since at 0 it would have
-no gradient.
+Sources: Guo et al., "Gaussian Transformer" (AAAI 2019), as described in Lin et al., "A Survey of Transformers"
+(arXiv:2106.04554), section 4.5.1. The initial values are ours: w of a Gaussian of σ tokens, and b = −0.1, because with
+b = 0 it would have no gradient.
 """
 
 from dataclasses import replace
@@ -24,16 +24,16 @@ from hf_efficient_attn.layout.score_terms import Distance, Term
 from hf_efficient_attn.models.parts.relative_positions import within
 from hf_efficient_attn.models.sparse.attention import SparseAttention
 
-# at the start, of a prior that is trained
+# initial b of a trained prior
 START_BIAS = -0.1
-# more than any sequence has
+# longer than any sequence
 MOST_DISTANCE = 2**24
 
 
 class PriorAttention(SparseAttention):
-    """Attention that follows a pattern, softmax(Q Kᵀ / √D + G) V, in memory as the pattern takes it.
+    """Attention with a pattern and a prior, softmax(Q Kᵀ / √D + G) V; its memory is that of the pattern.
 
-    Heads have `prior_weight` and `prior_bias` where the prior is trained.
+    If the prior is trained, `prior_weight` and `prior_bias` have one number per head; otherwise they are None.
     """
 
     prior_weight: nn.Parameter | None
@@ -47,13 +47,13 @@ class PriorAttention(SparseAttention):
             self.prior_weight, self.prior_bias = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
 
     def initialize(self) -> None:
-        """Start as a Gaussian that is not trained, but for what a token gives itself."""
+        """Initialize as the Gaussian of a prior that is not trained, but with `START_BIAS`."""
         if self.prior_weight is not None:
             init.constant_(self.prior_weight, 1 / (2 * self.width**2))
             init.constant_(self.prior_bias, START_BIAS)
 
     def prior(self, distances: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return G for distances of tokens, [L] → [H or 1, L], in this dtype, computed in float32 or wider."""
+        """Return G for these distances in tokens, [L] → [H or 1, L], in this dtype, computed in float32 or wider."""
         squares = distances.to(torch.promote_types(dtype, torch.float32)).square()
         if self.prior_weight is None or self.prior_bias is None:
             return -(squares / (2 * self.width**2)).unsqueeze(0).to(dtype)
@@ -61,13 +61,13 @@ class PriorAttention(SparseAttention):
         return -(weight * squares - bias).abs().to(dtype)
 
     def prior_term(self, num_keys: int, dtype: torch.dtype, device: torch.device) -> Term:
-        """Return G as a term for the distances among so many keys."""
+        """Return G as a term, for all distances between `num_keys` keys."""
         reach = self.prior_reach(num_keys)
         distances = torch.arange(reach.first, reach.last + 1, device=device)
         return Term(self.prior(distances, dtype)[None, :, None], reach)
 
     def prior_reach(self, num_keys: int) -> Distance:
-        """Return the distances among so many keys; of an exported model those of its positions."""
+        """Return the range of distances between `num_keys` keys, when exporting at most that of `most_tokens`."""
         last = self.most_tokens - 1 if torch.compiler.is_exporting() else MOST_DISTANCE
         return within(Distance(0 if self.is_causal else -last, last), num_keys)
 

@@ -1,8 +1,8 @@
-"""The sequences of a batch, each from its first place on with padding behind it: what a mechanism knows of masks.
+"""The sequences of a batch, rearranged so that each begins at the first place and is padded on the right.
 
-Padding on the left, masked tokens between others and packed documents are so told apart once, for all mechanisms and
-layers: a mechanism that is right for rows padded behind is right for all. Shapes: B rows of T tokens, R sequences of L
-places, X numbers of a token.
+This handles padding on the left, masked tokens between others, and packed documents once for all mechanisms and layers:
+a mechanism that is correct for rows with padding on the right is correct for all masks. Shapes: B rows of T tokens, R
+sequences of L places, X elements of a token.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from hf_efficient_attn.models.inputs import LayerInputs, Movable, check_open_pai
 from hf_efficient_attn.models.parts.attention import AsksNothing, MultiHeadAttention
 from hf_efficient_attn.models.prologue import PreparedCall
 
-# of places in a group to tokens of the batch; beyond it, sequences are grouped by their lengths
+# if one group would have more than this many places per token of the batch, sequences are grouped by length
 MOST_PLACES = 2
 CLOSED = (
     "This attention_mask closes or opens other pairs than a padding mask does, but layers here read sums "
@@ -35,8 +35,8 @@ class SequenceGroup(Movable):
     """Sequences that are computed together.
 
     Attributes:
-        index: which token of the flattened batch is at each place, [R, L]; None: the rows are the sequences.
-        real: which places hold tokens of a sequence, always its first ones, bool [R, L]; None: all.
+        index: the token of the flattened batch at each place, [R, L]; None: the rows are the sequences.
+        real: which places hold tokens of the sequence, always the first ones, bool [R, L]; None: all.
     """
 
     index: Tensor | None = None
@@ -48,8 +48,8 @@ class Sequences(Movable):
     """All sequences of a batch.
 
     Attributes:
-        groups: the sequences, as they are computed together.
-        places: where each token of the batch is, [B, T], counted through the places of all groups; None: the rows are
+        groups: the groups of sequences that are computed together.
+        places: the place of each token of the batch, [B, T], counted over the places of all groups; None: the rows are
             the sequences.
         real: which tokens are in a sequence, bool [B, T]; None: all.
         is_packed: whether a row may have several sequences.
@@ -61,11 +61,11 @@ class Sequences(Movable):
     is_packed: bool = False
 
     def split(self, states: Tensor) -> list[Tensor]:
-        """Return the states of each group, [B, T, X] → [R, L, X]; behind a sequence, those of any token."""
+        """Return the states of each group, [B, T, X] → [R, L, X]; places after a sequence have arbitrary tokens."""
         return [states if group.index is None else states.flatten(0, 1)[group.index] for group in self.groups]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the states of the batch, zeros where there is no sequence: [R, L, X] of each group → [B, T, X]."""
+        """Return the states of the batch, [R, L, X] of each group → [B, T, X]; tokens outside of sequences are 0."""
         if self.places is None:
             (joined,) = parts
         else:
@@ -81,11 +81,11 @@ def whole_rows() -> Sequences:
 def find_sequences(call: PreparedCall, masks: LayerInputs, is_causal: bool) -> Sequences:
     """Return the sequences of the new tokens of a call.
 
-    masks: the call's.
+    masks: the mask inputs of the call.
 
     Raises:
-        InputError: a mask that is a matrix of other pairs than those of real tokens, in a causal model those up to
-            each; or documents of which a tracer cannot tell the lengths.
+        InputError: a matrix mask that is not equal to a padding mask (with the causal mask, if causal); or packed
+            documents while tracing, when their lengths are unknown.
     """
     mask, matrix = masks.token_mask, masks.matrix
     real, documents = mask.key_mask, mask.segment_ids
@@ -97,10 +97,10 @@ def find_sequences(call: PreparedCall, masks: LayerInputs, is_causal: bool) -> S
 
 
 def of_queries(mask: Tensor, call: PreparedCall) -> Tensor:
-    """Return what a mask of all keys, [B, K], says about the new tokens, [B, T], which stand behind the cached ones."""
+    """Return the part of a mask over all keys, [B, K], for the new tokens, [B, T], which come after the cached ones."""
     start = call.past_tokens
     if isinstance(start, int):
-        # known to `on_host`
+        # `derived`, so that `on_host` knows the result
         return derived(lambda mask: mask[:, start : start + call.tokens].clone(), mask)
     return mask.index_select(1, torch.arange(call.tokens, device=mask.device) + start.to(mask.device))
 
@@ -111,8 +111,8 @@ def sequences_of(
     """Return the sequences of rows.
 
     Args:
-        real: bool [B, T]; None: all.
-        documents: the number of each token's document, [B, T]; None: every row is one.
+        real: which tokens are not padding, bool [B, T]; None: all.
+        documents: the number of each token's document, [B, T]; None: every row is one document.
     """
     if real is None and documents is None:
         return whole_rows()
@@ -133,7 +133,7 @@ def sequences_of(
 
 
 def in_front_of_padding(real: Tensor) -> Sequences:
-    """Return each row as a sequence, its real tokens in front, whatever their number: for graphs of any mask."""
+    """Return each row as a sequence with its real tokens in front, without depending on the values of the mask."""
     batch_size, tokens = real.shape
     index = torch.arange(tokens, device=real.device).expand(batch_size, -1)
     count = real.sum(1, keepdim=True)
@@ -144,21 +144,21 @@ def in_front_of_padding(real: Tensor) -> Sequences:
 
 
 def in_front(states: Tensor, real: Tensor | None) -> Sequences:
-    """Return each row of states [B, T, X] as one sequence, its real tokens in front; None: all are."""
+    """Return each row of states [B, T, X] as one sequence with its real tokens in front; real None: all tokens."""
     return whole_rows() if real is None else in_front_of_padding(real)
 
 
 def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: int, device: torch.device) -> Sequences:
-    """Return each document as a sequence, together with others of like length if their places are many."""
+    """Return each document as a sequence; if one group would have too many places, grouped by length."""
     listed = [_tokens_of(document, row, real, tokens) for row, several in enumerate(found) for document in several]
-    # a batch of padding alone has one sequence, of no tokens
+    # a batch with only padding has one empty sequence
     listed = listed or [torch.zeros(0, dtype=torch.long)]
     longest = max(len(each) for each in listed)
     sizes = [max(1, longest)] * len(listed)
     if longest * len(listed) > MOST_PLACES * len(found) * tokens:
         sizes = [1 << (len(each) - 1).bit_length() for each in listed]
     places, first = torch.zeros(len(found) * tokens, dtype=torch.long), 0
-    # of each group its index, and which of its places are real
+    # for each group, its index and its `real`
     groups: list[Tensor | None] = []
     for size in sorted(set(sizes)):
         sequences = [each for each, own in zip(listed, sizes, strict=True) if own == size]
@@ -177,7 +177,7 @@ def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: 
 
 
 def _tokens_of(document: Document, row: int, real: Tensor | None, tokens: int) -> Tensor:
-    """Return the tokens of a document in the flattened batch, [L]."""
+    """Return the indices of a document's tokens in the flattened batch, [L]."""
     index = torch.arange(document.start, document.stop)
     if document.has_holes and real is not None:
         index = index[real[row, document.start : document.stop]]
@@ -185,7 +185,7 @@ def _tokens_of(document: Document, row: int, real: Tensor | None, tokens: int) -
 
 
 def without_padding(embedded: Tensor, real: Tensor | None, is_packed: bool) -> Tensor:
-    """Return embeddings [B, T, hidden_size] with zeros where there is padding, for a model that ignores masks later.
+    """Return embeddings [B, T, hidden_size] with zeros at padding, for a model whose layers ignore masks.
 
     real: which tokens are not padding, bool [B, T]; None: unknown.
 
@@ -200,16 +200,16 @@ def without_padding(embedded: Tensor, real: Tensor | None, is_packed: bool) -> T
     return embedded if real is None else torch.where(real.to(embedded.device).unsqueeze(-1), embedded, 0)
 
 
-# What the attention of every mechanism does with sequences: each is read by itself, whatever is around it.
+# The attention of every mechanism computes each sequence by itself.
 
 
 class MechanismAttention(AsksNothing, MultiHeadAttention):
     """Multi-head attention by a mechanism. [B, T, hidden_size] → the same, and the weights or None.
 
-    A mechanism defines `read`, which is given sequences that all begin at their first place, and `costs`.
+    A mechanism defines `read`, which gets sequences that begin at the first place, and `costs`.
     """
 
-    # whether its weights are those of the tokens of a sequence, and not of fewer keys
+    # whether the keys of its weights are the tokens of the sequence, and not fewer keys
     reads_tokens: ClassVar[bool] = False
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -217,15 +217,15 @@ class MechanismAttention(AsksNothing, MultiHeadAttention):
         self.make_maps()
 
     def forward(self, hidden_states: Tensor, sequences: Sequences, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the output and, with `output_attentions`, the weights [B, H, T, S] of what each token reads."""
+        """Return the output and, with `output_attentions`, the weights [B, H, T, S] of each token over its S keys."""
         out, weights = self.read_sequences(hidden_states, sequences, **kwargs)
         return self.o_proj(out), weights
 
     def read_sequences(self, states: Tensor, sequences: Sequences, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return what the tokens of a batch read, [B, T, H · D], and, with `output_attentions`, the weights.
+        """Return the attention output of a batch, [B, T, H · D], and, with `output_attentions`, the weights.
 
         Args:
-            states: what `project` takes, [B, T, X].
+            states: the input of `project`, [B, T, X].
         """
         need_weights = self.needs_weights(kwargs)
         kwargs.pop("output_attentions", None)
@@ -245,11 +245,11 @@ class MechanismAttention(AsksNothing, MultiHeadAttention):
     def attend(
         self, states: Tensor, real: Tensor | None, need_weights: bool, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the tokens of sequences [R, L, X] read, and the weights; see `read`."""
+        """Return the attention output of sequences [R, L, X], and the weights; see `read`."""
         return self.read(self.project(states), real, need_weights, **kwargs)
 
     def project(self, states: Tensor) -> tuple[Tensor, ...]:
-        """Return what `read` takes of tokens, [B, T, X] → [B, T, H · D] each."""
+        """Return the inputs of `read`: queries, keys and values, [B, T, X] → [B, T, H · D] each."""
         return self.q_proj(states), self.k_proj(states), self.v_proj(states)
 
     def read(
@@ -259,18 +259,18 @@ class MechanismAttention(AsksNothing, MultiHeadAttention):
         need_weights: bool,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the tokens of sequences read, [R, L, h · D], and the weights [R, h, L, S] if they are needed.
+        """Return the attention output of sequences, [R, L, h · D], and the weights [R, h, L, S] if they are needed.
 
         Args:
-            states: what `project` returns, [R, L, h · D] each.
-            real: which places hold tokens, always the first ones of a sequence, bool [R, L]; None: all. The states of
-                others are any, finite or not, and so is what is returned for them.
+            states: the output of `project`, [R, L, h · D] each.
+            real: which places hold tokens, always the first ones of a sequence, bool [R, L]; None: all. At other
+                places, states and outputs are arbitrary and may be not finite.
         """
         raise NotImplementedError
 
 
 def at_tokens(weights: Tensor, group: SequenceGroup, sequences: Sequences) -> Tensor:
-    """Return weights of the tokens of sequences by where these are in their rows, [R, H, L, L] → [R, H, L, T]."""
+    """Return weights with keys at the columns that their tokens have in the rows, [R, H, L, L] → [R, H, L, T]."""
     if group.index is None or sequences.places is None:
         return weights
     tokens = sequences.places.shape[1]
@@ -280,9 +280,9 @@ def at_tokens(weights: Tensor, group: SequenceGroup, sequences: Sequences) -> Te
 
 
 def joined_weights(parts: Sequence[Tensor], sequences: Sequences) -> Tensor:
-    """Return the weights of the batch, of all queries or of those of `weights_of_rows`: [R, H, L, S] → [B, H, T, S].
+    """Return the weights of the batch, for all queries or those of `weights_of_rows`, [R, H, L, S] → [B, H, T, S].
 
-    What sequences of different groups read may differ in number: the weights of fewer are followed by zeros.
+    Groups may have different numbers of keys; shorter weights are padded with zeros on the right.
     """
     num_heads, most = parts[0].shape[1], max(part.shape[3] for part in parts)
     padded = [torch.nn.functional.pad(part, (0, most - part.shape[3])) for part in parts]

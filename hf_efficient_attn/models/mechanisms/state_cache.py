@@ -1,6 +1,6 @@
-"""The layer of a cache that keeps the sums of linear attention: as many numbers after any number of tokens.
+"""The cache layer of linear attention, whose sums have the same size after any number of tokens.
 
-Its base is that of all layers which keep less than keys and values.
+Its base class is shared by all cache layers that keep less than all keys and values.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +15,14 @@ from hf_efficient_attn.models.mechanisms.linear import KeySum
 
 
 class SummaryLayer(CacheLayerMixin):
-    """A layer that keeps less than a key and a value of every token, and so cannot forget the last ones.
+    """A cache layer that keeps less than a key and a value for every token, so the last tokens cannot be removed.
 
-    most_tokens: how many tokens the other layers of a static cache have room for; None: they grow.
+    most_tokens: number of tokens that the other layers of a static cache have room for; None: they grow.
     """
 
     is_sliding = False
     is_croppable = False
-    # the tensors that it keeps, each with a row for every sequence
+    # names of the tensors that it keeps, each with a row for every sequence
     kept: tuple[str, ...] = ("keys", "values")
 
     def __init__(self, most_tokens: int | None = None) -> None:
@@ -30,7 +30,7 @@ class SummaryLayer(CacheLayerMixin):
         self.most_tokens, self.num_tokens = most_tokens, 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Refuse keys.
+        """Refuse keys and values.
 
         Raises:
             UnsupportedBackendError: always.
@@ -41,13 +41,13 @@ class SummaryLayer(CacheLayerMixin):
         return self.num_tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        # never fewer than there are, so that masks fit
+        # at least the number of tokens, so that masks fit
         return max(self.most_tokens or 0, self.num_tokens + query_length), 0
 
     def get_max_length(self) -> int:
         return -1 if self.most_tokens is None else self.most_tokens
 
-    # as transformers 5.16 calls it
+    # the name in transformers 5.16
     get_max_cache_shape = get_max_length
 
     def reset(self) -> None:
@@ -56,10 +56,10 @@ class SummaryLayer(CacheLayerMixin):
         self.is_initialized, self.num_tokens = False, 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to forget tokens.
+        """Refuse to remove tokens.
 
         Raises:
-            UnsupportedBackendError: always, if there are any to forget.
+            UnsupportedBackendError: `tokens_to_remove` is not 0.
         """
         if tokens_to_remove:
             raise UnsupportedBackendError(
@@ -84,14 +84,15 @@ class SummaryLayer(CacheLayerMixin):
 
 
 class StateLayer(SummaryLayer):
-    """S and z of the tokens so far, `keys`: [B, H, F, D + 1] in float32; z is the last column.
+    """The cache layer of linear attention: `keys` holds S and z of the tokens so far.
 
-    `values` is their exponent, [B, H], of features that have one, or has no numbers.
-    most_tokens: how many tokens the other layers of a static cache have room for; None: they grow.
+    `keys` is [B, H, F, D + 1] in float32, with z in the last column. `values` is the exponent of the sums, [B, H], if
+    features have exponents; otherwise it is empty.
+    most_tokens: number of tokens that the other layers of a static cache have room for; None: they grow.
     """
 
     def add(self, new: KeySum, num_tokens: int) -> KeySum | None:
-        """Return the sum so far, None without any, and add that of new tokens."""
+        """Return the sum so far, or None, and add the sum of `num_tokens` new tokens."""
         exponent = new.sums.new_empty(new.sums.shape[0], 0) if new.exponent is None else new.exponent
         before = None
         if self.num_tokens:
@@ -115,13 +116,14 @@ KEYLESS = (
 
 
 def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable[[int | None], SummaryLayer]]) -> None:
-    """Give layers of a model a layer of their own in its cache; a second call does nothing.
+    """Replace cache layers of a model by layers that keep sums; a second call does nothing.
 
-    stateful: by index of a layer, what makes it, given how many tokens there is room for (None: it grows).
+    stateful: for the index of each such layer, a function that makes it, given the number of tokens that a static cache
+        has room for (None: the cache grows).
 
     Raises:
-        UnsupportedBackendError: a cache whose layers hold keys already, or are of a kind that is not known.
-        InputError: a cache whose layers hold different tokens.
+        UnsupportedBackendError: a cache whose layers already hold keys, or are of an unknown type.
+        InputError: a cache whose layers hold different numbers of tokens.
     """
     if cache.layer_class_to_replicate is not None:
         while len(cache.layers) < num_layers:
@@ -143,9 +145,9 @@ def attach_states(cache: Cache, num_layers: int, stateful: Mapping[int, Callable
 
 
 def check_length(cache: Cache, index: int, layer: SummaryLayer) -> None:
-    """Raise InputError if a layer has added up more tokens than the first layer of its cache holds.
+    """Raise InputError if the sums of a layer have more tokens than the first layer of the cache holds.
 
-    A crop that one layer refuses has cropped those before it.
+    This happens if a crop was refused by this layer after it had cropped the layers before.
     """
     first = cache.get_seq_length()
     if isinstance(first, int) and not torch.compiler.is_compiling() and layer.num_tokens > first:

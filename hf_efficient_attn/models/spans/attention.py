@@ -1,8 +1,8 @@
-"""Attention in which every head reads only as far as its span; keys beyond are not computed at all.
+"""Attention in which every head attends only as far as its span; keys beyond it are not computed.
 
-Heads whose spans end in the same chunk are computed together. Each group reads a band as wide as its own heads need,
-with the same kernels as any pattern. Without a table of relative positions and without attention dropout, nothing is
-added to the scores within a span, and only the keys around the ramp need the slower kernel for learned terms.
+Heads whose spans end in the same chunk are computed together. Each group attends to a band that is as wide as its heads
+need, with the same kernels as any pattern. Without a table of relative positions and without attention dropout, nothing
+is added to the scores within a span, so only the keys around the ramp need the slower kernel for terms.
 """
 
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ from hf_efficient_attn.patterns.algebra import PerHead
 
 @dataclass(frozen=True)
 class SpanInputs(LayerInputs):
-    """What layers with spans are told.
+    """Inputs of layers with spans.
 
     Attributes:
-        real_tokens: which new tokens dynamic spans are averaged over, bool [B, T]; None: all.
-        bounds: the bounds of every layer's spans, if known.
+        real_tokens: the new tokens over which dynamic spans are averaged, bool [B, T]; None: all.
+        bounds: the bounds of each layer's spans, if known.
     """
 
     real_tokens: Tensor | None = None
@@ -53,7 +53,7 @@ ALL_TOKENS = SpanInputs()
 
 
 def span_inputs(call: PreparedCall, model: Any, bounds: Sequence[SpanBounds | None]) -> SpanInputs:
-    """Return what the layers of a backbone are told in a call, given the bounds of their spans."""
+    """Return the inputs of a backbone's layers for a call, given the bounds of their spans."""
     masks = call.masks(model.config)
     real_tokens = call.own_real_tokens(masks.token_mask, shards_of(model))
     return SpanInputs(masks.token_mask, masks.query_offset, masks.matrix, real_tokens, bounds)
@@ -82,16 +82,16 @@ def attend_spans(
     Args:
         query: [B, H, T, D].
         key, value: [B, H, K, D].
-        spans: in tokens, [1, H, 1] or [B, H, T]; None: every head reads up to the limit.
-        position_table: [limit, D], a vector per distance, the nearest key first, that is added to the keys.
-        bounds: of the spans, which then are not read from the device.
-        matrix: a mask that a user gave, [B or 1, H or 1, T, K].
+        spans: in tokens, [1, H, 1] or [B, H, T]; None: every head attends up to the limit.
+        position_table: [limit, D], a vector for each distance, the nearest key first, which is added to the keys.
+        bounds: bounds of the spans; if given, the spans are not copied from the device.
+        matrix: the user's matrix mask, [B or 1, H or 1, T, K].
         query_offset: position of the first query among the K; None: the queries are the last ones.
         need_weights: compute densely and return the weights.
         shards: the processes that share each text; None: this one has the whole text.
     """
     bounds = bounds_of(spans, None, layer_idx) if bounds is None else bounds
-    # under a mask, keys may follow the queries; a user's matrix and the weights have a column for each key
+    # with a token mask, keys may follow the queries; a user's matrix and the weights have a column for each key
     is_cut = token_mask.is_empty and matrix is None and window.is_causal and not need_weights
     bounds, calls = without_long(bounds, spans, window, query, key) if is_cut and shards is None else (bounds, [])
     groups = groups_of(spans, bounds, window, query, token_mask, shards)
@@ -124,12 +124,12 @@ def attend_spans(
 def without_long(
     bounds: SpanBounds | None, spans: Tensor | None, window: SpanWindow, query: Tensor, key: Tensor
 ) -> tuple[SpanBounds | None, list[LongBlocks]]:
-    """Return the bounds of spans, and what is computed apart: of dynamic spans, see `apart`; otherwise nothing."""
+    """Return the bounds of spans and, for dynamic spans, the long blocks that are computed separately; see `apart`."""
     if spans is None or spans.shape[2] < 2 * BLOCK_TOKENS or spans.device.type != "cpu":
         return bounds, []
     if torch.compiler.is_compiling():
         return bounds, []
-    # one example may have the spans of all
+    # all examples may share the spans of one
     per_example = spans.expand(query.shape[0], -1, -1)
     return apart(per_example, window, key.shape[2] - query.shape[2]) or (bounds, [])
 
@@ -142,7 +142,10 @@ def with_long(
     window: SpanWindow,
     **options: Any,
 ) -> Tensor:
-    """Return the output [B, T, H, D] with long blocks computed as far as they read; states: q, k, v and the spans."""
+    """Return the output [B, T, H, D] with the long blocks computed again, over all of their keys.
+
+    states: queries, keys, values and spans.
+    """
     query, key, value, spans = states
     for blocks in calls:
         rows = torch.tensor(blocks.rows)
@@ -156,7 +159,7 @@ def with_long(
 
 
 def has_heads(matrix: Tensor | None, query: Tensor, key: Tensor) -> bool:
-    """Return whether a user's mask has a matrix per head; raise InputError if it does not fit the call."""
+    """Return whether a user's mask has one matrix per head; raise InputError if its shape is wrong."""
     if matrix is None:
         return False
     check_matrix("attention_mask", matrix, (*query.shape[:3], key.shape[2]))
@@ -164,10 +167,10 @@ def has_heads(matrix: Tensor | None, query: Tensor, key: Tensor) -> bool:
 
 
 def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, window: SpanWindow) -> Tensor:
-    """Return the last states before the queries, [B, C, hidden_size], as many as any head reads.
+    """Return the part of the memory that any head attends to, [B, C, hidden_size].
 
-    Dynamic spans are unknown until they are computed, so the whole limit is remembered; for other spans hardly more
-    than they reach.
+    Dynamic spans are not known before they are computed, so the memory holds `span_limit` tokens. For other spans it
+    holds little more than they reach, so it is returned as it is.
     """
     if bounds is None or not is_dynamic or torch.compiler.is_compiling():
         return memory
@@ -176,7 +179,7 @@ def within_reach(memory: Tensor, bounds: SpanBounds | None, is_dynamic: bool, wi
 
 
 def pick(tensor: Tensor, heads: Sequence[int]) -> Tensor:
-    """Return these heads of a tensor [B, H, ...]; a view if they are neighbours."""
+    """Return these heads of a tensor [B, H, ...]; a view if their indices are consecutive."""
     first, last = heads[0], heads[-1]
     if last - first + 1 == len(heads):
         return tensor[:, first : last + 1]
@@ -184,14 +187,14 @@ def pick(tensor: Tensor, heads: Sequence[int]) -> Tensor:
 
 
 def in_order(parts: list[Tensor], dim: int, order: list[int]) -> Tensor:
-    """Return the parts as one tensor, with the entries of a dimension in this order."""
+    """Return the parts concatenated along a dimension, and sorted in this order."""
     joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     is_sorted = order == list(range(len(order)))
     return joined if is_sorted else joined.index_select(dim, device_numbers(tuple(order), joined.device))
 
 
 def is_lone_query(query: Tensor, key: Tensor, window: SpanWindow, backend: str) -> bool:
-    """Return whether there is one query with keys, as in decoding, no backend was asked for, and nothing compiles."""
+    """Return whether there is a single query that has keys, as in decoding, without a chosen backend or a compiler."""
     is_free = backend == preferred_backend() == AUTO and not torch.compiler.is_compiling()
     return is_free and query.shape[2] == 1 and key.shape[2] > window.shift
 
@@ -204,7 +207,7 @@ def terms_of(
     position_table: Tensor | None,
     scale: float,
 ) -> tuple[Term, ...]:
-    """Return the terms of a group's scores: the scores of the distances, and the logarithm of the mask."""
+    """Return the terms of a group's scores: the products with the position table, and the log of the soft mask."""
     terms = []
     if position_table is not None:
         values = query @ position_table[: group.num_keys].to(query.dtype).T * scale
@@ -214,7 +217,7 @@ def terms_of(
     return tuple(terms)
 
 
-# What a layer with spans asks the engine for, as `explain` shows it: one call of all heads, each with its band.
+# The request of a layer with spans to the engine, shown by `explain` as one call for all heads, each with its band.
 
 
 RAMPS = "The ramps at the ends of spans cost more for each pair, which is not counted."
@@ -223,7 +226,7 @@ MEANS = "Tokens choose their spans: the mean of the last text that was read is t
 
 
 def span_request(module: Any, spans: Spans, num_keys: int, has_table: bool = False) -> LayerRequest:
-    """Return what the attention module of a layer asks for at a length in tokens.
+    """Return the request of a layer's attention module to the engine for this number of tokens.
 
     Args:
         has_table: whether the scores have a table of relative positions.

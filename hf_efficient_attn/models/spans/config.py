@@ -1,4 +1,4 @@
-"""What all configs with spans share: fields, checks, and the window that heads choose from."""
+"""Fields and checks of all configs with spans, and the window of keys that heads can attend to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from hf_efficient_attn.models.spans.module import KINDS, SpanBounds, Spans
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# The keys that heads with spans choose from, and which heads are computed together.
+# The keys that heads with spans can attend to, and the heads that are computed together.
 
 
-# spans are rounded up to a multiple of this, so that few layouts are compiled while they change
+# the keys of a group are rounded up to a multiple of this, so that few layouts are compiled while spans change
 CHUNK_TOKENS = 32
-# up to this number of queries, as in decoding, another call costs more than the keys that it saves
+# up to this number of queries, as in decoding, another call may cost more than the keys that it saves
 FEW_QUERIES = 8
-# such a query reads this many keys of all heads in less time than another call takes
+# with few queries, attention of all heads to this many keys takes less time than another call
 CHEAP_KEYS = 256
 
 
 @dataclass(frozen=True)
 class SpanWindow:
-    """The keys that a head chooses from: `limit` of them, counted from the nearest.
+    """The nearest `limit` keys of a query, to which a head can attend.
 
     Attributes:
         limit, ramp: S and R, in tokens.
-        include_self: whether the nearest key is the query itself, or the one before it.
-        is_causal: whether there are only keys before the query, or as many after it.
+        include_self: whether the nearest key is the query itself; False: the key before it.
+        is_causal: whether all keys are before the query; False: there are also `limit` keys after it.
     """
 
     limit: int
@@ -49,7 +49,7 @@ class SpanWindow:
         return 0 if self.include_self else 1
 
     def num_keys(self, span: float) -> int:
-        """Return to how many keys on one side a head of this span gives weight."""
+        """Return the number of keys on one side that have weight in a head with this span."""
         return min(self.limit, ceil(span) + self.ramp)
 
     def band(self, num_keys: int) -> Pattern:
@@ -64,8 +64,8 @@ class SpanGroup:
 
     Attributes:
         heads: their indices.
-        num_inner: how many of the nearest keys have weight 1 in all of these heads.
-        num_keys: how many of the nearest keys may have any weight.
+        num_inner: how many of the nearest keys are not masked at all (soft mask 1) in all of these heads.
+        num_keys: how many of the nearest keys may have weight in any of these heads.
     """
 
     heads: tuple[int, ...]
@@ -76,7 +76,7 @@ class SpanGroup:
 def span_groups(
     lowest: Sequence[float], highest: Sequence[float], window: SpanWindow, num_queries: int
 ) -> list[SpanGroup]:
-    """Return the heads, whose spans lie between `lowest` and `highest`, grouped by how far they read in chunks.
+    """Return groups of heads that need the same number of chunks; spans lie between `lowest` and `highest`.
 
     >>> window = SpanWindow(limit=1024, ramp=32, include_self=False, is_causal=True)
     >>> span_groups([0.0, 500.0, 3.0], [0.0, 500.0, 3.0], window, 1024)
@@ -101,7 +101,7 @@ _kept_groups = cached()(span_groups)
 
 
 def merge_groups(groups: list[SpanGroup]) -> list[SpanGroup]:
-    """Return fewer groups, in each of which no head reads more than twice what it needs, or than `CHEAP_KEYS`.
+    """Merge groups, so long as no head computes more than twice the keys that it needs, or more than `CHEAP_KEYS`.
 
     >>> merge_groups([SpanGroup((0,), 1, 64), SpanGroup((2,), 33, 96), SpanGroup((1,), 481, 544)])
     [SpanGroup(heads=(0, 2), num_inner=1, num_keys=96), SpanGroup(heads=(1,), num_inner=481, num_keys=544)]
@@ -113,7 +113,7 @@ def merge_groups(groups: list[SpanGroup]) -> list[SpanGroup]:
     least = 0
     for group in groups:
         if not merged or group.num_keys > max(2 * least, CHEAP_KEYS):
-            # what the head with the fewest keys in the next group needs
+            # the keys needed by the head with the shortest span in the merged group
             least = group.num_keys
         else:
             last = merged.pop()
@@ -123,7 +123,7 @@ def merge_groups(groups: list[SpanGroup]) -> list[SpanGroup]:
 
 
 def together(groups: Sequence[SpanGroup]) -> SpanGroup:
-    """Return all heads in one group."""
+    """Return one group of all heads of these groups."""
     heads = tuple(sorted(head for group in groups for head in group.heads))
     return SpanGroup(heads, min(group.num_inner for group in groups), max(group.num_keys for group in groups))
 
@@ -136,7 +136,7 @@ def groups_of(
     tokens: TokenMask = NO_MASK,
     shards: SequenceShards | None = None,
 ) -> list[SpanGroup]:
-    """Return the groups of a call; without bounds, as while compiling, one group of all heads and all keys."""
+    """Return the groups of a call; without bounds, for example while compiling, one group of all heads and keys."""
     heads = tuple(range(query.shape[1]))
     if spans is None:
         return [SpanGroup(heads, window.limit, window.limit)]
@@ -145,9 +145,9 @@ def groups_of(
     is_compiling = torch.compiler.is_compiling()
     num_queries = FEW_QUERIES + 1 if is_compiling else query.shape[2]
     if shards is not None and tokens.shape is not None:
-        # processes must make the same groups
+        # all processes must make the same groups
         num_queries = tokens.shape[1]
-    # a compiler cannot trace what counts the work of a cached function
+    # the compiler cannot trace the counters of a cached function
     find = _kept_groups if bounds.are_constant and not is_compiling else span_groups
     groups = find(bounds.lowest, bounds.highest, window, min(num_queries, FEW_QUERIES + 1))
     return [together(groups)] if shards is not None and shards.mode == HEADS else groups
@@ -155,7 +155,7 @@ def groups_of(
 
 @dataclass(init=False, repr=False, eq=False)
 class SpanFields:
-    """Mixin: the fields of attention spans; each family's config explains them."""
+    """Mixin: the fields of attention spans; each family's config documents them."""
 
     span_limit: int = 1024
     span_ramp: int = 32
@@ -166,20 +166,20 @@ class SpanFields:
 
 
 def span_window(config: Any) -> SpanWindow:
-    """Return which keys the heads of a config choose from."""
+    """Return the window of keys that the heads of a model with this config can attend to."""
     return SpanWindow(config.span_limit, config.span_ramp, reads_self(config), config.is_causal)
 
 
 def reads_self(config: Any) -> bool:
-    """Return whether a token reads itself; by default where it reads both sides."""
+    """Return whether a token attends to itself, by default only if the model is bidirectional."""
     return bool(not config.is_causal if config.include_self is None else config.include_self)
 
 
 def checked_window(config: Any, spans: Spans) -> SpanWindow:
-    """Return which keys the heads of a layer choose from.
+    """Return the window of keys that the heads of a layer can attend to.
 
     Raises:
-        ConfigurationError: the limit was changed in the config of a model that exists.
+        ConfigurationError: the limit in the config was changed after the model was built.
     """
     if config.span_limit != spans.limit:
         raise ConfigurationError(
@@ -190,7 +190,7 @@ def checked_window(config: Any, spans: Spans) -> SpanWindow:
 
 
 def check_spans(config: Any) -> None:
-    """Raise ConfigurationError for spans that no model can have."""
+    """Raise ConfigurationError for values of span fields that no model can have."""
     if config.span not in KINDS:
         raise ConfigurationError(f"span={shown(config.span)}; it must be one of: {', '.join(KINDS)}.")
     if not 0 <= config.span_init <= 1:
@@ -209,7 +209,7 @@ def check_spans(config: Any) -> None:
 
 
 def check_frozen(config: Any) -> None:
-    """Write `frozen_spans` in JSON types, or raise ConfigurationError."""
+    """Convert `frozen_spans` to JSON types, in place, or raise ConfigurationError."""
     if config.span == "dynamic":
         raise ConfigurationError(
             "frozen_spans with span='dynamic': every token chooses its span, so no list of numbers can replace "

@@ -1,8 +1,8 @@
-"""Blocks of queries with longer spans than most of their head, computed apart: a few long ones then cost little.
+"""Blocks of queries with longer spans than most blocks of their head, computed separately, so a few cost little.
 
-Dynamic spans differ from token to token. A head computes as far as most of its blocks read, and those that read further
-once more, together with the blocks of other heads and examples that read about as far. On CPUs alone: elsewhere the
-host would wait for their numbers to be copied.
+Dynamic spans differ from token to token. A head computes as many keys as most of its blocks need. Blocks that need more
+are computed again, together with blocks of other heads and examples that need about as many. This is done on CPUs only,
+because on other devices the host would have to wait for a copy of the spans.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from hf_efficient_attn.models.spans.config import CHEAP_KEYS, CHUNK_TOKENS, Span
 from hf_efficient_attn.models.spans.module import SpanBounds, log_soft_mask
 
 BLOCK_TOKENS = 64
-# how many keys, each read by a block, take as long as another call
+# attention of one block to this many keys takes as long as another call
 CALL_KEYS = 1024
-# by how much a key of these blocks costs more: it is copied, and its block was computed before
+# relative cost of a key in a separate call, because keys are copied, and the block has been computed before
 COPY_FACTOR = 1.5
 
 
@@ -30,11 +30,11 @@ class Block:
     """A block of queries of one head.
 
     Attributes:
-        row: its number, counted over examples, heads and blocks.
-        shortest: the shortest span in it.
-        num_keys: how many of the nearest keys it reads.
-        num_existing: keys before its first query.
-        call: (keys read, keys before its first query) of the call that computes it, if it is computed apart.
+        row: index of the block over examples, heads and blocks.
+        shortest: the shortest span of its queries.
+        num_keys: how many of the nearest keys a query needs, at most.
+        num_existing: number of keys before its first query.
+        call: (number of nearest keys, number of keys before the first query) of the separate call for this block.
     """
 
     row: int
@@ -46,12 +46,12 @@ class Block:
 
 @dataclass(frozen=True)
 class LongBlocks:
-    """Blocks that one call computes.
+    """Blocks that are computed in one separate call, each as an example with a single head.
 
     Attributes:
-        group: how far they read; each of them is an example with a single head.
-        num_before: how many keys they are given before their first query.
-        rows: their numbers.
+        group: the keys of the call.
+        num_before: number of keys that are passed before the first query of each block.
+        rows: indices of the blocks (`Block.row`).
     """
 
     group: SpanGroup
@@ -60,11 +60,11 @@ class LongBlocks:
 
 
 def apart(spans: Tensor, window: SpanWindow, num_past: int) -> tuple[SpanBounds, list[LongBlocks]] | None:
-    """Return the bounds of what is not computed apart, and what is; None if that would save nothing.
+    """Return the bounds for the common call, and the blocks for separate calls; None if these would save nothing.
 
     Args:
         spans: [B, H, T] in tokens.
-        num_past: keys before the first query.
+        num_past: number of keys before the first query.
     """
     calls: dict[tuple[int, int], list[Block]] = {}
     lowest, highest, saved = [], [], 0.0
@@ -88,7 +88,7 @@ def apart(spans: Tensor, window: SpanWindow, num_past: int) -> tuple[SpanBounds,
 
 
 def blocks_of_heads(spans: Tensor, window: SpanWindow, num_past: int) -> list[list[Block]]:
-    """Return the blocks of each head, of all examples."""
+    """Return the blocks of each head, over all examples."""
     spans = spans.detach()
     blocks = in_blocks(spans)
     batch_size, num_heads, num_blocks, _ = blocks.shape
@@ -104,13 +104,14 @@ def blocks_of_heads(spans: Tensor, window: SpanWindow, num_past: int) -> list[li
 
 
 def call_of(num_keys: int, num_existing: int, window: SpanWindow) -> tuple[int, int]:
-    """Return how many of the nearest keys are read in the call of a block, and how many it is given before its queries.
+    """Return the number of nearest keys in a block's separate call, and the number of keys before its first query.
 
-    Blocks that read further than another by less than twice share a call, and so do those at the start of texts.
+    The number of nearest keys is rounded up to a power of two times `CHUNK_TOKENS`, so that similar blocks share a
+    call. At the start of a text, there are fewer keys.
 
     Args:
-        num_keys: how many the block reads.
-        num_existing: keys before its first query.
+        num_keys: number of nearest keys that the block needs.
+        num_existing: number of keys before its first query.
     """
     size = 2 * CHUNK_TOKENS
     while size < num_keys:
@@ -123,31 +124,31 @@ def call_of(num_keys: int, num_existing: int, window: SpanWindow) -> tuple[int, 
 
 
 def cost(blocks: Sequence[Block], most: int) -> float:
-    """Return what the blocks of a head cost, in keys of a block, if all read `most` keys, and longer ones once more."""
+    """Return the cost of a head's blocks, in keys of a block, if all compute `most` keys and longer ones once more."""
     longer = [block.call[1] + BLOCK_TOKENS for block in blocks if block.num_keys > most]
     return sum(min(most, block.num_existing) for block in blocks) + COPY_FACTOR * sum(longer)
 
 
 def inner_keys(blocks: Sequence[Block], num_keys: int) -> int:
-    """Return how many of the nearest keys have weight 1 in all of these blocks, in chunks."""
+    """Return how many of the nearest keys have soft mask 1 in all of these blocks, rounded down to chunks."""
     shortest = min(block.shortest for block in blocks)
     return min(int(shortest) // CHUNK_TOKENS * CHUNK_TOKENS + 1, num_keys)
 
 
 def in_blocks(tensor: Tensor, behind: float = 0.0) -> Tensor:
-    """Return a tensor [B, H, T, ...] as [B, H, blocks, BLOCK_TOKENS, ...], with this number behind the last token."""
+    """Return a tensor [B, H, T, ...] as [B, H, blocks, BLOCK_TOKENS, ...], padded with `behind` on the right."""
     missing = -tensor.shape[2] % BLOCK_TOKENS
     sides = (0, 0) * (tensor.dim() - 3) + (0, missing)
     return (pad(tensor, sides, value=behind) if missing else tensor).unflatten(2, (-1, BLOCK_TOKENS))
 
 
 def rows_of(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Return these blocks of queries of a tensor [B, H, T, ...], each as an example: [rows, 1, BLOCK_TOKENS, ...]."""
+    """Return these blocks of a tensor [B, H, T, ...], each as an example: [rows, 1, BLOCK_TOKENS, ...]."""
     return in_blocks(tensor).flatten(0, 2).index_select(0, rows)[:, None]
 
 
 def keys_before(states: Tensor, rows: Tensor, num_before: int, num_queries: int) -> Tensor:
-    """Return the keys or values of these blocks, [rows, 1, num_before + BLOCK_TOKENS, D], of all [B, H, K, D]."""
+    """Return the keys or values for these blocks, [B, H, K, D] → [rows, 1, num_before + BLOCK_TOKENS, D]."""
     num_past = states.shape[2] - num_queries
     missing = -num_queries % BLOCK_TOKENS
     states = pad(states, (0, 0, 0, missing)) if missing else states
@@ -159,22 +160,22 @@ def keys_before(states: Tensor, rows: Tensor, num_before: int, num_queries: int)
 
 
 def put_rows(out: Tensor, found: Tensor, rows: Tensor) -> Tensor:
-    """Return an output [B, T, H, D] in which blocks are replaced by those found, [rows, BLOCK_TOKENS, 1, D]."""
+    """Return an output [B, T, H, D] with these blocks replaced by `found`, [rows, BLOCK_TOKENS, 1, D]."""
     blocks = in_blocks(out.transpose(1, 2))
     replaced = blocks.flatten(0, 2).index_copy(0, rows, found[:, :, 0].to(out.dtype)).view(blocks.shape)
     return replaced.flatten(2, 3)[:, :, : out.shape[1]].transpose(1, 2)
 
 
-# A step of decoding within spans: a row of scores needs no pattern, and spans that stay have their masks kept.
+# A decoding step with spans: a single query needs no pattern, and the masks of constant spans are cached.
 
 
 @dataclass(frozen=True)
 class HeadRange:
-    """Neighbouring heads that are computed at once, so that their keys are views.
+    """Consecutive heads that are computed together, so that their keys are views.
 
     Attributes:
-        first, stop: the heads.
-        num_inner, num_keys: as of a `SpanGroup`, for those of the heads whose output is taken.
+        first, stop: the range of heads.
+        num_inner, num_keys: as in `SpanGroup`, for the heads whose output is taken from this range.
     """
 
     first: int
@@ -188,8 +189,8 @@ class StepPlan:
     """How the heads of a layer are computed.
 
     Attributes:
-        ranges: what is computed.
-        taken: (range, first, stop), in the order of the heads: whose outputs are those of which range.
+        ranges: the ranges of heads that are computed.
+        taken: tuples (range, first, stop) in the order of the heads: the range whose output these heads take.
     """
 
     ranges: tuple[HeadRange, ...]
@@ -208,9 +209,9 @@ def attend_nearest(
     dropout: float,
     position_table: Tensor | None,
 ) -> Tensor:
-    """Return the output [B, 1, H, D] of a single query, the last position.
+    """Return the output [B, 1, H, D] of a single query at the last position.
 
-    The arguments are those of `attend_spans`, and the groups of its heads.
+    The arguments are those of `attend_spans`, and the groups of heads.
     """
     plan = step_plan(tuple(groups))
     end = key.shape[2] - window.shift
@@ -238,8 +239,8 @@ def attend_nearest(
 
 
 def nearest_mask(spans: Tensor, window: SpanWindow, num_inner: int, num_keys: int) -> Tensor:
-    """Return log m_z of the nearest keys, [..., num_keys], the nearest one last."""
-    # before the ramp the mask changes nothing
+    """Return log m_z for the nearest keys, [..., num_keys], the nearest key last."""
+    # before the ramp, log m_z is 0
     num_free = min(max(0, num_inner - 1), num_keys)
     return pad(log_soft_mask(spans, num_free, num_keys - num_free, window.ramp), (num_free, 0)).flip(-1)
 
@@ -248,15 +249,16 @@ def nearest_mask(spans: Tensor, window: SpanWindow, num_inner: int, num_keys: in
 def kept_mask(
     spans: tuple[float, ...], window: SpanWindow, num_keys: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return `nearest_mask` of spans that are numbers, [1, H, 1, num_keys]."""
+    """Return `nearest_mask` for constant spans, [1, H, 1, num_keys]."""
     return nearest_mask(torch.tensor(spans, dtype=dtype, device=device)[None, :, None], window, 0, num_keys)
 
 
 @cached()
 def step_plan(groups: tuple[SpanGroup, ...]) -> StepPlan:
-    """Return how few calls compute the heads of these groups, without copies of their keys.
+    """Return a plan that computes the heads of these groups in few calls, without copying keys.
 
-    A few keys are read by all heads between those that need them, whose own outputs come from other ranges.
+    If a group has up to `CHEAP_KEYS` keys, its range also computes the heads of other groups in between. Their outputs
+    are taken from their own ranges.
 
     >>> step_plan((SpanGroup((0, 2, 3), 1, 64), SpanGroup((1,), 481, 544)))
     StepPlan(ranges=(HeadRange(first=0, stop=4, num_inner=1, num_keys=64), \

@@ -1,9 +1,9 @@
-"""What a model with spans keeps of a text: from one training segment to the next, and in `generate`.
+"""The memory of models with spans from one training segment to the next, and their cache for `generate`.
 
-From segment to segment it remembers the inputs of its layers, without gradients. Keys and values are computed from
-them again, with the current weights. Source: Dai et al., "Transformer-XL" (arXiv:1901.02860), section 3.2; Sukhbaatar
-et al. (arXiv:1905.07799), whose code does the same. Their code starts with zeros, which queries read; here, what does
-not exist is not read.
+Between segments, a model keeps the inputs of its layers, without gradients. The next segment computes keys and values
+from them again, with the current weights. Source: Dai et al., "Transformer-XL" (arXiv:1901.02860), section 3.2;
+Sukhbaatar et al. (arXiv:1905.07799), whose code does the same. In their code the memory starts with zeros, which
+queries attend to; here, queries attend only to tokens that exist.
 """
 
 from collections.abc import Sequence
@@ -23,32 +23,32 @@ from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.spans.config import span_window
 from hf_efficient_attn.models.spans.module import DYNAMIC, SpanBounds, span_modules
 
-# A cache for `generate` that holds, for each layer, only the keys that its heads can still read.
+# A cache for `generate` that keeps only the keys that the heads of each layer can still attend to.
 
 
 class SpanCache(Cache):
-    """A cache whose layers keep as many keys as their longest span plus ramp, with dynamic spans up to the limit.
+    """A cache whose layers keep the keys within their longest span and ramp; with dynamic spans, within the limit.
 
     Args:
-        model: of any family, with spans that do not change while the cache is in use.
+        model: a model of any family whose spans do not change while the cache is in use.
     """
 
     def __init__(self, model: nn.Module) -> None:
         config: Any = model.config
         layers = DynamicCache(config=config).layers
         for spans in span_modules(model):
-            # without first tokens, a layer need not know how many tokens are padding
+            # the layers keep no first tokens, so they need not know the number of padding tokens
             layers[spans.layer_idx] = PatternLayer(0, kept_tokens(spans, config), Padding())
         super().__init__(layers=layers)
 
     @property
     def max_cache_len(self) -> int:
-        """The most tokens that a text may have: -1, any number. PEFT asks caches other than `DynamicCache`."""
+        """The largest number of tokens; -1: no limit. PEFT needs it of caches other than `DynamicCache`."""
         return -1
 
 
 def kept_tokens(spans: Any, config: Any, bounds: SpanBounds | None = None) -> int:
-    """Return how many tokens before a query the heads of a layer can read; `bounds`: those of its spans, if known."""
+    """Return how many tokens before a query the heads of a layer attend to; bounds: of its spans, if known."""
     window = span_window(config)
     if spans.kind == DYNAMIC:
         longest: float = window.limit
@@ -58,9 +58,9 @@ def kept_tokens(spans: Any, config: Any, bounds: SpanBounds | None = None) -> in
 
 
 class SpanGeneration:
-    """Mixin for causal language models: `generate` uses a `SpanCache` by default if the model has spans.
+    """Mixin for causal language models: if the model has spans, `generate` uses a `SpanCache` by default.
 
-    It does not in assisted decoding, which takes tokens back, and with padding after a text.
+    It does not use one in assisted decoding, which removes tokens from the cache, nor with padding after a text.
     """
 
     def _prepare_cache_for_generation(
@@ -78,22 +78,22 @@ class SpanGeneration:
 
 
 def pads_behind(model_kwargs: dict[str, Any]) -> bool:
-    """Return whether a padding mask masks a token after one that it does not mask."""
+    """Return whether a padding mask has padding after a real token."""
     mask = model_kwargs.get("attention_mask")
     return isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, :-1] > mask[:, 1:]).any())
 
 
-# tokens that a layer remembers beyond its longest span, so that spans can grow
+# tokens that a layer keeps beyond its longest span, so that spans can grow
 SPARE_TOKENS = 64
 
 
 class Segment:
-    """A segment of a text while the layers compute it.
+    """The segment of a text that the layers are computing.
 
     Attributes:
         number: the index of the segment in the text of its row.
-        memories: what each layer has kept of earlier segments, [B, C, hidden_size]; None: nothing.
-        inputs: the inputs of the layers that have read so far, [B, T, hidden_size].
+        memories: the inputs that each layer has kept of earlier segments, [B, C, hidden_size]; None: nothing.
+        inputs: the inputs of the layers called so far, [B, T, hidden_size].
     """
 
     def __init__(self, number: int, memories: list[Tensor | None]) -> None:
@@ -101,20 +101,20 @@ class Segment:
         self.inputs: list[Tensor] = []
 
     def read(self, hidden_states: Tensor) -> Tensor | None:
-        """Return what the next layer has kept, and record its input."""
+        """Return the memory of the next layer, and record its input."""
         self.inputs.append(hidden_states)
         return self.memories[len(self.inputs) - 1]
 
     def position_ids(self, states: Tensor) -> Tensor:
-        """Return the positions of the remembered and of the new tokens, [1, C + T]; the remembered ones are negative.
+        """Return the positions of the tokens in memory, which are negative, and of the new tokens, [1, C + T].
 
-        states: the new tokens, [B, T, hidden_size].
+        states: states of the new tokens, [B, T, hidden_size].
         """
         longest = max(0 if memory is None else memory.shape[1] for memory in self.memories)
         return torch.arange(-longest, states.shape[1], device=states.device)[None]
 
     def kept(self, model: Any, bounds: Sequence[SpanBounds | None]) -> list[Tensor]:
-        """Return what every layer has to keep: its last inputs, as many as its spans reach and some more."""
+        """Return the last inputs of each layer, as many as its spans reach plus `SPARE_TOKENS`."""
         config = model.config
         return [
             remember(memory, states, min(config.span_limit, kept_tokens(spans, config, own) + SPARE_TOKENS))
@@ -133,10 +133,10 @@ class SegmentMemory:
         self._kept.clear()
 
     def open(self, segment_index: Tensor, is_training: bool, num_layers: int) -> Segment:
-        """Return the segment, with what each layer has kept, or None where a text begins.
+        """Return the segment with the memory of each layer, which is None at the start of a text.
 
         Args:
-            segment_index: int [B], the number of this segment in its row, the same in all rows.
+            segment_index: int [B], the index of this segment in the text of its row, the same in all rows.
 
         Raises:
             InputError: rows at different segments, or a segment that does not follow the last one.
@@ -161,16 +161,16 @@ class SegmentMemory:
         return Segment(numbers[0], list(kept))
 
     def close(self, segment: Segment, model: Any, bounds: Sequence[SpanBounds | None]) -> None:
-        """Keep what the layers have to remember of a segment for the segment that follows."""
+        """Keep the inputs of a segment's layers for the next segment."""
         self.write(segment.number, model.training, segment.kept(model, bounds))
 
     def write(self, number: int, is_training: bool, states: list[Tensor]) -> None:
-        """Keep the layers' inputs of segment `number` for the segment that follows."""
+        """Keep these inputs of the layers in segment `number` for the next segment."""
         self._kept[is_training] = (number, [tensor.detach() for tensor in states])
 
 
 def remember(memory: Tensor | None, hidden_states: Tensor, num_tokens: int) -> Tensor:
-    """Return the last `num_tokens` of memory and new states, [B, at most num_tokens, hidden_size]."""
+    """Return the last `num_tokens` tokens of memory and new states, [B, at most num_tokens, hidden_size]."""
     joined = hidden_states if memory is None else torch.cat((memory, hidden_states), 1)
     return joined[:, max(0, joined.shape[1] - num_tokens) :].detach()
 

@@ -1,10 +1,11 @@
-"""How far the heads of a layer read: to a limit, to a learned span each, or to a span that every token chooses.
+"""How far the heads of a layer attend: up to a limit, to a learned span per head, or to a span chosen by each token.
 
-With span z, a head weighs the key at index x (0 is the nearest one it may read) by m_z(x) = clamp((R + z − x) / R, 0,
-1) before the softmax is normalised, which equals softmax(s + log m). The ramp of R tokens carries the gradient of z.
+With span z, a head multiplies the exponential of the score of the key at index x (0 is the nearest key) by m_z(x) =
+clamp((R + z − x) / R, 0, 1) before the softmax is normalised, which equals softmax(s + log m). The gradient of z comes
+from the ramp of R tokens.
 
 Source: Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), section 2.2. As in the authors'
-code, and unlike in the paper's text, the nearest key has index 0 and not 1, so that span 0 reads R keys.
+code, and unlike in the paper's text, the nearest key has index 0 and not 1, so a span of 0 attends to R keys.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,12 +33,19 @@ KINDS = (FIXED, ADAPTIVE, DYNAMIC)
 class Spans(KeptInFloat32):
     """The spans of one layer's heads. Shapes: hidden states [B, T, hidden_size] → spans in tokens.
 
-    `adaptive`: spans are `limit` · `ratio`, a parameter [H] that `clamp_` keeps between 0 and 1; `clamp_spans` calls it
-    before every forward pass in training. `dynamic`: limit · sigmoid(weight·x_t + bias), with a bias and a vector per
-    head, which starts at 0 (the paper does not say). `fixed`: the limit. `frozen`: the config's `frozen_spans`.
-    Parameters stay in float32 whatever the model is cast to: in bfloat16 a span of 8,192 tokens moves in steps of 32.
+    The kind of spans is one of
 
-    Reads from the config: `span`, `span_limit`, `span_ramp`, `span_init`, `dynamic_span_bias`, `frozen_spans`.
+    - `adaptive`: `limit` · `ratio`, a parameter [H] that `clamp_` keeps between 0 and 1; `clamp_spans` calls it before
+      every forward pass in training.
+    - `dynamic`: limit · sigmoid(weight·x_t + bias), with a bias and a weight vector per head. The weight starts at 0
+      (the paper does not say how it starts).
+    - `fixed`: the limit.
+    - `frozen`: the config's `frozen_spans`.
+
+    Parameters stay in float32 even if the model is cast, because in bfloat16 a span of 8,192 tokens moves in steps of
+    32.
+
+    Uses the config fields `span`, `span_limit`, `span_ramp`, `span_init`, `dynamic_span_bias` and `frozen_spans`.
     """
 
     is_span = True
@@ -60,7 +68,7 @@ class Spans(KeptInFloat32):
             self.bias = nn.Parameter(torch.full((self.num_heads,), self.initial_bias, dtype=torch.float32))
 
     def initialize(self) -> None:
-        """Set the start values."""
+        """Set the initial values."""
         if self.kind == ADAPTIVE:
             init.constant_(self.ratio, self.initial_ratio)
         elif self.kind == DYNAMIC:
@@ -68,17 +76,17 @@ class Spans(KeptInFloat32):
             init.constant_(self.bias, self.initial_bias)
 
     def forward(self, hidden_states: Tensor | None) -> Tensor | None:
-        """Return spans in tokens, float32 [1, H, 1] or, if dynamic, [B, H, T]; None: all heads read up to the limit.
+        """Return spans in tokens, float32 [1, H, 1], or [B, H, T] if dynamic; None: all heads attend up to the limit.
 
-        hidden_states: needed by dynamic spans only.
+        hidden_states: used for dynamic spans, and for the device of frozen spans.
         """
         if self.kind == FIXED:
             return None
         if self.kind == FROZEN:
             return device_numbers(self.frozen, hidden_states.device, torch.float32)[None, :, None]
         if self.kind == ADAPTIVE:
-            # in evaluation nothing clamps what an optimizer may have moved: the value is clamped here, its gradient is
-            # not
+            # in evaluation, `clamp_spans` does nothing after an optimizer step; so clamp the value here, but not the
+            # gradient
             ratio = self.ratio.clamp(0.0, 1.0)
             if torch.is_grad_enabled():
                 ratio = ratio.detach() + (self.ratio - self.ratio.detach())
@@ -88,11 +96,11 @@ class Spans(KeptInFloat32):
         return self.limit * torch.sigmoid(logits).transpose(1, 2)
 
     def note(self, spans: Tensor | None, real_tokens: Tensor | None) -> None:
-        """Keep the mean and the longest dynamic span of each head for reports; not while compiling.
+        """Keep the mean and the longest dynamic span of each head for reports; do nothing while compiling.
 
         Args:
-            spans: as `forward` returned them.
-            real_tokens: bool [B, T], True for the tokens that count; None: all do.
+            spans: the output of `forward`.
+            real_tokens: bool [B, T], True for the tokens that count; None: all.
         """
         if self.kind != DYNAMIC or spans is None or torch.compiler.is_compiling():
             return
@@ -106,7 +114,7 @@ class Spans(KeptInFloat32):
 
     @property
     def shards(self) -> SequenceShards | None:
-        """The processes that share the texts whose tokens choose these spans; None: this one has whole texts."""
+        """The processes that share the texts of these dynamic spans; None: this process has whole texts."""
         return shards_of(self) if self.kind == DYNAMIC else None
 
     def clamp_(self) -> None:
@@ -116,18 +124,20 @@ class Spans(KeptInFloat32):
                 if torch.compiler.is_compiling():
                     self.ratio.clamp_(0.0, 1.0)
                 else:
-                    # .data, so that a second forward pass before backward() does not count as changing a saved tensor
+                    # .data, so that autograd accepts a second forward pass before backward(): the change of a saved
+                    # tensor is not counted
                     self.ratio.data.clamp_(0.0, 1.0)
 
     @property
     def is_away(self) -> bool:
-        """Whether the parameters are offloaded, so that they can only be read during a forward pass."""
+        """Whether the parameters are offloaded, so that their values are available only in a forward pass."""
         return any(parameter.is_meta for parameter in self.parameters())
 
     def head_spans(self) -> Tensor:
-        """Return the span of each head in tokens without the ramp, [H]; dynamic: its mean over the last tokens seen.
+        """Return the span of each head in tokens, without the ramp, [H].
 
-        A dynamic span that has seen no token gives its start value, an offloaded parameter the limit.
+        A dynamic span is the mean over the tokens of the last forward pass, or its initial value before the first one.
+        If the parameters are offloaded, it is the limit.
         """
         with torch.no_grad():
             if self.kind == FIXED or self.is_away:
@@ -139,23 +149,23 @@ class Spans(KeptInFloat32):
             return self.limit * torch.sigmoid(whole(self.bias)) if self.seen is None else self.seen
 
     def longest_spans(self) -> Tensor:
-        """Return the longest span of each head in tokens without the ramp, [H]; dynamic: over the last tokens seen."""
+        """Return the longest span of each head in tokens, without the ramp, [H]; see `head_spans`."""
         return self.head_spans() if self.seen_longest is None else self.seen_longest
 
     def freeze(self, tokens: list[float]) -> None:
-        """Replace the parameter by these numbers, in tokens."""
+        """Replace the parameter with these constants, in tokens."""
         self.kind, self.frozen = FROZEN, tuple(tokens)
         del self.ratio
 
     @torch.no_grad()
     def set_limit(self, limit: int) -> None:
-        """Change the limit; learned spans keep their length in tokens, as far as the limit allows."""
+        """Change the limit; learned spans keep their length in tokens, up to the limit."""
         if self.kind == ADAPTIVE:
             self.ratio.mul_(self.limit / limit).clamp_(0.0, 1.0)
         self.limit = limit
 
     def check(self) -> None:
-        """Raise CheckpointError if learned spans lie outside of 0 … limit, where training never leaves them."""
+        """Raise CheckpointError if learned spans are outside of 0 … limit, which never happens after training."""
         if self.kind != ADAPTIVE or self.is_away:
             return
         ratios = whole(self.ratio)
@@ -172,7 +182,7 @@ class Spans(KeptInFloat32):
 def span_modules(model: nn.Module) -> list[Spans]:
     """Return the spans of all layers of a model, in the order of the layers; empty if it has none.
 
-    Where an adapter trains a copy (PEFT's `modules_to_save`), this is the copy and not the original.
+    If an adapter trains a copy (PEFT's `modules_to_save`), the list has the copy instead of the original.
     """
     return [
         module
@@ -182,15 +192,15 @@ def span_modules(model: nn.Module) -> list[Spans]:
 
 
 def clamp_before_saving(module: nn.Module, *_: Any) -> None:
-    """Clamp the spans of a module whose weights are about to be saved; defined here, so that it can be pickled."""
+    """Clamp the spans of a module before its weights are saved; a module-level function, so that it can be pickled."""
     module.clamp_()  # type: ignore[operator]
 
 
 def known_spans(model: nn.Module) -> list[Spans]:
-    """Return the spans of all layers, after checking that they can be read.
+    """Return the spans of all layers, after checking that their values are available.
 
     Raises:
-        InputError: the model has none, or their parameters are offloaded.
+        InputError: the model has no spans, or their parameters are offloaded.
     """
     found = span_modules(model) if isinstance(model, nn.Module) else []
     if not found:
@@ -210,11 +220,11 @@ def known_spans(model: nn.Module) -> list[Spans]:
 def head_spans(model: nn.Module) -> Tensor:
     """Return the span of every head of a model in tokens, without the ramp: float32 [layers, heads], on the CPU.
 
-    Dynamic spans, which every token predicts for itself, are averaged over the tokens of the last forward pass; before
-    the first one they have their start value. Fixed spans are the span limit.
+    Dynamic spans, which are predicted for every token, are averaged over the tokens of the last forward pass; before
+    the first one they have their initial value. Fixed spans are the span limit.
 
     Raises:
-        InputError: the model has no spans, or offloaded ones.
+        InputError: the model has no spans, or they are offloaded.
 
     >>> import hf_efficient_attn as hea
     >>> config = hea.AdaptiveSpanConfig(
@@ -229,8 +239,8 @@ def head_spans(model: nn.Module) -> Tensor:
 def clamp_spans(model: nn.Module) -> None:
     """Clamp the learned spans of a backbone before a forward pass in training; in evaluation, do nothing.
 
-    It must run before the layers are called: sharded parameters (FSDP) are then still those that the optimizer moves,
-    not copies.
+    It must run before the layers are called, because in the layers, sharded parameters (FSDP) are copies of those that
+    the optimizer updates.
     """
     if model.training:
         for spans in span_modules(model):
@@ -244,7 +254,7 @@ def clamp_spans(model: nn.Module) -> None:
 
 
 def log_soft_mask(spans: Tensor, first: int, count: int, ramp: int) -> Tensor:
-    """Return log m_z(x) of the `count` keys from index `first` on: 0 within the span, -inf beyond the ramp.
+    """Return log m_z(x) for `count` keys from index `first` on: 0 within the span, -inf beyond the ramp.
 
     Shapes: spans [...] in tokens → [..., count]. See `SoftSpan`.
 
@@ -255,21 +265,21 @@ def log_soft_mask(spans: Tensor, first: int, count: int, ramp: int) -> Tensor:
 
 
 def whole(parameter: Tensor) -> Tensor:
-    """Return a parameter as one tensor, even if it is sharded over processes."""
+    """Return the full tensor of a parameter, which may be sharded over processes."""
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
 
-# The bounds of learned spans, read from the device once for all layers of a forward pass where possible.
+# The bounds of learned spans, copied from the device once for all layers of a forward pass if possible.
 #
-# Dynamic spans depend on the output of earlier layers, and are read in every layer.
+# Dynamic spans depend on the output of earlier layers, so they are copied in every layer.
 
 
 @dataclass(frozen=True)
 class SpanBounds:
-    """The spans of each head lie between these numbers, in tokens: `lowest` and `highest`, both [H].
+    """Bounds of the spans of each head in tokens, `lowest` and `highest`, both [H].
 
     Attributes:
-        are_constant: whether these are the spans themselves, and those of other calls, until a parameter changes.
+        are_constant: whether both are the spans themselves, which stay the same in all calls until a parameter changes.
     """
 
     lowest: tuple[float, ...]
@@ -278,18 +288,18 @@ class SpanBounds:
 
 
 def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[SpanBounds | None, ...]:
-    """Return the bounds of every layer's spans; None for spans that cannot be known before the layers compute.
+    """Return the bounds of every layer's spans; None for spans that are unknown before their layer is called.
 
-    In training, spans are clamped first. All are read from a device at once; while compiling, none are. Sharded and
-    offloaded spans are whole only within their layer.
+    In training, spans are clamped first. All spans are copied from a device at once; while compiling, none are. Sharded
+    and offloaded spans are available only within their layer.
 
     Args:
         model: a backbone before its layers are called.
         modules: its `Spans`, or modules that replace them.
-        inputs: what else will be read on the host, see `prefetch_inputs`.
+        inputs: other tensors that the host will need; see `prefetch_inputs`.
 
     Raises:
-        InputError: spans that are not numbers.
+        InputError: spans that are not finite.
     """
     clamp_spans(model)
     modules = list(modules)
@@ -313,20 +323,20 @@ def all_bounds(model: nn.Module, modules: Iterable[Any], *inputs: Any) -> tuple[
 
 
 def is_whole(module: Any) -> bool:
-    """Return whether the learned spans of a layer can be read outside of it."""
+    """Return whether the learned spans of a layer are available outside of the layer."""
     if module.kind != ADAPTIVE:
         return False
     ratio = module.ratio
-    # a DTensor has the method; shards of flat parameters are no parameters, or have other sizes
+    # `full_tensor` is a method of DTensor; shards of flat parameters are not nn.Parameter, or have another size
     return isinstance(ratio, nn.Parameter) and not ratio.is_meta and not hasattr(ratio, "full_tensor")
 
 
 def layer_bounds(module: Any, spans: Tensor | None, known: Sequence[SpanBounds | None] | None) -> SpanBounds | None:
-    """Return the bounds of a layer's spans: the known ones, or else those that `bounds_of` reads.
+    """Return the bounds of a layer's spans: the known bounds, or else those from `bounds_of`.
 
     Args:
         module: the layer's `Spans`, which returned `spans`.
-        known: as `all_bounds` returned them.
+        known: the output of `all_bounds`.
     """
     own = None if known is None else known[module.layer_idx]
     return own or bounds_of(spans, module.frozen, module.layer_idx, module.shards)
@@ -338,11 +348,11 @@ def bounds_of(
     """Return the bounds of a layer's spans, [1, H, 1] or [B, H, T]; None if it has no spans, or while compiling.
 
     Args:
-        frozen: spans that are known as numbers, so that nothing is read.
-        shards: the processes that share the texts whose tokens have these spans, of all of which the bounds are then.
+        frozen: constant spans, for which nothing is copied from the device.
+        shards: the processes that share the texts of these spans; the bounds are then those of all processes.
 
     Raises:
-        InputError: spans that are not numbers.
+        InputError: spans that are not finite.
     """
     if frozen is not None:
         return SpanBounds(frozen, frozen, are_constant=True)
@@ -359,7 +369,7 @@ def bounds_of(
 
 
 def checked(bounds: SpanBounds, layer_idx: int) -> SpanBounds:
-    """Return the bounds, or raise InputError if they are not numbers."""
+    """Return the bounds, or raise InputError if they are not finite."""
     numbers = (*bounds.lowest, *bounds.highest)
     if not all(isfinite(number) for number in numbers):
         raise InputError(

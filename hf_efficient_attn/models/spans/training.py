@@ -1,6 +1,6 @@
-"""Learned spans in training: their penalty, constant spans and other limits, costs, and checkpoints.
+"""Training with learned spans: the penalty, freezing spans, changing the limit, costs, and checkpoints.
 
-The penalty that keeps spans short is λ times the mean span of the heads of a layer, summed over layers and added to the
+The penalty that keeps spans short is λ times the mean span of a layer's heads, summed over layers. It is added to the
 loss. Source: Sukhbaatar et al. (arXiv:1905.07799), section 2.2.
 """
 
@@ -32,7 +32,7 @@ def mean_span(spans: Tensor | None, real_tokens: Tensor | None, shards: Sequence
 
     Args:
         real_tokens: bool [B, T]; None: all.
-        shards: the processes that share the texts whose tokens have these spans; None: this one has whole texts.
+        shards: the processes that share the texts of these spans; None: this process has whole texts.
     """
     if shards is not None and spans is not None:
         own = spans.mean(1)
@@ -48,8 +48,8 @@ def span_penalty(model: nn.Module, spans: list[Tensor | None], states: Tensor) -
     """Return λ · Σ over layers of the mean span in tokens, 0-dim; None in evaluation and for spans that do not train.
 
     Args:
-        spans: the mean span of every layer; None: it has none.
-        states: those behind the last layer; see `expect_use`.
+        spans: the mean span of each layer; None: the layer has no spans.
+        states: the output of the last layer; see `expect_use`.
     """
     config: Any = model.config
     trained = [span for span in spans if span is not None]
@@ -59,7 +59,7 @@ def span_penalty(model: nn.Module, spans: list[Tensor | None], states: Tensor) -
     return expect_use(config.span_penalty * total, states, config.span_penalty)
 
 
-# Making learned spans constant, and moving them to another limit.
+# Freezing learned spans, and changing their limit.
 
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -103,7 +103,7 @@ def set_span_limit(model: Model, span_limit: int) -> Model:
 
     Raises:
         ConfigurationError: a limit below 1, or below a frozen span.
-        InputError: the model has no spans, or offloaded ones.
+        InputError: the model has no spans, or they are offloaded.
     """
     found = known_spans(model)
     change_config(model.config, span_limit=span_limit)
@@ -133,20 +133,20 @@ def change_config(config: Any, **fields: Any) -> None:
 
 
 def fit_rows(table: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return a table [rows, width] cut to this many rows, or extended to them with N(0, 1)."""
+    """Return a table [rows, width] with `num_rows` rows: cut, or extended with samples of N(0, 1)."""
     missing = max(0, num_rows - len(table))
     new = torch.randn(missing, table.shape[1], dtype=table.dtype, device=table.device)
     return torch.cat((table[:num_rows], new))
 
 
-# What spans cost: the figures by which the authors compare models.
+# The cost of spans, in the figures by which the authors compare models.
 
 
 def average_span(model: nn.Module) -> float:
     """Return the average span in tokens as the authors report it: per layer ⌈mean span⌉ + ramp, at most the limit.
 
     Raises:
-        InputError: no spans, or offloaded ones.
+        InputError: the model has no spans, or they are offloaded.
     """
     spans = known_spans(model)
     per_layer = [min(each.limit, ceil(float(each.head_spans().mean())) + each.ramp) for each in spans]
@@ -154,12 +154,12 @@ def average_span(model: nn.Module) -> float:
 
 
 def max_span(model: nn.Module) -> int:
-    """Return how many keys the head with the longest span reads, ramp included.
+    """Return how many keys the head with the longest span attends to, ramp included.
 
-    For dynamic spans this is over the heads and tokens of the last forward pass.
+    For dynamic spans, this is the maximum over the heads and tokens of the last forward pass.
 
     Raises:
-        InputError: no spans, or offloaded ones.
+        InputError: the model has no spans, or they are offloaded.
     """
     return max(min(each.limit, ceil(float(each.longest_spans().max())) + each.ramp) for each in known_spans(model))
 
@@ -167,9 +167,9 @@ def max_span(model: nn.Module) -> int:
 def span_flops(config: Any, span: float) -> float:
     """Return the multiply-adds of one token: L · (4d² + 2·d·d_ff + 2·span·d), with 3·d·d_ff for a gated MLP.
 
-    Encoders read a span on either side: 4·span·d. Simplified blocks have fewer maps than four, and where they subtract
-    the mean over the soft mask, the keys are read twice. Not counted, as in the paper's figures: embeddings, norms,
-    softmax, the output layer, positions.
+    Encoders attend to a span on both sides: 4·span·d. Simplified blocks have fewer than four projections, and if they
+    subtract the mean over the soft mask, the term of the span counts twice. As in the paper's figures, embeddings,
+    norms, softmax, the output layer and positions are not counted.
 
     Args:
         span: average span in tokens, ramp included.
@@ -186,34 +186,34 @@ def span_flops(config: Any, span: float) -> float:
     return maps + num_layers * 2 * reads * span * width  # type: ignore[no-any-return]
 
 
-# Checks of a checkpoint with spans before and after its weights are read.
+# Checks of a checkpoint with spans, before and after its weights are loaded.
 
 
-# the fields that give trained spans their meaning
+# fields that must not change, because the meaning of trained spans depends on them
 MEANING = ("span", "span_ramp", "frozen_spans")
 
 
 class SpanCheckpoints:
-    """Mixin of models with spans: what they load was saved with the same spans, and these are within their limit."""
+    """Mixin of models with spans: checks that a checkpoint has the same kind of spans, and that they are valid."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`.
+        """Load a model as `PreTrainedModel.from_pretrained` does, and check its spans.
 
         Raises:
-            CheckpointError: the checkpoint of another family, other fields of spans than the saved ones, or spans
-                outside of the limit.
+            CheckpointError: a checkpoint of another family, span fields that differ from the saved ones, or spans
+                outside of 0 … limit.
         """
         check_saved_spans(saved_config(pretrained_model_name_or_path, kwargs), kwargs)
         return checked_spans_of(super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs))
 
 
 def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    """Raise CheckpointError if other spans are asked for than the saved ones.
+    """Raise CheckpointError if the requested span fields differ from the saved ones.
 
     Args:
         saved: the config of the checkpoint.
-        kwargs: of `from_pretrained`.
+        kwargs: keyword arguments of `from_pretrained`.
     """
 
     def requested(name: str) -> Any:
@@ -241,10 +241,10 @@ def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
 
 
 def checked_spans_of(loaded: Any) -> Any:
-    """Return what `from_pretrained` returned.
+    """Return the result of `from_pretrained` after checking its spans.
 
     Raises:
-        CheckpointError: its spans do not lie between 0 and the limit.
+        CheckpointError: spans outside of 0 … limit.
     """
     for spans in span_modules(loaded[0] if isinstance(loaded, tuple) else loaded):
         spans.check()

@@ -1,4 +1,4 @@
-"""The attention of a layer over the nodes of a tree: by the engine over whole texts, and node by node behind a cache.
+"""Attention over the nodes of a tree: through the engine for whole texts, and over gathered nodes with a cache.
 
 Shapes: B rows, T tokens, K tokens so far, S spans, H heads, D head size.
 """
@@ -22,14 +22,15 @@ from hf_efficient_attn.models.parts.attention import MultiHeadAttention
 from hf_efficient_attn.models.parts.blocks import Block, append_to_cache, build_norm, check_cached, drop_rate
 from hf_efficient_attn.models.tree.nodes import NextNodes, WholeTree, tree_of
 
-# numbers of gathered keys for which new tokens are computed together
+# new tokens are computed in steps, so that the keys gathered in a step have at most this many elements
 MAX_GATHERED = 1 << 22
-# of new spans of a size, which are written one by one where the host would have to ask a device which exist
+# up to this many new spans of a size are written one by one on an accelerator, because the host would have to wait for
+# the device to learn which of them exist
 FEW_COLUMNS = 2
 
 
 class RelationVectors(nn.Module):
-    """A learned vector per relation of a token to a node, added to the keys of all heads.
+    """A learned vector for each relation between a token and a node, added to the keys of all heads.
 
     Source: Ye et al. (arXiv:1911.04070); the authors' code.
     """
@@ -41,18 +42,18 @@ class RelationVectors(nn.Module):
         self.std = config.initializer_range
 
     def initialize(self) -> None:
-        """Start as every other matrix."""
+        """Initialize the vectors like all other matrices."""
         init.normal_(self.weight, std=self.std)
 
     def forward(self, query: Tensor) -> Tensor:
-        """Return the products of queries with all vectors, [B, H, T, D] → [B, H, T, relations]."""
+        """Return the dot products of the queries with all vectors, [B, H, T, D] → [B, H, T, relations]."""
         return query @ self.weight.T.to(query.dtype)
 
 
 class TreeAttention(MultiHeadAttention):
-    """Multi-head attention of tokens and spans, with one set of maps. [B, T, hidden_size], [B, S, …] → the same.
+    """Multi-head attention of tokens and spans, with shared projections. [B, T, hidden_size], [B, S, …] → the same.
 
-    is_causal: tokens read to their left only; None: as the config says.
+    is_causal: whether tokens attend only to their left; None: the config decides.
     """
 
     def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
@@ -70,9 +71,9 @@ class TreeAttention(MultiHeadAttention):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Return the outputs of tokens and spans and, with `output_attentions`, how much tokens read each node.
+        """Return the outputs of tokens and spans and, with `output_attentions`, the tokens' weights [B, H, T, 2K].
 
-        The weights are [B, H, T, 2K]: of each token so far, itself and the span behind it.
+        Column 2i is token i, and column 2i + 1 is the span whose left half ends with token i.
         """
         num_tokens, states = tokens.shape[1], torch.cat((tokens, spans), 1)
         query, key, value = (self.heads(project(states)) for project in (self.q_proj, self.k_proj, self.v_proj))
@@ -92,8 +93,8 @@ class TreeAttention(MultiHeadAttention):
     def read_whole(
         self, query: Tensor, key: Tensor, value: Tensor, tree: WholeTree, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the nodes of whole texts read, and the weights; states are tokens, then spans."""
-        # each span behind its token
+        """Return the attention output of the nodes of whole texts, and the weights; tokens come before spans."""
+        # the engine takes each span directly after its token
         query, key, value = (each.unflatten(2, (2, -1)).transpose(2, 3).flatten(2, 3) for each in (query, key, value))
         terms = ()
         if self.relations is not None:
@@ -117,7 +118,7 @@ class TreeAttention(MultiHeadAttention):
     def read_next(
         self, query: Tensor, key: Tensor, value: Tensor, nodes: NextNodes, cache: Cache, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what new tokens and the spans that end with one read, and the weights of the tokens."""
+        """Return the attention output of the new tokens and of the spans that end with one, and the tokens' weights."""
         num_tokens = nodes.read.shape[1]
         keys, values = self.remember(cache, key, value, nodes, num_tokens)
         queries, own_keys, own_values = (each[:, :, :num_tokens] for each in (query, key, value))
@@ -131,7 +132,7 @@ class TreeAttention(MultiHeadAttention):
             if added is not None:
                 relations = nodes.relations[:, None, part].expand(-1, key.shape[1], -1, -1)
                 bias = torch.cat((added[:, :, part, :1], added[:, :, part].gather(3, relations)), 3)
-            # a token itself comes first, whose relation has number 0
+            # the token itself comes first; its relation is number 0
             near = [
                 torch.cat(
                     (
@@ -153,7 +154,7 @@ class TreeAttention(MultiHeadAttention):
         return torch.cat(outs, 2).transpose(1, 2), torch.cat(weights, 2) if need_weights else None
 
     def read_spans(self, query: Tensor, keys: Tensor, values: Tensor, nodes: NextNodes) -> Tensor:
-        """Return what spans read of their tokens, [B, H, S, D] → the same."""
+        """Return the attention output of spans over their tokens, [B, H, S, D] → the same."""
         outs, width = [query[:, :, :0]], keys.shape[2]
         counts = [first.shape[1] for first, _, _ in nodes.spans]
         for (first, _, is_new), size, own in zip(nodes.spans, nodes.sizes, query.split(counts, 2), strict=True):
@@ -174,7 +175,7 @@ class TreeAttention(MultiHeadAttention):
         why = f"{2 * key.shape[1]} heads: a token and a span for each token"
         check_cached(cache, self.layer_idx, why, (2 * key.shape[1], None))
         states = (each[:, :, :num_tokens] for each in (key, value))
-        # the spans behind the new tokens do not end yet, and are written where they do
+        # the spans of the new tokens start as zeros in the cache, and are written once their last token is there
         append_to_cache(cache, *(torch.cat((each, torch.zeros_like(each)), 1) for each in states), self.layer_idx)
         layer, heads = cache.layers[self.layer_idx], key.shape[1]
         for held, new in ((layer.keys, key), (layer.values, value)):
@@ -187,7 +188,7 @@ class TreeAttention(MultiHeadAttention):
         return keys, values
 
     def gathered(self, states: Tensor, columns: Tensor) -> Tensor:
-        """Return the states at some columns, [B, H, K, D] and [B, N, X] → [B, H, N, X, D]."""
+        """Return the states at these columns, [B, H, K, D] and [B, N, X] → [B, H, N, X, D]."""
         index = columns.flatten(1)[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
         return states.gather(2, index).unflatten(2, columns.shape[1:])
 
@@ -201,13 +202,13 @@ class TreeAttention(MultiHeadAttention):
         scores = (key.to(query.dtype) @ query.unsqueeze(-1)).squeeze(-1) * self.scaling
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         scores = (scores if bias is None else scores + bias).masked_fill(~is_read.unsqueeze(1), -torch.inf)
-        # a span that does not exist reads nothing
+        # a span that does not exist attends to nothing
         weights = scores.softmax(-1).nan_to_num().to(query.dtype)
         weights = self.dropout(weights)
         return (weights.unsqueeze(-2) @ value.to(query.dtype)).squeeze(-2), weights
 
     def placed(self, weights: Tensor, nodes: NextNodes, part: slice, width: int) -> Tensor:
-        """Return the weights of some tokens at the nodes that they read, [B, H, N, 1 + X] → [B, H, N, 2K]."""
+        """Return the weights of some tokens in the columns of their nodes, [B, H, N, 1 + X] → [B, H, N, 2K]."""
         read, is_span = nodes.read[:, part], torch.arange(nodes.read.shape[2], device=weights.device)
         columns = 2 * read + (is_span >= nodes.num_tokens)
         own = nodes.own[part].expand(len(read), -1).unsqueeze(-1)
@@ -215,10 +216,10 @@ class TreeAttention(MultiHeadAttention):
         return weights.new_zeros(*weights.shape[:3], 2 * width).scatter_add(3, index, weights)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Refuse: the engine is asked about nodes, not about tokens.
+        """Refuse, because the engine computes attention between nodes, not between tokens.
 
         Raises:
-            UnsupportedBackendError: always; it says how many pairs there are, and of what to ask.
+            UnsupportedBackendError: always; it gives the number of pairs and the call of `explain` that works.
         """
         pattern, nodes = self.config.pattern, 2 * num_keys
         pairs = pattern.resolve(nodes).num_pairs(nodes, nodes)
@@ -236,7 +237,7 @@ def write_spans(held: Tensor, new: Tensor, columns: Tensor, is_new: Tensor) -> N
         rows, places = is_new.nonzero().unbind(1)
         held[rows, :, columns[rows, places]] = new[rows, :, places]
         return
-    # one at a time, since those that do not exist may share a column with one that does
+    # one at a time, because spans that do not exist may have the column of a span that does
     for place in range(columns.shape[1]):
         index = columns[:, None, place : place + 1, None].expand(-1, held.shape[1], -1, held.shape[3])
         kept = torch.where(
@@ -246,7 +247,7 @@ def write_spans(held: Tensor, new: Tensor, columns: Tensor, is_new: Tensor) -> N
 
 
 def check_layer(cache: Cache, layer_idx: int) -> None:
-    """Raise UnsupportedBackendError if a cache has no room for spans."""
+    """Raise UnsupportedBackendError if a layer of a cache cannot hold spans."""
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     if type(layer) not in (DynamicLayer, StaticLayer):
         raise UnsupportedBackendError(
@@ -261,7 +262,7 @@ def check_layer(cache: Cache, layer_idx: int) -> None:
 class BPLayer(Block):
     """One update of tokens and spans. [B, T, hidden_size] and [B, S, hidden_size] → the same.
 
-    is_causal: tokens read to their left only; None: as the config says.
+    is_causal: whether tokens attend only to their left; None: the config decides.
     """
 
     def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
@@ -274,16 +275,16 @@ class BPLayer(Block):
         return states[:, :num_tokens], states[:, num_tokens:]
 
     def read(self, tokens: Tensor, spans: Tensor, nodes: WholeTree | NextNodes, **kwargs: Any) -> Tensor:
-        """Return the states of tokens and spans after they have read their nodes, [B, T + S, hidden_size]."""
+        """Return the states of tokens and spans after attention to their nodes, [B, T + S, hidden_size]."""
         attended, _ = self.self_attn(tokens, spans, nodes, **kwargs)
         return self.after(torch.cat((tokens, spans), 1), torch.cat(attended, 1), self.attention_norm)
 
 
 class BPCrossLayer(BPLayer):
-    """One update of tokens and spans in which tokens read others, too, that are not of their tree: those of a source.
+    """One update of tokens and spans in which tokens also attend to tokens outside of their tree, those of a source.
 
-    Shapes: [B, T, hidden_size] and [B, S, hidden_size] → the same. Spans have no second attention, and no norm behind
-    it: they pass on what their tokens have read across, from the next layer on.
+    Shapes: [B, T, hidden_size] and [B, S, hidden_size] → the same. Spans have no cross-attention and no norm after it:
+    what their tokens take from the source reaches them in the next layer.
     """
 
     def __init__(self, config: Any, layer_idx: int, is_causal: bool | None = None) -> None:
@@ -291,7 +292,7 @@ class BPCrossLayer(BPLayer):
         self.cross_attn = CrossAttention(config, layer_idx)
         self.cross_norm = build_norm(config)
 
-    # positional, since reentrant checkpointing returns gradients for positional arguments only
+    # positional, because reentrant checkpointing returns gradients for positional arguments only
     def forward(
         self,
         tokens: Tensor,
@@ -305,8 +306,8 @@ class BPCrossLayer(BPLayer):
         num_tokens = tokens.shape[1]
         own_cache = None if cache is None else cache.self_attention_cache
         states = self.read(tokens, spans, nodes, cache=own_cache, **kwargs)
-        # in memory of their own: torch multiplies a part of a tensor by frozen and by trainable weights in kernels that
-        # round differently, and an adapter would not be the same while it trains and when it is loaded
+        # contiguous, because torch multiplies slices by frozen and by trainable weights in kernels that round
+        # differently: the outputs of an adapter would differ between training and loading
         tokens, read = states[:, :num_tokens].contiguous(), encoder_hidden_states.contiguous()
         attended, _ = self.cross_attn(tokens, read, source, cache, **kwargs)
         tokens = self.after(tokens, attended, self.cross_norm)

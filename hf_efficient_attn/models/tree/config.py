@@ -1,4 +1,4 @@
-"""Fields of the configs whose tokens and spans read the nodes of a tree; each family's config explains them."""
+"""Config fields of models that attend to the nodes of a tree; each family's config documents them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from hf_efficient_attn.models.config.checks import check_fields, refuse_pattern
 from hf_efficient_attn.models.config.fields import NormFields
 from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
-# levels of trees of 2^31 tokens
+# the level of the root of a tree of 2^31 tokens
 MAX_LEVEL = 31
 CHOICES: dict[str, tuple[Any, ...]] = {
     "norm_position": ("post",),
@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(init=False, repr=False, eq=False)
 class TreeFields(NormFields):
-    """Mixin: the tree, what a layer computes, and the embeddings before the first one."""
+    """Mixin: the fields of the tree, the layers and the embeddings."""
 
     num_nodes: int = 4
     clip_distance: int = 4
@@ -45,7 +45,7 @@ class TreeFields(NormFields):
 
     @property
     def sinusoid_amplitude(self) -> float | int:
-        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
+        """The factor of sinusoids, which makes them as large as the embeddings they are added to."""
         return self.initializer_range
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ def check_tree(config: Any) -> None:
 
 
 def check_pairs_and_losses(config: Any) -> None:
-    """Raise ConfigurationError for fields of pairs of sentences, or of losses of layers, that exclude others."""
+    """Raise ConfigurationError if the fields of sentence pairs or of `layer_losses` exclude other fields."""
     if config.cross_layers is not None and not config.separate_sentences:
         raise ConfigurationError(
             f"cross_layers={config.cross_layers}: layers in which a sentence reads the other are for "

@@ -1,4 +1,4 @@
-"""The nodes of a batch: which exist, in a whole text and in the next tokens of one that is generated.
+"""The nodes of a batch: which nodes exist in whole texts, and which come with the next tokens in generation.
 
 Every token has two nodes, itself and a span (`InterleavedSpanTree`). Shapes: B rows, K tokens so far, T new ones.
 """
@@ -19,7 +19,7 @@ from hf_efficient_attn.patterns.interleaved_span_tree import InterleavedSpanTree
 
 
 def tree_of(config: Any, is_causal: bool) -> InterleavedSpanTree:
-    """Return the tree that a config says; its own `pattern` may be of a copy of the package that wrote the config."""
+    """Return the tree of a config; `config.pattern` may come from the copy of the package that wrote the config."""
     return InterleavedSpanTree(config.num_nodes, is_causal)
 
 
@@ -28,8 +28,8 @@ class WholeTree(Movable):
     """The nodes of whole texts.
 
     Attributes:
-        mask: of the nodes, two for each token.
-        roots: the node of each row that has all its tokens, [B]; None: rows have several documents.
+        mask: token mask of the nodes, two for each token.
+        roots: for each row, the node that covers all of its tokens, [B]; None: rows have several documents.
     """
 
     mask: TokenMask
@@ -42,21 +42,21 @@ class WholeTree(Movable):
 
 @dataclass(frozen=True)
 class NextNodes(Movable):
-    """The nodes of T new tokens behind cached ones: the tokens, and the spans that end with one of them.
+    """The nodes of T new tokens after cached ones: the tokens, and the spans that end with one of them.
 
-    S spans of all sizes, those of a size next to each other; rows have some that do not exist. X nodes may be read by a
-    token, besides itself; of those, the first are tokens and the others spans.
+    There are S spans, ordered by size; some of them do not exist in some rows. A token has X candidate nodes besides
+    itself, first tokens and then spans.
 
     Attributes:
         own: the columns of the new tokens, [T].
-        read: the column of the token at which a node lies, [B, T, X].
-        is_read: whether a token reads it, bool [B, T, X].
-        relations: its label, [B, T, X].
-        num_tokens: how many of the X nodes are tokens.
-        spans: for each size that occurs (first column [B, C], columns [B, C], is_new [B, C]): where the tokens of C
-            spans begin, at which columns the spans lie, and whether they exist.
-        sizes: of these, in tokens.
-        real: which tokens so far are no padding, bool [B, K]; None: all.
+        read: for each candidate, the column of the token that the node belongs to, [B, T, X].
+        is_read: whether the new token attends to the candidate, bool [B, T, X].
+        relations: the label of each candidate, [B, T, X].
+        num_tokens: how many of the X candidates are tokens.
+        spans: for each size that occurs, a tuple (first [B, C], columns [B, C], is_new [B, C]) of C spans: the first
+            column of a span's tokens, the column of the span, and whether it exists.
+        sizes: the sizes of `spans`, in tokens.
+        real: which tokens so far are not padding, bool [B, K]; None: all.
     """
 
     own: Tensor
@@ -70,7 +70,7 @@ class NextNodes(Movable):
 
     @property
     def num_spans(self) -> int:
-        """S."""
+        """The number S of new spans."""
         return sum(first.shape[1] for first, _, _ in self.spans)
 
     def first_spans(self, tokens: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ def whole_tree(tokens: TokenMask, batch_size: int, num_tokens: int, device: torc
 
 
 def node_mask(real: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Return which nodes exist, [B, K] → [B, 2K]: real tokens, and spans within a text that have a real token.
+    """Return which nodes exist, [B, K] → [B, 2K]: real tokens, and spans within a text that contain a real token.
 
-    ids: of the document of each token, [B, K]; neighbours with the same id are one document. None: a row is one.
+    ids: the id of each token's document, [B, K]; neighbours with the same id are one document. None: a row is one.
     """
     index = torch.arange(real.shape[1], device=real.device).expand_as(real)
     begin, end = torch.zeros_like(index), torch.full_like(index, real.shape[1])
@@ -103,7 +103,7 @@ def node_mask(real: Tensor, ids: Tensor | None = None) -> Tensor:
         is_last = pad(ids[:, 1:] != ids[:, :-1], (0, 1), value=True)
         begin = torch.where(is_first, index, 0).cummax(1).values
         end = torch.where(is_last, index + 1, real.shape[1]).flip(1).cummin(1).values.flip(1)
-    # how many real tokens there are before each place
+    # counted[i]: the number of real tokens before column i
     counted = pad(real.long().cumsum(1), (1, 0))
 
     def number(start: Tensor, stop: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def node_mask(real: Tensor, ids: Tensor | None = None) -> Tensor:
 
 
 def first_places(real: Tensor, begin: Tensor, end: Tensor) -> Tensor:
-    """Return for each token the index of the first real token of its document, [B, K]; that of `end` without one."""
+    """Return the index of the first real token of each token's document, [B, K]; `end` if there is none."""
     index = torch.arange(real.shape[1], device=real.device)
     found = torch.full_like(begin, real.shape[1]).scatter_reduce(
         1, begin, torch.where(real, index, real.shape[1]), "amin"
@@ -126,18 +126,18 @@ def first_places(real: Tensor, begin: Tensor, end: Tensor) -> Tensor:
 
 
 def roots_of(real: Tensor) -> Tensor:
-    """Return the node that has all real tokens of a row, [B, K] → [B]; of a row without any, the first node."""
+    """Return the node that covers all real tokens of each row, [B, K] → [B]; node 0 if there are none."""
     index = torch.arange(real.shape[1], device=real.device)
     first = torch.where(real, index, real.shape[1]).amin(1)
     count = torch.where(real, index, -1).amax(1) + 1 - first
     size = next_power(count)
-    # the span of that size which begins with the text; a text of one token is its own root
+    # the span of this size that begins with the text; a text of one token is its own root
     root = 2 * first + torch.where(count > 1, size - 1, 0)
     return torch.where(count > 0, root, 0)
 
 
 def next_power(number: Tensor) -> Tensor:
-    """Return the smallest power of two that is not less, for numbers from 1 to 2^31.
+    """Return the smallest powers of two that are at least these numbers, which are from 1 to 2^31.
 
     >>> next_power(torch.tensor([1, 2, 3, 8, 9])).tolist()
     [1, 2, 4, 8, 16]
@@ -151,10 +151,10 @@ def next_power(number: Tensor) -> Tensor:
 def next_nodes(
     tree: InterleavedSpanTree, clip_distance: int, past: Tensor, real: Tensor, num_new: int, has_padding: bool
 ) -> NextNodes:
-    """Return the nodes of `num_new` tokens from column `past` on, of a causal tree.
+    """Return the nodes of a causal tree for `num_new` new tokens, which begin at column `past`.
 
     Args:
-        past: int [].
+        past: the number of cached tokens, int [].
         real: which tokens up to the last new one are real, [B, K].
     """
     width = real.shape[1]
@@ -162,7 +162,7 @@ def next_nodes(
     first = first_places(real, begin, begin + width)[:, :1]
     exists = node_mask(real)
     new = past + torch.arange(num_new, device=real.device)
-    # counted from the first token of a text; below 0: padding before it
+    # positions from the first token of the text; negative: padding before it
     place = (new - first).unsqueeze(-1)
     columns, is_read = [], []
     sizes = [1 << level for level in range(width.bit_length())]
@@ -186,7 +186,10 @@ def next_nodes(
 
 
 def nodes_before(k: int, place: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the k + 1 nodes of a size that a token may read, and whether it does; [..., 1] → [..., k + 1] twice."""
+    """Return the k + 1 candidate nodes of a size for each token, and whether it attends to them.
+
+    Shapes: place [..., 1] → [..., k + 1] twice. `InterleavedSpanTree` explains which nodes these are.
+    """
     stop = place if size == 1 else (place - 1 + k - k * size + size // 2) // size
     start = 2 * ((place - 1 + k - 2 * k * size + size) // (2 * size))
     index = stop - 1 - torch.arange(k + 1, device=place.device)
@@ -196,16 +199,16 @@ def nodes_before(k: int, place: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def new_spans(first: Tensor, past: Tensor, num_new: int, sizes: list[int], exists: Tensor) -> dict[str, Any]:
     """Return the spans that end with one of the new tokens, by size, as fields of `NextNodes`.
 
-    first: column of the first token of each row, [B, 1].
+    first: the column of the first real token of each row, [B, 1].
     """
     found, kept = [], []
     begin, last = (past - first).clamp(min=0), exists.shape[1] // 2 - 1
     for size in sizes:
-        # the ends of the spans, behind their last token
+        # the ends of the spans, exclusive
         ends = (begin // size + 1 + torch.arange(num_new // size + 1, device=first.device)) * size
         is_new = (ends <= past + num_new - first) & (past + num_new > first)
         column = (first + ends - size // 2 - 1).clamp(0, last)
-        # which sizes occur is not known while compiling, and costs a wait elsewhere than on the CPU
+        # while compiling, the values are unknown, and on a device the host would have to wait for them
         if not torch.compiler.is_compiling() and is_new.device.type == "cpu" and not bool(is_new.any()):
             continue
         found.append(((first + ends - size).clamp(0, last), column, is_new))
@@ -213,7 +216,7 @@ def new_spans(first: Tensor, past: Tensor, num_new: int, sizes: list[int], exist
     return {"spans": tuple(found), "sizes": tuple(kept)}
 
 
-# What a call says about its nodes: padding, packed documents, and cached tokens.
+# The nodes of a call, from its padding, packed documents and cached tokens.
 
 
 CLOSED = (
@@ -224,10 +227,10 @@ CLOSED = (
 
 
 def nodes_of(config: Any, call: PreparedCall, is_causal: bool) -> WholeTree | NextNodes:
-    """Return the nodes of a call, whose mask is no matrix."""
+    """Return the nodes of a call whose mask is not a matrix."""
     mask, device = call.masks(config, is_causal).token_mask, call.embedded.device
     if call.cache is None or is_nothing_cached(call.past_tokens):
-        # a static cache has room for later tokens
+        # with a static cache, the masks also have columns for later tokens
         of_tokens = (
             None if each is None else derived(lambda own: own[:, : call.tokens], each)
             for each in (mask.key_mask, mask.segment_ids)
@@ -237,7 +240,7 @@ def nodes_of(config: Any, call: PreparedCall, is_causal: bool) -> WholeTree | Ne
     if real is None:
         real = torch.ones(call.batch_size, call.num_keys, dtype=torch.bool, device=device)
     past = call.past_tokens
-    # filled there, not copied to it
+    # fill on the device instead of copying from the host
     past = past.to(device) if isinstance(past, Tensor) else torch.full((), past, device=device)
     return next_nodes(
         tree_of(config, is_causal), config.clip_distance, past, real, call.tokens, mask.key_mask is not None
@@ -245,7 +248,7 @@ def nodes_of(config: Any, call: PreparedCall, is_causal: bool) -> WholeTree | Ne
 
 
 def is_nothing_cached(past_tokens: int | Tensor) -> bool:
-    """Return whether there are no cached tokens; False while compiling, when a tensor has no known value."""
+    """Return whether there are no cached tokens; False while tracing, when the value of a tensor is unknown."""
     if isinstance(past_tokens, Tensor) and is_tracing(past_tokens):
         return False
     return int(past_tokens) == 0
