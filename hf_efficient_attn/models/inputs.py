@@ -218,7 +218,8 @@ def check_mask(
 ) -> None:
     """Raise InputError for a padding mask of the wrong shape, or with values other than 0 and 1.
 
-    room: the most columns that the mask of a first call may have; more than `tokens` (None) with a static cache.
+    room: the most columns that the mask of a first call may have, since a static cache has room for later tokens; None:
+        `tokens`.
     """
     refuse_other_types(attention_mask)
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim == 4:

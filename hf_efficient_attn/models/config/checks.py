@@ -175,7 +175,7 @@ def check_shared_heads(config: Any) -> None:
 
 
 def check_directions(config: Any) -> None:
-    """Raise ConfigurationError for a pattern that does not fit the direction of its layers: causal or both."""
+    """Raise ConfigurationError for a pattern that does not fit the direction of its layers, causal or bidirectional."""
     directions = {ENCODER: False, DECODER: True}
     if not config.is_encoder_decoder:
         directions = {ENCODER: config.is_causal}

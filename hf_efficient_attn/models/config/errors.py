@@ -110,7 +110,7 @@ WRITTEN = {
     *("unsloth_version", "unsloth_fixed", "output_router_logits", "router_aux_loss_coef"),
     *("attention_pattern", INDEXER),
 }
-# endings of such names: tokenizers name their tokens so
+# endings of such names, which tokenizers give to their special tokens
 WRITTEN_ENDS = ("_token_id", "_token_index")
 
 

@@ -265,7 +265,7 @@ class EncoderDecoderFields:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the encoder is causal: it is bidirectional; the decoder is always causal."""
+        """Whether the encoder is causal; it never is, and the decoder always is."""
         return False
 
     def check_label_smoothing(self) -> None:

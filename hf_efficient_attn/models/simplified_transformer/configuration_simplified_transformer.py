@@ -176,8 +176,8 @@ class SimplifiedTransformerConfig(
             at all), `sas_p_no_norm` (norms only before the first block and after the last).
         is_causal: whether each token attends only to itself and the past (language models); False: to the whole
             sequence (masked models).
-        num_key_value_heads: groups of heads that share keys and values. Only `pre_ln` and `parallel` can use fewer
-            than `num_attention_heads`: elsewhere each head mixes its own slice of the values.
+        num_key_value_heads: number of groups of heads that share keys and values. Only `pre_ln` and `parallel` can use
+            fewer than `num_attention_heads`, because in other blocks each head mixes its own slice of the values.
         hidden_act, leaky_relu_slope, gated_mlp: MLP activation, with `hidden_act="leaky_relu"` of that slope; a gated
             MLP is act(x·W_gate) * (x·W_up), both of width `intermediate_size`.
         norm_type, norm_eps, final_norm_type: `rmsnorm` or `layernorm`; the norm after the last block can differ.
@@ -202,8 +202,8 @@ class SimplifiedTransformerConfig(
             W_init can be tied: `last_layer` makes the product of all W^V·W^P the identity through the last W^P;
             `all_layers` sets every W^P to the inverse of its layer's W^V. `matrix_seed` draws the orthogonal ones.
         trainable_gains: names of the trained gains; the others are constants.
-        classifier_pooling: token that represents a sequence in classification: `last` real token (default if causal),
-            `mean` over real tokens (default otherwise) or `first`.
+        classifier_pooling: what represents a sequence in classification: the `last` real token (default if causal),
+            the `mean` over real tokens (default otherwise) or the `first`.
         span: how far heads attend; None: to all tokens; "adaptive", "dynamic" or "fixed": as in `AdaptiveSpanConfig`,
             with its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`.
             C then has the same soft mask, so that A = C at the start still holds.

@@ -221,7 +221,7 @@ class SparseAttention(MultiHeadAttention):
         rotation: tuple[Tensor, Tensor] | None,
         cached: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return output and weights with the rows of global tokens replaced, which have projections of their own."""
+        """Return output and weights with the rows of global tokens replaced; these have their own projections."""
         shards = shards_of(self)
         if shards is not None:
             read, rows = read_together(self.global_attention, hidden_states, rows, rotation, shards)
