@@ -170,7 +170,7 @@ def real_tokens(
 def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: bool) -> torch.Tensor:
     """Return one vector per sequence: its `first` or `last` real token or the `mean` of all of them.
 
-    By default this is the last if causal (the only one that attends to all others), otherwise the mean.
+    By default this is the last if causal (the only one that depends on the whole sequence), otherwise the mean.
     Shapes: hidden [B, T, hidden_size], real [B, T] → [B, hidden_size].
     """
     how = how or ("last" if is_causal else "mean")
