@@ -1,4 +1,4 @@
-"""Model families, one folder each, which holds its config and its classes; `register` tells the Auto classes of them.
+"""Model families, one folder each with its config and its models; `register` adds them to the Auto classes.
 
-`hf_efficient_attn` has all of them by name, too.
+`hf_efficient_attn` exports all of them by name.
 """

@@ -1,4 +1,4 @@
-"""What models of several families share: start values, capabilities, and the choice of a kernel."""
+"""What models of several families share: initialisation, capabilities, and the choice of a backend."""
 
 import json
 import zipfile
@@ -29,10 +29,9 @@ from hf_efficient_attn.models.inputs import (
 from hf_efficient_attn.models.parts.blocks import is_in_shards
 from hf_efficient_attn.models.prologue import PreparedCall, prepare_call
 
-# Which backend each attention implementation of transformers stands for.
+# The backend for each attention implementation of transformers; all of them compute the model's own function.
 
 
-# every one computes the same function, the model's own
 BACKEND_OF_IMPLEMENTATION = {"efficient": "auto", "eager": "reference", "sdpa": "sdpa", "flex_attention": "flex"}
 
 
@@ -61,10 +60,10 @@ HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "re
 def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the config saved at `path`, a folder or Hub name; empty if there is none, which loading will report.
 
-    kwargs: those of `from_pretrained`; only the arguments for the Hub are used.
+    kwargs: the arguments of `from_pretrained`; only those for the Hub are used.
 
     Raises:
-        CheckpointError: it is not a JSON object.
+        CheckpointError: the file is not a JSON object.
     """
     if path is None:
         return {}
@@ -74,7 +73,7 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     try:
         found = PreTrainedConfig.get_config_dict(path, **hub)[0]
     except OSError as error:
-        # transformers raises it both for a missing file and for one that is not JSON
+        # transformers raises OSError both for a missing file and for one that is not JSON
         if isinstance(error.__context__, json.JSONDecodeError | UnicodeDecodeError):
             raise CheckpointError(f"The config.json of {path} is damaged: it is not JSON. {again}") from error
         return {}
@@ -95,13 +94,13 @@ class FamilyPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_context_parallel = False
     _can_compile_fullgraph = True
-    # whether positions that are not given are counted over the tokens that are not padding
+    # whether default positions count only the tokens that are not padding
     counts_real_tokens = True
-    # what to say of an attention matrix that closes pairs of real tokens; None: layers leave out any pairs
+    # the error message for a mask matrix that masks pairs of real tokens; None: layers can mask any pairs
     closed_pairs: str | None = None
     # whether attention itself reads and writes the cache of continuous batching
     takes_paged_cache = False
-    # what a model without a cache is called in messages; None: it has one
+    # how messages name a model without a cache; None: the model has a cache
     uncached: str | None = None
     # what the model is used for; set by its head
     task: str | None = None
@@ -115,13 +114,13 @@ class FamilyPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """As transformers', for classes of others; those of this package are saved with a stub (`hub.saving`)."""
+        """Do as transformers for classes outside this package; our own are saved with a stub (`hub.saving`)."""
         if not cls.__module__.startswith(PACKAGE):
             super().register_for_auto_class(auto_class)
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', but refuses what would compute something else."""
+        """Distribute the model as transformers does, but refuse settings that would compute something else."""
         if getattr(distributed_config, "pp_size", 1) > 1:
             refuse_stages(cls.__name__)
         if getattr(distributed_config, "fsdp_size", 1) > 1:
@@ -129,13 +128,13 @@ class FamilyPreTrainedModel(PreTrainedModel):
         return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
 
     def _upload_modified_files(self, working_dir: Any, repo_id: str, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', which `push_to_hub` calls, with a card that says what the attention reads."""
+        """Upload as transformers does for `push_to_hub`, with a card that says what the layers attend to."""
         if self.fill_card is not None:
             self.fill_card(Path(working_dir), repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def index_rotary(self) -> Any:
-        """Return the module of the rotary positions that all layers have, for `index`.
+        """Return the module that computes the rotary positions of all layers, for `index`.
 
         Raises:
             UnsupportedBackendError: the layers cannot have indexers.
@@ -143,7 +142,7 @@ class FamilyPreTrainedModel(PreTrainedModel):
         return own_rotary(self)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As transformers', with the config's own by default."""
+        """Resolve the implementation as transformers does; the default is that of the config."""
         requested_attention = requested_attention or self.config.default_implementation
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
@@ -153,7 +152,7 @@ class FamilyPreTrainedModel(PreTrainedModel):
         return embedded
 
     def check_call(self, cache: Cache | None) -> None:
-        """Raise UnsupportedBackendError for an attention implementation or a cache that the model cannot have."""
+        """Raise UnsupportedBackendError for an attention implementation or a cache that the model cannot use."""
         config = self.config
         refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
         backend_of(config)
@@ -175,21 +174,21 @@ class FamilyPreTrainedModel(PreTrainedModel):
         token_type_ids: Tensor | None = None,
         read_on_host: Iterable[Any] = (),
     ) -> PreparedCall:
-        """Return the inputs of a forward pass, checked, embedded and completed: what every backbone does first.
+        """Check, embed and complete the inputs of a forward pass; every backbone calls this first.
 
         Args:
             attention_mask: 1 = token, 0 = padding, [B, K] over cached and new tokens, padded on either side; or [B, 1,
                 T, K] with True or 0.0 = allowed. In models with `closed_pairs` such a matrix may mask only padding and,
                 in a causal model, later tokens.
-            position_ids: [B, T]; by default counted over the tokens without padding. If nothing is cached yet, a packed
-                document begins wherever they restart; documents do not attend to each other.
+            position_ids: [B, T]; by default counted over the tokens that are not padding. If nothing is cached yet, a
+                packed document begins wherever they restart; documents do not attend to each other.
             options: the call's other arguments.
-            token_type_ids: which tokens are the first and the second sentence, for `separate_sentences`.
+            token_type_ids: which tokens belong to the first and to the second sentence, for `separate_sentences`.
             read_on_host: other tensors that the family needs on the CPU; they are copied together with the masks.
 
         Raises:
             InputError: inputs that contradict each other, or that the model does not take.
-            UnsupportedBackendError: an attention implementation or a cache that the model cannot have.
+            UnsupportedBackendError: an attention implementation or a cache that the model cannot use.
         """
         check_axes(input_ids, inputs_embeds)
         self.check_call(cache)
@@ -212,9 +211,10 @@ class FamilyPreTrainedModel(PreTrainedModel):
             module.initialize()
 
     def _valid_auto_compile_criteria(self, *args: Any, **kwargs: Any) -> bool:
-        """As transformers', which on GPUs compiles the steps of a static cache, and asks before the first step.
+        """Return whether `generate` compiles its steps: as in transformers, but never if layers keep sums.
 
-        Layers that keep sums get a cache of their own kind in that step, which cannot be compiled.
+        transformers compiles the steps with a static cache on GPUs, and asks before the first step. In that step,
+        layers that keep sums replace the cache layers by their own kind, which cannot be compiled.
         """
         keeps_sums = any(getattr(module, "keeps_sums", False) for module in self.modules())
         return not keeps_sums and super()._valid_auto_compile_criteria(*args, **kwargs)
@@ -224,7 +224,7 @@ class EfficientPreTrainedModel(FamilyPreTrainedModel):
     """Base of the families whose attention layers do not attend to every key.
 
     The model says which keys a query attends to; `attn_implementation` says how this is computed: "efficient" (default)
-    by the fastest backend, "eager" by the formula, "sdpa" densely with a mask, "flex_attention" by flex.
+    with the fastest backend, "eager" by the formula, "sdpa" densely with a mask, "flex_attention" with flex.
     """
 
     _supports_flash_attn = False
@@ -232,12 +232,12 @@ class EfficientPreTrainedModel(FamilyPreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        # transformers guesses from the source of a module; here every layer asks the config at every call
+        # transformers guesses this from a module's source code; here every layer asks the config in every call
         return True
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`; refuses the checkpoint of another family and says how to convert it."""
+        """Load as `PreTrainedModel.from_pretrained` does, but refuse checkpoints of other families."""
         saved = saved_config(pretrained_model_name_or_path, kwargs)
         family = cls.config_class.model_type
         if saved.get("model_type", family) != family:
@@ -254,14 +254,17 @@ class SparsePreTrainedModel(EfficientPreTrainedModel):
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:
-        """As transformers'; ZeRO-3 gathers a map without the one that it starts as a copy of, which is copied then."""
+        """Build a model as transformers does; under ZeRO-3, then copy the projections that start as copies.
+
+        While ZeRO-3 initialises a module, it gathers only that module, so the source of the copy is not available.
+        """
         model = super()._from_config(config, **kwargs)
         if any(map(is_in_shards, model.parameters())):
             model.copy_local_to_global()
         return model
 
     def _initialize_missing_keys(self, *args: Any, **kwargs: Any) -> None:
-        """As transformers'; under ZeRO-3, maps that are missing are copied then."""
+        """Initialise as transformers does; under ZeRO-3, then copy the missing `CopiedLinear` maps."""
         missing = [
             module
             for module in self.modules()
@@ -276,26 +279,26 @@ class SparsePreTrainedModel(EfficientPreTrainedModel):
     def copy_local_to_global(self) -> None:
         """Copy the local projections to those of global tokens again, in every layer.
 
-        Masked language modelling without global tokens never trains the copies. Therefore the authors of Longformer
-        copy again before fine-tuning.
+        Masked language modelling without global tokens never trains the copies, so the authors of Longformer copy
+        again before fine-tuning.
         """
         for module in self.modules():
             if isinstance(module, GlobalAttention):
                 module.copy_local()
 
 
-# Whether a file of tensors is whole, by its header and its length; no tensor is read.
+# Checks whether a tensor file is complete, from its header and its length; no tensor is read.
 
 
-# headers of real models are smaller; a larger length is damaged
+# headers of real models are smaller; a larger length means a damaged file
 MOST_HEADER_BYTES = 100_000_000
 SAFETENSORS = ".safetensors"
-# as torch.save writes them
+# zip archives, as torch.save writes them
 ZIPS = (".bin", ".pt", ".pth")
 
 
 def why_not_whole(file: Path) -> str | None:
-    """Return what is wrong with a file of safetensors or `torch.save`, as the end of a sentence; None: nothing."""
+    """Return what is wrong with a file of safetensors or `torch.save`, as the end of a sentence; None if complete."""
     try:
         if not file.is_file():
             return "is missing" if not file.exists() else "is no file"
@@ -305,15 +308,15 @@ def why_not_whole(file: Path) -> str | None:
 
 
 def tensor_names(file: Path) -> set[str]:
-    """Return the names in the header of a whole file of safetensors."""
+    """Return the tensor names in the header of a complete safetensors file."""
     return set(_header(file)[0]) - {"__metadata__"}
 
 
 def _header(file: Path) -> tuple[dict[str, dict], int]:
-    """Return the header of a file of safetensors, and the byte at which the numbers begin.
+    """Return the header of a safetensors file, and the byte at which the tensor data begin.
 
     Raises:
-        ValueError: it has no header.
+        ValueError: the file has no valid header.
     """
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
@@ -339,7 +342,7 @@ def _why_not_safetensors(file: Path) -> str | None:
 def _why_not_zip(file: Path) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
-            # the list of members is at the end
+            # the list of members is at the end of the file
             return None if archive.namelist() else "is empty"
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
         return "is cut off"

@@ -1,4 +1,4 @@
-"""The inputs of models, checked: masks of padding and packed documents as attention reads them, axes, whole numbers."""
+"""Checks of model inputs, and the masks that attention layers get: padding, packed documents, shapes, integers."""
 
 import operator
 from collections.abc import Mapping, Set, Sized
@@ -21,22 +21,22 @@ from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_
 from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
 from hf_efficient_attn.layout.transfer import derived, on_host, outside_inference_mode, prefetch_to_host
 
-# types that are no masks
+# types that cannot be masks
 NO_MASKS = (list, tuple, set, str, bytes, int, float)
 
 
 class Movable:
-    """Mixin of dataclasses that layers are called with: accelerate moves them by `to`, others pass them on."""
+    """Mixin for dataclasses that are passed to layers; accelerate moves them to a device with `to`."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
-        """Return the same with all tensors on a device."""
+        """Return a copy with all tensors on `device`."""
         this: Any = self
         held = {each.name: getattr(self, each.name) for each in fields(this)}
         return replace(this, **{name: moved(each, device, non_blocking) for name, each in held.items()})
 
 
 def moved(value: Any, device: torch.device | str, non_blocking: bool) -> Any:
-    """Return a value with the tensors that it is, or holds in tuples, on a device."""
+    """Return `value` on `device`: anything with a `to` method, also in nested tuples; other values are unchanged."""
     if isinstance(value, tuple):
         parts = [moved(each, device, non_blocking) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -45,14 +45,14 @@ def moved(value: Any, device: torch.device | str, non_blocking: bool) -> Any:
 
 @dataclass(frozen=True)
 class LayerInputs(Movable):
-    """What all layers of a forward pass are told about its keys; a family may tell more.
+    """What all layers of a forward pass need to know about its keys; a family may add fields.
 
-    A cache is another argument: transformers takes it from layers that the backward pass computes again.
+    The cache is a separate argument, because transformers withholds it from layers that the backward pass recomputes.
 
     Attributes:
-        token_mask: which keys are tokens, and of which packed document; global tokens.
-        query_offset: the position of the first query among the keys; None: the queries are the last of them.
-        matrix: a mask that the user gave, [B, 1, T, K]; None: there is none.
+        token_mask: which keys are tokens, the packed document of each, and the global tokens.
+        query_offset: the position of the first query among the keys; None: the queries are the last keys.
+        matrix: the mask matrix that the user gave, [B, 1, T, K]; None: there is none.
     """
 
     token_mask: TokenMask = NO_MASK
@@ -74,9 +74,9 @@ def key_masks(
     """Return what attention layers need to know about the keys, the same for every layer.
 
     Args:
-        config: the config of the model, for which a `PatternCache` must have been made.
+        config: the config of the model; a `PatternCache` must have been made for it.
         embedded: the new tokens, [B, T, hidden_size].
-        attention_mask: [B, K] over cached and new tokens, 1 = a token. With four dimensions it is a matrix
+        attention_mask: [B, K] over cached and new tokens, 1 = token. With four dimensions it is a matrix
             [B, 1, T, K], or the token table of a step of `generate`.
         documents: [B, T], as `find_documents` returns them.
     """
@@ -118,9 +118,9 @@ def step_table(
     is_causal: bool,
     position_ids: Tensor | None,
 ) -> Tensor | None:
-    """Return the token table of a step of `generate` with a static cache, which passes on tensors only; None: no masks.
+    """Return the token table of a step of `generate` with a static cache; None: nothing is masked.
 
-    See `key_masks` for the arguments.
+    A table, because `generate` passes on only tensors there. See `key_masks` for the arguments.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
@@ -137,13 +137,14 @@ def find_documents(
     batch_size: int,
     past_tokens: int | torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return the number of the packed document each token belongs to, or None if nothing is packed.
+    """Return the number of the packed document that each token belongs to, or None if nothing is packed.
 
-    A document begins at a real token whose position follows neither that of the previous real token nor that of the
-    previous token, masked or not. So a hole (a masked token between others) does not end a document, and neither does
-    `generate`, which counts on from the last column of a prompt even if padding on the right has masked it. After
-    cached tokens, whose documents are unknown, it warns. With a mask that is a matrix it finds nothing. While tracing,
-    the result is always a tensor. Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
+    A document begins at a real token whose position continues neither from the previous real token nor from the
+    previous token (masked or not). So a document continues over a hole (a masked token between others), and over the
+    steps of `generate`, which counts on from the last column of a prompt even if that column is masked padding. A
+    document that begins after cached tokens, whose documents are unknown, only causes a warning. With a mask matrix
+    the result is None. While tracing a call without cached tokens, the result for positions is always a tensor.
+    Shapes: position_ids [B or 1, T], attention_mask [B, T] → [B, T], ascending.
     """
     is_first = isinstance(past_tokens, int) and past_tokens == 0
     is_matrix = isinstance(attention_mask, dict) or (attention_mask is not None and attention_mask.ndim != 2)
@@ -176,7 +177,7 @@ def noted_documents(
     past_tokens: int | Tensor,
     cache: Cache | None,
 ) -> Tensor | None:
-    """Return `find_documents`; it warns of tokens behind a cache filled with documents, which read all of them."""
+    """Return `find_documents`; warn if new tokens follow cached documents, because they attend to all of them."""
     documents = find_documents(config, position_ids, attention_mask, batch_size, past_tokens)
     if cache is None or torch.compiler.is_compiling() or (documents is not None and is_tracing(documents)):
         return documents
@@ -186,7 +187,7 @@ def noted_documents(
         if int(past_tokens):
             warn_of_unseen_documents(config)
         elif not isinstance(attention_mask, dict) and getattr(attention_mask, "ndim", 2) == 2:
-            # it was emptied; a mask for a step of `generate` says nothing of documents
+            # the cache was emptied; other masks are those of `generate` steps, which say nothing about documents
             cache.holds_documents = False
     return documents
 
@@ -194,30 +195,31 @@ def noted_documents(
 def step_documents(
     config: Any, position_ids: Tensor | None, attention_mask: Tensor | None, embedded: Tensor, cache: Cache | None
 ) -> Tensor | None:
-    """Return `noted_documents` of a step of `generate`, whose masks are made before its model is called."""
+    """Return `noted_documents` for a step of `generate`, which makes its masks before it calls the model."""
     past_tokens = 0 if cache is None else cache.get_seq_length()
     return noted_documents(config, position_ids, attention_mask, embedded.shape[0], past_tokens, cache)
 
 
 def documents_of_keys(documents: Tensor, num_keys: int) -> Tensor:
-    """Return the numbers of documents, from 1 on, for every key, [B, T] → [B, K].
+    """Return the document number of every key, counted from 1, [B, T] → [B, K].
 
-    Only a first call has documents, and a static cache has room for later tokens, which are in none: their number is 0.
+    Only a first call has documents. Keys of a static cache that are reserved for later tokens get the number 0.
     """
     return derived(lambda numbers: pad(1 + numbers, (0, num_keys - numbers.shape[1])), documents)
 
 
 def prefetch_inputs(*inputs: Any) -> None:
-    """Copy to the host, at once, the masks, positions and token types of a call that will be read; no matrices."""
+    """Copy the masks, positions and token types of a call to the CPU, in one transfer; matrices are left out."""
     prefetch_to_host(*(each for each in inputs if isinstance(each, Tensor) and each.ndim <= 2))
 
 
 def check_mask(
     attention_mask: Any, batch_size: int, tokens: int, past_tokens: int | torch.Tensor, room: int | None = None
 ) -> None:
-    """Raise InputError for a padding mask of other axes, batch or length, or with values other than 0 and 1.
+    """Raise InputError for a padding mask of the wrong shape, or with values other than 0 and 1.
 
-    room: how many columns a first mask may have, if a static cache has room for later tokens; None: `tokens`.
+    room: the most columns that the mask of a first call may have, since a static cache has room for later tokens; None:
+        `tokens`.
     """
     refuse_other_types(attention_mask)
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim == 4:
@@ -247,7 +249,7 @@ def check_mask(
 def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> None:
     """Raise InputError for a mask, or another input, that is a list, an array, a string or a number.
 
-    Other types that are no tensors may belong to another attention implementation.
+    Other types are accepted, because they may belong to another attention implementation.
     """
     if isinstance(attention_mask, NO_MASKS) or type(attention_mask).__module__ == "numpy":
         raise InputError(
@@ -256,14 +258,14 @@ def refuse_other_types(attention_mask: Any, name: str = "attention_mask") -> Non
 
 
 def padding_mask(attention_mask: Any, batch_size: int, advice: str, is_causal: bool = False) -> Any:
-    """Return the padding mask, bool [batch, keys], that a matrix comes to, and other masks as they are.
+    """Return the padding mask, bool [batch, keys], that a matrix is equivalent to; other masks are unchanged.
 
     Args:
-        attention_mask: of any form; a matrix is [batch or 1, 1, queries, keys].
+        attention_mask: a mask of any form; a matrix is [batch or 1, 1, queries, keys].
         advice, is_causal: see `check_open_pairs`.
 
     Raises:
-        InputError: a matrix that closes other pairs; while compiling, any, since its values cannot be looked at.
+        InputError: a matrix that masks other pairs; while compiling, any matrix, because its values are unknown.
     """
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 4 or is_table(attention_mask):
         return attention_mask
@@ -273,15 +275,15 @@ def padding_mask(attention_mask: Any, batch_size: int, advice: str, is_causal: b
 
 
 def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool = False) -> None:
-    """Raise InputError unless a matrix lets real tokens read all real tokens: padding is all that it may close.
+    """Raise InputError unless a matrix masks only padding, so that real tokens attend to all real tokens.
 
-    While compiling, every matrix is refused, since its values cannot be looked at.
+    While compiling, every matrix is refused, because its values are unknown.
 
     Args:
         matrix: [batch or 1, 1, queries, keys], True or 0.0 = allowed.
-        real: which keys are no padding, bool [batch, keys].
-        advice: the message.
-        is_causal: later tokens are closed, too.
+        real: which keys are not padding, bool [batch, keys].
+        advice: the error message.
+        is_causal: whether the matrix must also mask later tokens.
     """
     if torch.compiler.is_compiling() or is_tracing(matrix):
         raise InputError(
@@ -299,15 +301,15 @@ def check_open_pairs(matrix: Tensor, real: Tensor, advice: str, is_causal: bool 
         raise InputError(advice)
 
 
-# The axes of a model's input, be it token ids or embeddings.
+# The shape of a model's input, token ids or embeddings.
 
 
 def check_axes(
     input_ids: Tensor | None, inputs_embeds: Tensor | None, axes: tuple[str, ...] = ("batch", "tokens")
 ) -> None:
-    """Raise InputError if not exactly one input is given, if it has other axes, or no tokens at all.
+    """Raise InputError unless exactly one input is given, with these axes and at least one token.
 
-    A batch without examples is refused, too, as transformers' own models cannot compute one either.
+    A batch without examples is refused as well; the models of transformers cannot compute one either.
 
     axes: the names of the axes of input_ids; embeddings have one more.
     """
@@ -321,7 +323,7 @@ def check_axes(
 
 
 def check_positions(position_ids: Tensor | None, batch_size: int, tokens: int) -> None:
-    """Raise InputError for positions that are not one of each new token."""
+    """Raise InputError unless there is one position for each new token."""
     if position_ids is None:
         return
     shape = tuple(position_ids.shape)
@@ -332,18 +334,18 @@ def check_positions(position_ids: Tensor | None, batch_size: int, tokens: int) -
         )
 
 
-# Lists of whole numbers as users have them, of Python, numpy or torch; and tensors of them, as models take them.
+# Integers: lists, arrays and tensors from users, and the integer tensors that models take.
 
 
 def check_integers(name: str, given: Any, numbered: str) -> None:
-    """Raise InputError for an input of a model that is no tensor of integers; numbered: what they number, in words."""
+    """Raise InputError for a model input that is not an integer tensor; numbered: what it numbers, in words."""
     refuse_other_types(given, name)
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of {numbered}, as integers.")
 
 
 def entries(given: Any) -> list[Any] | None:
-    """Return what a list, an array or a tensor holds; None: it is none of these, such as a tensor without axes."""
+    """Return the entries of a list, an array or a tensor; None for anything else, such as a tensor without axes."""
     if isinstance(given, str | Mapping | Set) or not isinstance(given, Sized):
         return None
     try:
@@ -353,12 +355,12 @@ def entries(given: Any) -> list[Any] | None:
 
 
 def whole_numbers(given: Any) -> list[int] | None:
-    """Return whole numbers of any kind, of Python, numpy or torch, as those of Python; None: it is something else.
+    """Return integers of Python, numpy or torch as Python integers; None if `given` holds anything else.
 
     >>> whole_numbers((3, 7)), whole_numbers((3, 7.0)), whole_numbers((True, False)), whole_numbers(3)
     ([3, 7], None, None, None)
     """
-    # arrays and tensors at once
+    # arrays and tensors in one call
     held = entries(given.tolist() if hasattr(given, "tolist") else given)
     if held is None or isinstance(given, bytes) or any(is_truth_value(each) for each in held):
         return None
@@ -369,17 +371,17 @@ def whole_numbers(given: Any) -> list[int] | None:
 
 
 def is_truth_value(given: Any) -> bool:
-    """Return whether something is True or False, of Python, numpy or torch."""
+    """Return whether `given` is a boolean of Python, numpy or torch."""
     return isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool")
 
 
-# Pairs of sentences in a row, which their tokens' types tell apart, as documents of their own.
+# Pairs of sentences in one row: token types tell them apart, and each is a document.
 
 
 def check_sentences(
     token_type_ids: Tensor | None, position_ids: Tensor | None, embedded: Tensor, options: Mapping[str, Any]
 ) -> None:
-    """Raise InputError if a call does not say which tokens are the two sentences, or says something else, too."""
+    """Raise InputError unless token types mark the two sentences, and nothing else sets positions or documents."""
     batch_size, tokens = embedded.shape[:2]
     if token_type_ids is None or token_type_ids.shape != (batch_size, tokens):
         shape = None if token_type_ids is None else list(token_type_ids.shape)

@@ -1,4 +1,4 @@
-"""What every backbone does before its first layer, once: cache, lengths, masks, positions, packed documents."""
+"""What every backbone does once before its first layer: cache, lengths, masks, positions, packed documents."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from hf_efficient_attn.models.inputs import (
 
 
 def backbone_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the `forward` of a backbone with the config's defaults, recorded layers, and `past_key_values`."""
+    """Wrap a backbone's `forward`: defaults of the config, recorded outputs, `past_key_values` as a name of `cache`."""
     return takes_cache(merge_with_config_defaults(capture_outputs(forward)))
 
 
@@ -44,7 +44,7 @@ class PreparedCall:
         position_ids: [B or 1, T]; None: they are counted over the real tokens.
         documents: the number of each token's packed document, [B, T]; None: nothing is packed.
         cache: filled by the layers; None: nothing is cached.
-        past_tokens, num_keys: the numbers of cached tokens, and of keys that attention sees.
+        past_tokens, num_keys: the number of cached tokens, and the number of keys in attention.
     """
 
     embedded: Tensor
@@ -58,7 +58,7 @@ class PreparedCall:
     @property
     def batch_size(self) -> int:
         """B, the number of rows."""
-        # the compiler would take `len` for a constant
+        # not `len`, which the compiler would treat as a constant
         return self.embedded.shape[0]
 
     @property
@@ -73,7 +73,7 @@ class PreparedCall:
         return mask[:, -self.tokens :].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
     def own_real_tokens(self, tokens: TokenMask, shards: SequenceShards | None) -> Tensor | None:
-        """Return the same where `shards` may share the texts, whose mask is `tokens`."""
+        """Return `real_tokens` of this process; if `shards` share the texts, `tokens` is the mask of whole texts."""
         if shards is None or tokens.key_mask is None or tokens.shape is None:
             return self.real_tokens
         return tokens.key_mask[:, shards.own(tokens.shape[1])]
@@ -81,7 +81,7 @@ class PreparedCall:
     def masks(self, config: Any, is_causal: bool | None = None) -> LayerInputs:
         """Return what the layers need to know about the keys, see `key_masks`.
 
-        is_causal: whether the layers are; None: as the config says.
+        is_causal: whether the layers are causal; None: as the config says.
         """
         is_causal = config.is_causal if is_causal is None else is_causal
         return key_masks(config, self.embedded, self.attention_mask, self.cache, self.documents, is_causal)
@@ -100,11 +100,11 @@ def prepare_call(
 
     Args:
         options: the call's other arguments, which may say where documents begin (`cu_seq_lens_q`, `seq_idx`).
-        use_cache: make a cache for a causal model that was given none.
+        use_cache: whether to make a cache for a causal model that was given none.
 
     Raises:
         InputError: a mask or positions of another length, a mask of other values than 0 and 1; documents and positions
-            that contradict each other, or that follow cached tokens; options that say something which nothing reads.
+            that contradict each other, or that follow cached tokens; options that the model would ignore.
     """
     refuse_paged(cache)
     refuse_unread(config, options)
@@ -120,9 +120,9 @@ def prepare_call(
 
 
 def refuse_unread(config: Any, options: Mapping[str, Any]) -> None:
-    """Raise InputError for arguments that some models of transformers obey, and this one would ignore.
+    """Raise InputError for arguments that some models of transformers use and this one would ignore.
 
-    Types that are all 0, as a tokenizer gives them with single texts, say nothing; while compiling they are not read.
+    Token types that are all 0, as a tokenizer returns for single texts, are accepted; while compiling, any are.
     """
     family = config.model_type
     types = options.get("token_type_ids")
@@ -145,14 +145,14 @@ def refuse_unread(config: Any, options: Mapping[str, Any]) -> None:
 
 
 def lengths(cache: Cache | None, tokens: int) -> tuple[int | Tensor, int]:
-    """Return how many tokens are cached, and how many keys attention sees with `tokens` new ones."""
+    """Return the number of cached tokens, and the number of keys in attention with `tokens` new ones."""
     if cache is None:
         return 0, tokens
     return cache.get_seq_length(), cache.get_mask_sizes(tokens, 0)[0]
 
 
 class TableGeneration:
-    """Mixin of causal heads for `generate` with a static cache: masks whose shape does not grow, for compilation."""
+    """Mixin for causal heads: masks of constant shape for `generate` with a static cache, as compilation needs."""
 
     @staticmethod
     @takes_cache

@@ -1,4 +1,4 @@
-"""Tell transformers' Auto classes about every family. A new family is one more module in `FAMILIES`."""
+"""Register every family with the Auto classes of transformers. A new family is one more module in `FAMILIES`."""
 
 from types import ModuleType
 from typing import Any
@@ -39,7 +39,7 @@ HEADS = (
     "SequenceClassification",
     "TokenClassification",
 )
-# heads whose class is not named as their Auto class
+# heads whose class has another name than their Auto class
 RENAMED_HEADS = {"ConditionalGeneration": "Seq2SeqLM"}
 
 LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
@@ -54,7 +54,7 @@ def register_families() -> None:
         for name, model_class in classes.items():
             getattr(transformers, name).register(config, model_class, exist_ok=True)
         trained = [classes[name] for name in LANGUAGE_MODELS if name in classes]
-        # a family with two of them says only by its config which it is trained as
+        # if a family has two of them, the one to train depends on the config
         if len(trained) == 1:
             transformers.AutoModelForPreTraining.register(config, trained[0], exist_ok=True)
         name_classes(**classes)

@@ -1,4 +1,4 @@
-"""Checks of fields that take one of a few values, and of the ranges of numbers, the same for all families."""
+"""Checks that all families share: fields that take one of a few values, and ranges of numbers."""
 
 import dataclasses
 import difflib
@@ -24,13 +24,13 @@ from hf_efficient_attn.models.global_tokens.rules import NOT_RELATIVE, check_rul
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.serialization import MAX_HEADS, MAX_INTEGER
 
-# Which numbers the fields of a config may have: one table for all families, by the ends of the fields' names.
+# The ranges of numeric config fields: one table for all families, by the endings of the fields' names.
 
 
 MAX_LAYERS = 10_000
 # numbers per token
 MAX_WIDTH = 2**24
-# (ends of names, least, most); the first that matches counts
+# (endings of names, minimum, maximum); the first that matches counts
 RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("_dropout",), 0, 1),
     (("_eps", "_epsilon", "_std", "_range"), 0, MAX_INTEGER),
@@ -45,7 +45,7 @@ RANGES: tuple[tuple[tuple[str, ...], float, float], ...] = (
 def check_numbers(config: Any) -> None:
     """Raise ConfigurationError for a number that is not finite, or out of the range of its field.
 
-    transformers has checked the types when the fields were set.
+    transformers has already checked the types when the fields were set.
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -78,7 +78,7 @@ def check_heads(hidden_size: int, num_heads: int, hidden_name: str, heads_name: 
         )
 
 
-# of the families that have such a field and no other choices
+# the choices of every family that has the field and does not list others
 CHOICES: dict[str, tuple[Any, ...]] = {
     "hidden_act": tuple(ACT2FN),
     "classifier_activation": tuple(ACT2FN),
@@ -117,7 +117,7 @@ def _check_rope_type(config: Any) -> None:
 
 
 def check_token(config: Any, name: str) -> None:
-    """Raise ConfigurationError for a token that is not of the vocabulary; None is none."""
+    """Raise ConfigurationError for a token that is not in the vocabulary; None is accepted."""
     token = getattr(config, name)
     if token is not None and not 0 <= token < config.vocab_size:
         raise ConfigurationError(
@@ -127,7 +127,7 @@ def check_token(config: Any, name: str) -> None:
 
 
 def check_least(config: Any, **least: int) -> None:
-    """Raise ConfigurationError for a field below its least value; None is not."""
+    """Raise ConfigurationError for a field below its minimum; None is accepted."""
     for name, number in least.items():
         value = getattr(config, name)
         if value is not None and value < number:
@@ -135,14 +135,17 @@ def check_least(config: Any, **least: int) -> None:
 
 
 def refuse_pattern(config: Any, why: str) -> None:
-    """Raise ConfigurationError for an `attention_pattern` of layers that follow none; `why`: what they read."""
+    """Raise ConfigurationError for an `attention_pattern` of layers that follow none.
+
+    why: what the layers attend to, as a clause of the message.
+    """
     spec = getattr(config, FIELD, None)
     if spec is not None:
         raise ConfigurationError(f"{FIELD}={shown(spec)}: {why}, and follow no other pattern. Leave it out.")
 
 
 def meant(value: Any, names: Sequence[str]) -> str:
-    """Return the question whether the nearest name was meant, as the end of a message; empty if none is near."""
+    """Return " Did you mean …?" with the most similar name, as the end of a message; empty if none is similar."""
     close = difflib.get_close_matches(shown(value).strip("'"), names, n=1)
     return f" Did you mean {shown(close[0])}?" if close else ""
 
@@ -154,8 +157,8 @@ def write_pattern(config: Any) -> None:
     """Write `attention_pattern` in JSON types, after checking that the config's layers can have it.
 
     Raises:
-        ConfigurationError: a pattern of unknown form or for another number of layers or heads, one that the
-            direction of its layers excludes, or global tokens beyond the end of the position table.
+        ConfigurationError: a pattern of unknown form or for another number of layers or heads, one that does not fit
+            the direction of its layers, or global tokens beyond the end of the position table.
     """
     if config.attention_pattern is not None:
         config.attention_pattern = checked_spec(config.attention_pattern, config)
@@ -172,7 +175,7 @@ def check_shared_heads(config: Any) -> None:
 
 
 def check_directions(config: Any) -> None:
-    """Raise ConfigurationError for a pattern that layers cannot have that read the past, or both directions."""
+    """Raise ConfigurationError for a pattern that does not fit the direction of its layers, causal or bidirectional."""
     directions = {ENCODER: False, DECODER: True}
     if not config.is_encoder_decoder:
         directions = {ENCODER: config.is_causal}
@@ -204,8 +207,8 @@ def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str) 
 def check_short_inputs(config: Any) -> None:
     """Raise ConfigurationError for transformers' evaluation of BigBird in a causal model.
 
-    Which blocks block 0 replaces depends on the last block, and full attention on the length: text after a token would
-    change it.
+    Which blocks are replaced by block 0 depends on the last block, and full attention depends on the length: text
+    after a token would change the token's output.
     """
     if not config.is_causal:
         return

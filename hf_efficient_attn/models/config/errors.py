@@ -1,4 +1,4 @@
-"""Config classes whose fields have types: a value of another type is refused by name, with those that are allowed."""
+"""Config classes with typed fields: the error for a wrong or unknown field names it, and says what is allowed."""
 
 import dataclasses
 import difflib
@@ -21,7 +21,7 @@ Config = TypeVar("Config")
 
 
 class FieldError(ConfigurationError, StrictDataclassFieldValidationError, TypeError):
-    """A field of a config that transformers refuses, under every type of exception that transformers would raise.
+    """Error for a config field that transformers refuses; inherits from every exception that transformers would raise.
 
     Args:
         message: what is wrong, the value, and what is allowed.
@@ -40,7 +40,7 @@ def strict_config(cls: type[Config]) -> type[Config]:
     def __init__(self: Any, *args: Any, **fields: Any) -> None:
         if args:
             raise FieldError(f"{checked.__name__}({shown(args[0])}, …): fields are given by name, as hidden_size=64.")
-        # aliases of fields are resolved before all are checked
+        # aliases are resolved before the fields are checked
         build(self, **{checked.attribute_map.get(name, name): value for name, value in fields.items()})
 
     @wraps(write)
@@ -62,15 +62,15 @@ def allowed_types(cls: Any, name: str) -> str:
     return re.sub(r"\b(typing|transformers)\.(\w+\.)*", "", text).replace(" | ", " or ")
 
 
-# Fields that no config of a family has: refused, with the name of the field that was probably meant.
+# Unknown fields are refused, with the name of the field that was probably meant.
 
 
 logger = logging.get_logger(__name__)
-# from 0 to 1: names at least this similar are taken for misspelt
+# similarity, from 0 to 1, from which a name counts as a misspelt field
 ALIKE = 0.85
-# letters; longer names are not compared, which takes quadratic time
+# names with more letters are not compared, because comparing takes quadratic time
 LONGEST = 100
-# well-known other spellings of a field: the first that a family has is the one that was meant
+# names of fields in other libraries → our fields; the first field that the family has is the one that was meant
 SPELLINGS: dict[str, tuple[str, ...]] = {
     spelling: fields
     for spellings, fields in {
@@ -96,7 +96,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     }.items()
     for spelling in spellings.split()
 }
-# what transformers, older versions of it and libraries write into a config or ask of any, beside what it declares
+# names that transformers (or an older version) and other libraries write into any config, or ask any config for
 WRITTEN = {
     *GenerationConfig._get_default_generation_params(),
     *("torch_dtype", "attn_implementation", "experts_implementation", "per_layer_config", "name_or_path", "auto_map"),
@@ -110,18 +110,18 @@ WRITTEN = {
     *("unsloth_version", "unsloth_fixed", "output_router_logits", "router_aux_loss_coef"),
     *("attention_pattern", INDEXER),
 }
-# the same, by how the names end: as tokenizers name their tokens
+# endings of such names, which tokenizers give to their special tokens
 WRITTEN_ENDS = ("_token_id", "_token_index")
 
 
 def check_names(config: Any, fields: Mapping[str, Any]) -> None:
-    """Raise FieldError for names that are not fields of a config: transformers would keep them, and nothing read them.
+    """Raise FieldError for names that are not fields of a config; transformers would keep them without any effect.
 
-    What transformers itself writes, and what other libraries add, passes.
+    Names that transformers or other libraries write are accepted.
     """
     cls = type(config)
     for name, value in fields.items():
-        # found in the class without calling a property
+        # static, so that a property is not called
         found = inspect.getattr_static(cls, name, None)
         start = f"{shown(name, 60)[1:-1]}={shown(value, 60)} is no field of {cls.__name__}"
         if callable(getattr(cls, name, None)) or (isinstance(found, property) and found.fset is None):
@@ -135,7 +135,7 @@ def check_names(config: Any, fields: Mapping[str, Any]) -> None:
 
 
 def is_known(cls: Any, name: str) -> bool:
-    """Return whether a config class may be given a name: a field, or what transformers and libraries write.
+    """Return whether a config class accepts a name: a field, or a name that transformers or other libraries write.
 
     >>> from hf_efficient_attn import SparseTransformerConfig
     >>> is_known(SparseTransformerConfig, "is_decoder"), is_known(SparseTransformerConfig, "n_layer")
@@ -145,16 +145,16 @@ def is_known(cls: Any, name: str) -> bool:
         name in WRITTEN
         or name.startswith("_")
         or name.endswith(WRITTEN_ENDS)
-        # of the class, or an argument of a subclass
+        # an attribute of the class, or an argument of a subclass
         or inspect.getattr_static(cls, name, cls) is not cls
         or name in inspect.signature(cls).parameters
     )
 
 
 def foreign_fields(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a saved config that this class does not know; warn of them.
+    """Return the fields of a saved config that this class does not know, and warn about them.
 
-    A newer version has written them, or whoever saved the config: the model must load nevertheless.
+    They come from a newer version or from the author of the config, and the model must load all the same.
     """
     found = {name: value for name, value in fields.items() if not is_known(cls, name)}
     if found:
@@ -168,7 +168,7 @@ def foreign_fields(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_unread(cls: Any, options: Mapping[str, Any]) -> None:
-    """Warn of keywords with which a config is loaded that are near to a field: transformers drops them."""
+    """Warn about unknown keywords of `from_pretrained` that resemble a field; transformers drops them."""
     for name, value in options.items():
         meant = None if is_known(cls, name) else near_field(cls, name)
         if meant is not None:
@@ -177,7 +177,7 @@ def warn_of_unread(cls: Any, options: Mapping[str, Any]) -> None:
 
 
 def near_field(cls: Any, name: str) -> str | None:
-    """Return the field of a config class that was probably meant by a name; None: it is near to nothing.
+    """Return the field of a config class that was probably meant by a name; None: no field resembles it.
 
     >>> from hf_efficient_attn import SparseTransformerConfig
     >>> near_field(SparseTransformerConfig, "num_layer"), near_field(SparseTransformerConfig, "is_decoder")

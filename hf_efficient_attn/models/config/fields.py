@@ -14,19 +14,19 @@ SINUSOIDS = ("sinusoidal", "scaled_sinusoidal", "relative")
 
 
 class RopeCheck:
-    """When rotary positions are checked."""
+    """Mixin that decides when rotary positions are checked."""
 
     head_dim: int
     position_embedding_type: str
 
     def validate_rope(self) -> None:
-        """As transformers'; but heads that do not rotate may have an odd size, as those of a preset of routing."""
+        """Validate as transformers does, but allow odd head sizes without rotation, as a routing preset has them."""
         if self.position_embedding_type == "rope" or self.head_dim % 2 == 0:
             super().validate_rope()
 
 
 class HeadSizes(RopeCheck):
-    """What follows from `hidden_size`, `num_attention_heads` and, if a config has it, `num_key_value_heads`."""
+    """Mixin: what follows from `hidden_size`, `num_attention_heads` and, if any, `num_key_value_heads`."""
 
     hidden_size: int
     num_attention_heads: int
@@ -38,12 +38,12 @@ class HeadSizes(RopeCheck):
 
     @property
     def key_value_heads(self) -> int:
-        """Number of key heads; as many as query heads, unless the config gives a number."""
+        """Number of key heads; that of query heads, unless the config gives a number."""
         named = getattr(self, "num_key_value_heads", None)
         return self.num_attention_heads if named is None else named
 
     def check_head_sizes(self) -> None:
-        """Raise ConfigurationError if the heads do not divide the width, or positions need an even one."""
+        """Raise ConfigurationError if the heads do not divide the width, or positions need an even size."""
         check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
         if self.position_embedding_type == "rope" and self.head_dim % 2:
             raise ConfigurationError(f"Rotary positions need an even head size, not {self.head_dim}.")
@@ -52,7 +52,7 @@ class HeadSizes(RopeCheck):
 
 
 class OwnHeadDim(RopeCheck):
-    """Heads whose width is a field, and that share no keys."""
+    """Mixin: heads whose size is a field, and which share no keys."""
 
     hidden_size: int
     num_attention_heads: int
@@ -60,11 +60,11 @@ class OwnHeadDim(RopeCheck):
 
     @property
     def key_value_heads(self) -> int:
-        """Number of key heads: as many as query heads."""
+        """Number of key heads, equal to that of query heads."""
         return self.num_attention_heads
 
     def check_head_sizes(self) -> None:
-        """Raise ConfigurationError for heads of no width; write `head_dim` if it is None."""
+        """Raise ConfigurationError for a `head_dim` below 1; set it if it is None."""
         if self.head_dim is None:
             check_heads(self.hidden_size, self.num_attention_heads, "hidden_size", "num_attention_heads")
             self.head_dim = self.hidden_size // self.num_attention_heads
@@ -101,7 +101,7 @@ class BertFields:
 
     @property
     def transform_activation(self) -> str:
-        """The activation of the dense map before the vocabulary."""
+        """The activation of the dense map before the projection to the vocabulary."""
         own: str = self.hidden_act  # type: ignore[attr-defined]
         return own if self.lm_transform_activation is None else self.lm_transform_activation
 
@@ -183,7 +183,7 @@ class BlockFields(NormFields):
 
 @dataclass(init=False, repr=False, eq=False)
 class BertBlockFields(BertFields, BlockFields):
-    """Mixin: the same with blocks of `sparse/attention.py`, and heads that a family of encoders and decoders has."""
+    """Mixin: `BertFields` and `BlockFields`, and the heads of a family of encoders and causal decoders."""
 
     num_key_value_heads: int | None = None
     type_vocab_size: int = 0
@@ -196,7 +196,7 @@ class BertBlockFields(BertFields, BlockFields):
 
 @dataclass(init=False, repr=False, eq=False)
 class SparseFields(BlockFields):
-    """Mixin: the same, and which keys the layers attend to."""
+    """Mixin: `BlockFields`, and which keys the layers attend to."""
 
     attention_pattern: Any = None
     global_tokens: Any = None
@@ -207,7 +207,7 @@ class SparseFields(BlockFields):
 
 
 class PatternAlone:
-    """Mixin for configs with a pattern and none of the other fields of `SparseFields`."""
+    """Mixin for configs with a pattern but none of the other fields of `SparseFields`."""
 
     global_tokens = None
     global_projections = False

@@ -12,16 +12,16 @@ from hf_efficient_attn.integration.saving import SAVED_EXPERTS
 from hf_efficient_attn.models.config.checks import write_pattern
 from hf_efficient_attn.models.config.errors import check_names, foreign_fields, warn_of_unread
 
-# how the modules of classes begin whose files make no sense outside their package
+# prefix of modules whose files do not work outside this package
 PACKAGE = "hf_efficient_attn."
-# under which `from_dict` passes on fields that this version does not know
+# the key under which `from_dict` passes on fields that this version does not know
 FOREIGN = "_foreign_fields"
 
 
 class LibraryConfig:
     """Mixin for configs, before `PreTrainedConfig`: checks, and fields that training and adapter libraries read.
 
-    A family says in `check()` what no model can be built from.
+    A family's `check()` raises for fields from which no model can be built.
 
     Attributes:
         auto_map: Auto class → class in the model's own code; empty unless saved with such code. TRL reads it from every
@@ -30,24 +30,24 @@ class LibraryConfig:
             IA3 scales the input of the last map of an MLP, `down_proj`, and the output of the others.
     """
 
-    # the attention implementation of models for which none is asked; None: the default of transformers
+    # the attention implementation if none is requested; None: the default of transformers
     default_implementation = NAME
-    # whether layers ask the engine themselves, not through the attention interface of transformers
+    # whether layers call the engine directly, not through the attention interface of transformers
     follows_patterns = True
     # whether `shard_sequence` takes models of the family
     can_shard_sequence = False
-    # whether backbones check by themselves what `before_forward` checks for other models on "efficient"
+    # whether backbones do the checks that `before_forward` does for other models on "efficient"
     checks_inputs = True
     lora_modules = ["q_proj", "v_proj"]
     ia3_modules = ["k_proj", "v_proj", "down_proj"]
-    # by `Trainer.predict`; transformers reads it from a config whatever its own name of a cache is
+    # outputs that `Trainer.predict` drops: the cache, under each name that a version of transformers has for it
     keys_to_ignore_at_inference = list(CACHE_NAMES)
 
     def __post_init__(self, **kwargs: Any) -> None:
         this: Any = self
         parent: Any = super()
         if FIELD in kwargs:
-            # a field of every model that can be sparsified, which `check` asks for
+            # every model that can be sparsified has this field, and `check` needs it
             setattr(self, FIELD, kwargs.pop(FIELD))
         this.check()
         foreign = kwargs.pop(FOREIGN, {})
@@ -56,10 +56,10 @@ class LibraryConfig:
 
     @property
     def _attn_implementation(self) -> Any:
-        """As `PreTrainedConfig`'s, with the family's own by default, whatever model is built of the config.
+        """The attention implementation; the default is the family's, whatever model is built from the config.
 
-        transformers asks the class of the model for a default, and that of a user's own, around one of our backbones,
-        would answer for it.
+        transformers would ask the class of the model for a default. A user's model that contains one of our backbones
+        would then choose its own default for the backbone.
         """
         default = "eager" if self.__dict__.get("_output_attentions") else self.default_implementation
         return self.__dict__.get("_attn_implementation_internal") or default
@@ -70,7 +70,7 @@ class LibraryConfig:
 
     @property
     def output_attentions(self) -> bool | None:
-        """As `PreTrainedConfig`'s: set before an implementation was chosen, it chooses "eager"."""
+        """Whether layers return attention weights; True selects "eager" if no implementation is chosen yet."""
         return self._output_attentions
 
     @output_attentions.setter
@@ -82,7 +82,7 @@ class LibraryConfig:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As `PreTrainedConfig.from_dict`; warns about unknown fields, and keeps those that come from the file.
+        """Build a config as `PreTrainedConfig.from_dict` does; warn about unknown fields, and keep those of the file.
 
         Unknown fields of a file may come from a newer version or from its author, and a saved model must load. Unknown
         keywords may be meant for a tokenizer or a model.
@@ -97,16 +97,17 @@ class LibraryConfig:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """As transformers', for classes of others; those of this package are saved with a stub (`hub.saving`)."""
+        """Do as transformers for classes outside this package; our own are saved with a stub (`hub.saving`)."""
         if not cls.__module__.startswith(PACKAGE):
             parent: Any = super()
             parent.register_for_auto_class(auto_class)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `PreTrainedConfig.to_dict`, but without an empty `auto_map`, and without the saved name as experts.
+        """Return the fields as a dict, without `experts_implementation` and an empty `auto_map`.
 
-        Nothing loads a family without this package, whose name it would be refused by. PEFT calls this before it looks
-        up which modules a model of this type has.
+        In other saved configs `experts_implementation` is the name of this package, so that transformers refuses to
+        load them without it. A family does not need that, because its model type is then unknown. PEFT calls this
+        method before it looks up the modules of a model type, so they are registered here.
         """
         parent: Any = super()
         name_adapted_modules(self)
@@ -124,7 +125,7 @@ def name_adapted_modules(config: Any) -> None:
     lora = known.get("TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", {})
     if not lora or lora.get(config.model_type) == config.lora_modules:
         return
-    # other methods of PEFT adapt the modules of LoRA: those of Llama tell which
+    # also for the other methods of PEFT that adapt the same modules of Llama as LoRA
     for name, modules in known.items():
         if name.endswith("_TARGET_MODULES_MAPPING") and modules.get("llama") == lora["llama"]:
             modules[config.model_type] = config.lora_modules
@@ -133,7 +134,7 @@ def name_adapted_modules(config: Any) -> None:
 
 
 def check_given_pattern(config: Any) -> None:
-    """Write the `attention_pattern` that `sparsify` gives to a family without this field in JSON types.
+    """Check the `attention_pattern` that `sparsify` gives to a family without this field; write it in JSON types.
 
     Raises:
         ConfigurationError: a pattern of unknown form, or one that the model cannot have.
@@ -145,9 +146,9 @@ def check_given_pattern(config: Any) -> None:
 
 
 def count_key_heads(config: Any) -> None:
-    """Write the number of key heads into the config of a model, where None stands for as many as query heads.
+    """Replace None in the `num_key_value_heads` of a model's config by the number of query heads.
 
-    PEFT multiplies by it. This waits until a model is built, since the number of heads may change until then.
+    PEFT multiplies by it. This is done only when a model is built, because the number of heads may change until then.
     """
     if getattr(config, "num_key_value_heads", 0) is None:
         config.num_key_value_heads = config.key_value_heads

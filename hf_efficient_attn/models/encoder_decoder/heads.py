@@ -1,4 +1,4 @@
-"""Task heads of an encoder-decoder, which read the decoder's output."""
+"""Task heads of an encoder-decoder, on the decoder's output."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from hf_efficient_attn.models.heads.task_heads import (
 
 
 class Seq2SeqHead(Head):
-    """Builds the backbone, whose encoder gets the task, and the head on the decoder."""
+    """Base of the heads: builds the backbone, whose encoder gets the task, and the head on the decoder."""
 
     recorded = (
         CACHE_ARGUMENT,
@@ -175,8 +175,8 @@ def smoothed_loss(
 ) -> Tensor:
     """Return the cross-entropy to (1 − ε)·target + ε / vocab_size, the mean over labels other than −100.
 
-    This is the variant of torch and of Trainer's `label_smoothing_factor`. Shapes: logits [B, T, V],
-    labels [B, T] → a number in float32 or wider.
+    torch and Trainer's `label_smoothing_factor` use the same variant. Shapes: logits [B, T, V], labels [B, T] → a
+    number in float32 or wider.
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
     loss = cross_entropy(
@@ -239,18 +239,18 @@ class LeftPaddedPrompts:
     prompt_inputs: tuple[str, ...] = ()
 
     def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """As transformers', with padding first."""
+        """Prepare the inputs as transformers does, then move padding to the front."""
         parent: Any = super()
         ids, options = parent._prepare_decoder_input_ids_for_generation(*args, **kwargs)
         mask = options.get("decoder_attention_mask")
         found = {name: options[name] for name in self.prompt_inputs if isinstance(options.get(name), Tensor)}
         for name, given in found.items():
             if given.ndim == 2 and given.shape[1] == ids.shape[1] - 1:
-                # of a prompt without the start token, which is written before it: with the entry of the first token
+                # `generate` has added the start token to the prompt: it gets the entry of the first token
                 is_token = torch.ones_like(given) if mask is None else mask[:, -given.shape[1] :].to(given.device)
                 first = is_token.int().argmax(1, keepdim=True)
                 options[name] = torch.cat((given.gather(1, first), given), 1)
-        # what has another shape is refused where the model reads it
+        # the model refuses inputs of another shape itself
         if isinstance(mask, Tensor) and mask.shape == ids.shape:
             order = mask.bool().int().argsort(dim=1, stable=True)
             ids = ids.gather(1, order.to(ids.device))

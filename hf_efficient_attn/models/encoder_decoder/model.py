@@ -1,4 +1,4 @@
-"""The backbone of an encoder-decoder: a shared token embedding, and two stacks, one of which reads the other."""
+"""The backbone of an encoder-decoder: a shared token embedding, and a decoder that attends to the encoder's output."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.models.heads.task_heads import NamesOwnInputs
 from hf_efficient_attn.models.inputs import check_axes, prefetch_inputs, refuse_other_types
 
-# The two sides of an encoder-decoder's inputs: which mask belongs to which, and what the decoder reads by default.
+# The two sides of an encoder-decoder's inputs: which mask belongs to which, and the decoder's default input.
 
 
 POSITION_NAMES = ("position_ids", "decoder_position_ids", *ENDS, NUMBERS)
@@ -95,7 +95,7 @@ def check_positions(options: dict[str, Any]) -> None:
 def check_source_mask(attention_mask: Tensor | None, source_tokens: int, target_tokens: int | None = None) -> None:
     """Raise InputError for a source mask that is not a padding mask of the source's length.
 
-    target_tokens: cached and new ones, if known.
+    target_tokens: the number of cached and new target tokens, if known.
     """
     if attention_mask is None:
         return
@@ -119,8 +119,8 @@ def check_sides(
     """Raise InputError for a padding mask that does not have the length of its own side.
 
     Args:
-        source_tokens, target_tokens: source, and new target tokens.
-        cache: of earlier target tokens, which the target's mask covers, too.
+        source_tokens, target_tokens: the numbers of source tokens and of new target tokens.
+        cache: the cache of earlier target tokens, which the target's mask also covers.
     """
     past_tokens = 0 if cache is None else cache.get_seq_length()
     # while compiling, the number of tokens in a static cache is not known
@@ -156,7 +156,7 @@ def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, 
 def real_target_tokens(attention_mask: Tensor | None, token_mask: TokenMask) -> Tensor | None:
     """Return the mask over which target positions are counted, [B, K], for any form of `decoder_attention_mask`.
 
-    token_mask: of the same call; a token table has been read into it.
+    token_mask: the token mask of the same call, which includes that of a token table.
     """
     is_read = attention_mask is not None and attention_mask.ndim == 4 and is_table(attention_mask)
     return token_mask.key_mask if is_read else attention_mask
@@ -169,7 +169,7 @@ class EncoderDecoder(NamesOwnInputs):
     encoder, or in `decoder_inputs`.
     """
 
-    # the head, sharded by columns, has the same weight; transformers adds this itself if a config has a plan
+    # the head, sharded by columns, has the same weight; transformers adds this entry itself if a config has a plan
     _tp_plan = {"embed_tokens": "embedding_rowwise"}
 
     def tokens_to_prefetch(self, input_ids: Tensor | None) -> Tensor | None:
@@ -199,7 +199,7 @@ class EncoderDecoder(NamesOwnInputs):
             decoder_attention_mask: 1 = a target token, [B, K] over cached and new tokens; None: all are.
             encoder_outputs: earlier outputs of the encoder, instead of input_ids.
             cache: cache of earlier target tokens and of the source's keys and values.
-            inputs_embeds, decoder_inputs_embeds: embeddings instead of tokens, before their scale, if there is one.
+            inputs_embeds, decoder_inputs_embeds: embeddings instead of tokens, before they are scaled, if they are.
 
         Raises:
             InputError: inputs that are missing, given twice, or have the length of the other side; more tokens than
@@ -229,7 +229,7 @@ class EncoderDecoder(NamesOwnInputs):
 
 
 def checked_outputs(encoder_outputs: Any, attention_mask: Tensor | None) -> BaseModelOutput:
-    """Return what an encoder has computed earlier, by name."""
+    """Return earlier outputs of the encoder as a `BaseModelOutput`, after checking the source's mask."""
     check_mask_values(attention_mask)
     return encoder_outputs if isinstance(encoder_outputs, BaseModelOutput) else BaseModelOutput(*encoder_outputs)
 
@@ -265,7 +265,7 @@ class EncoderDecoderFields:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the encoder is causal: it is bidirectional; the decoder is always causal."""
+        """Whether the encoder is causal; it never is, and the decoder always is."""
         return False
 
     def check_label_smoothing(self) -> None:
@@ -275,7 +275,7 @@ class EncoderDecoderFields:
 
 
 def fields_of_stacks(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields; refuse a number of layers that does not say of which stack."""
+    """Return the fields; refuse `num_hidden_layers`, which does not say which stack it is for."""
     if "num_hidden_layers" in fields:
         raise ConfigurationError(
             f"num_hidden_layers={fields['num_hidden_layers']} does not say which stack it is for. Pass encoder_layers "

@@ -20,14 +20,14 @@ from hf_efficient_attn.models.parts.attention import MultiHeadAttention
 from hf_efficient_attn.models.parts.blocks import append_to_cache, drop_rate
 from hf_efficient_attn.models.prologue import PreparedCall
 
-# Attention of a decoder to its source: tokens that an encoder has read. Vaswani et al. (arXiv:1706.03762).
+# Attention of a decoder to its source, the output of an encoder. Vaswani et al. (arXiv:1706.03762).
 
 
 class CrossAttention(MultiHeadAttention):
     """Attention of the target to source tokens. [B, T, hidden_size] and [B, S, hidden_size] → [B, T, hidden_size].
 
-    A target token reads all of them, or those of its own segment. With a cache, keys and values of the source are
-    computed once.
+    A target token attends to all source tokens, or to those of its own segment. With a cache, keys and values of the
+    source are computed once.
     """
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -44,7 +44,7 @@ class CrossAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, S], else None.
 
-        source: which source tokens may be read, and the segments of these and of the target, if there are any.
+        source: which source tokens are not masked, and the segments of source and target tokens, if there are any.
         """
         query = self.heads(self.q_proj(hidden_states))
         # the cache may hold another precision
@@ -80,7 +80,7 @@ def with_cross_attention(cache: Cache | None) -> EncoderDecoderCache | None:
 
 
 def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: int) -> TokenMask:
-    """Return which source tokens may be read; source: [B, S, hidden_size]."""
+    """Return the token mask of the source [B, S, hidden_size], which says what target tokens may attend to."""
     batch_size, num_keys = source.shape[:2]
     with outside_inference_mode():
         lengths = (batch_size, num_queries, num_keys, 0, 0)
@@ -89,7 +89,7 @@ def readable_source(attention_mask: Tensor | None, source: Tensor, num_queries: 
 
 
 def open_pairs(source: TokenMask) -> Tensor | None:
-    """Return which target token reads which source token, bool that broadcasts to [B, 1, T, S]; None: all read all."""
+    """Return which pairs of target and source token are allowed, bool that broadcasts to [B, 1, T, S]; None: all."""
     readable = None if source.key_mask is None else source.key_mask[:, None, None]
     of_source, of_target = source.segment_ids, source.query_segment_ids
     if of_source is None or of_target is None:
@@ -113,9 +113,9 @@ class Stack:
     Args:
         embed: a method of the model that looks up the token embedding, which source and target share, so that
             replacing it there (resizing, adapters) affects both stacks.
-        embeddings: what follows: positions, norm, dropout.
+        embeddings: the module that follows: positions, norm, dropout.
         layers: the blocks.
-        norm: what follows the last block.
+        norm: the module after the last block.
     """
 
     _tp_plan = {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}

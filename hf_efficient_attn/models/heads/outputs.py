@@ -1,8 +1,8 @@
-"""What backbones and heads return: transformers' outputs, and the losses besides the task's in one field.
+"""What backbones and heads return: the outputs of transformers, with an additional field `auxiliary_loss`.
 
 `auxiliary_loss` is a loss that the layers of a backbone add to the task's in training, already weighted: the penalty of
 learned spans, the commitment of centroids. It is None in evaluation, and in models that have none. A head adds it to
-its `loss` once; code that computes a loss from the outputs has to add it, too, or `expect_use` warns.
+its `loss` once. Code that computes a loss from the outputs has to add it itself; if it does not, `expect_use` warns.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,19 +61,19 @@ class MultipleChoiceHeadOutput(MultipleChoiceModelOutput):
     auxiliary_loss: Tensor | None = None
 
 
-# of heads that take `labels`; sentence-transformers reads the fields of an output from annotations
+# the outputs of heads that take `labels`; sentence-transformers reads the fields of an output from annotations
 LabelHeadOutput = (
     SequenceClassificationHeadOutput | TokenClassificationHeadOutput | MultipleChoiceHeadOutput | MaskedLMHeadOutput
 )
 
-# classes of outputs of transformers, and what they become with the field
+# output class of transformers → its subclass with `auxiliary_loss`
 _extended: dict[type, Any] = {}
 
 
 def with_auxiliary_loss(outputs: Any, auxiliary_loss: Tensor) -> Any:
-    """Return outputs of a model of transformers with `auxiliary_loss`, a field as in our own.
+    """Return outputs of a model of transformers with a field `auxiliary_loss`, like our own.
 
-    What is no field is lost where outputs are made anew: under autocast of accelerate, DDP and FSDP.
+    A plain attribute would be lost when accelerate's autocast, DDP or FSDP rebuild the outputs.
     """
     kind = type(outputs)
     if kind not in _extended:
@@ -84,12 +84,12 @@ def with_auxiliary_loss(outputs: Any, auxiliary_loss: Tensor) -> Any:
     return _extended[kind](**outputs, auxiliary_loss=auxiliary_loss)
 
 
-# The loss that layers add to the task's: how it becomes part of a loss, and what is said where it does not.
+# The loss that layers add to the task's: how it becomes part of a loss, and the warning if it does not.
 #
 # `auxiliary_loss` of outputs: the penalty of learned spans, the commitment of centroids, the divergence of indexers.
 
 
-# what transformers calls the loss of models whose labels are those of the next tokens
+# transformers' name for the loss of next-token prediction
 CAUSAL_LM = "ForCausalLM"
 LEFT_OUT = (
     "The loss that is trained does not contain auxiliary_loss, which layers add to the task's (spans, centroids, "
@@ -107,10 +107,10 @@ LAYERS_LEFT_OUT = (
 def add_auxiliary_loss(
     loss: Tensor | None, auxiliary_loss: Tensor | None, labels: Tensor | None = None, num_items: Any = None
 ) -> Tensor | None:
-    """Return a loss plus the loss of the layers, if there are both; the latter belongs to a mean over tokens.
+    """Return a loss plus the loss of the layers, if there are both; the latter is scaled for a mean over tokens.
 
     Trainer divides the sum over the tokens of a batch by the `num_items` of all batches of an optimizer step, in all
-    processes. A batch then gets the share of the auxiliary loss that its tokens have in the step, so that the shares
+    processes. The auxiliary loss of a batch is then weighted by the batch's share of these tokens, so that the weights
     add up to 1.
 
     Args:
@@ -125,7 +125,7 @@ def add_auxiliary_loss(
 
 
 def predicted_labels(labels: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return the labels that the loss of a decoder is a mean over: its `shift_labels`, or all but the first."""
+    """Return the labels over which the loss of a decoder is averaged: its `shift_labels`, or all but the first."""
     shifted: Tensor | None = options.get("shift_labels")
     return labels[..., 1:] if shifted is None else shifted
 
@@ -138,9 +138,9 @@ def expect_use(
     Compiled models do not warn.
 
     Args:
-        auxiliary_loss: the loss, or what nothing but it is computed from.
-        states: what any loss of the task is computed from.
-        weight: the factor in the loss of the layers; what is 0 anyway may be left out.
+        auxiliary_loss: the loss, or a tensor from which only this loss is computed.
+        states: a tensor from which every loss of the task is computed.
+        weight: the factor of the loss of the layers; with 0 there is no warning.
         left_out: the warning.
     """
     if auxiliary_loss is None or weight == 0 or torch.compiler.is_compiling():
@@ -157,7 +157,7 @@ def expect_use(
             warn_once(left_out)
 
     def when_done(_: Tensor) -> None:
-        # the states may be reached before the loss
+        # at the end of the backward pass, which may reach the states before the loss
         torch.autograd.Variable._execution_engine.queue_callback(warn)  # type: ignore[attr-defined]
 
     auxiliary_loss.register_hook(note)
@@ -166,14 +166,14 @@ def expect_use(
 
 
 def with_gradient_of(states: Tensor, others: Tensor) -> Tensor:
-    """Return states [B, N, X], of which others [B, M, X] get a gradient of 0; as they are without gradients.
+    """Return `states` [B, N, X], through which `others` [B, M, X] get a gradient of 0; unchanged without gradients.
 
-    A head may leave the others aside, and DDP waits for the gradient of every parameter that they are computed with.
+    A head may not use `others`, but DDP waits for the gradient of every parameter that they are computed with.
     """
     return states + 0 * others[:, :1] if torch.is_grad_enabled() else states
 
 
-# The loss of a language model computed from a few tokens at a time, so that no tensor holds the logits of all.
+# The loss of a language model computed from a few tokens at a time, so that no tensor holds all logits.
 
 
 IGNORED = -100
@@ -195,10 +195,11 @@ def sliced_loss(
 
     Args:
         head: hidden states → logits.
-        loss_function: of transformers, `(logits, labels, vocab_size, num_items_in_batch, ...)`.
-        hidden_states: [B, T, width]. labels: [B, T], -100, or `ignore_index` of the options, where they do not count.
-        is_causal: labels are those of the tokens themselves; each token is to predict the next.
-        num_items: what the sum over tokens is divided by; None: the number of labels.
+        loss_function: a loss of transformers, `(logits, labels, vocab_size, num_items_in_batch, ...)`.
+        hidden_states: [B, T, width].
+        labels: [B, T]; -100, or `ignore_index` of the options, marks those that do not count.
+        is_causal: whether each token predicts the next; `labels` are then those of the tokens themselves.
+        num_items: the divisor of the sum over tokens; None: the number of labels that count.
         options: further arguments of the loss.
     """
     shifted, ignored = options.pop("shift_labels", None), options.get("ignore_index", IGNORED)

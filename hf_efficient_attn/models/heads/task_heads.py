@@ -39,12 +39,12 @@ from hf_efficient_attn.models.parts.blocks import build_norm
 
 
 def output_width(config: Any) -> int:
-    """Return the width of the backbone's last hidden state: `hidden_size`, if the config says nothing else."""
+    """Return the width of the backbone's last hidden state: the config's `output_width` or `hidden_size`."""
     return getattr(config, "output_width", config.hidden_size)
 
 
 class PredictionTransform(nn.Module):
-    """A dense map, an activation and a norm, as in BERT before the vocabulary. [..., hidden_size] → the same.
+    """A dense map, an activation and a norm, as before BERT's projection to the vocabulary. [..., hidden_size] → same.
 
     The activation is the config's `transform_activation`, or that of its MLPs if it has none.
     """
@@ -62,7 +62,7 @@ class PredictionTransform(nn.Module):
 class DenseClassifier(nn.Module):
     """A dense map, `classifier_activation`, dropout and a map to labels, as in RoBERTa. [..., width] → [..., labels].
 
-    They are one module, as RoBERTa's: PEFT trains and saves what is called `classifier`, and nothing beside it.
+    They are one module, as in RoBERTa, because PEFT trains and saves the module `classifier` and nothing else.
     """
 
     def __init__(self, config: Any, num_outputs: int, width: int, inner: int) -> None:
@@ -79,7 +79,10 @@ class DenseClassifier(nn.Module):
 def build_classifier(
     config: Any, num_outputs: int, is_dense: bool, width: int | None = None, inner: int | None = None
 ) -> nn.Module:
-    """Return what maps features [..., width] to labels; width, inner: None: `output_width` and `hidden_size`."""
+    """Return the module that maps features [..., width] to labels.
+
+    width, inner: None: `output_width` and `hidden_size`.
+    """
     width = output_width(config) if width is None else width
     if is_dense:
         return DenseClassifier(config, num_outputs, width, config.hidden_size if inner is None else inner)
@@ -87,7 +90,7 @@ def build_classifier(
 
 
 class ResidualMLP(nn.Module):
-    """Norm(x + MLP(x)), as in transformers' BigBird before the answer's ends. [B, T, hidden_size] → same."""
+    """Norm(x + MLP(x)), as in transformers' BigBird for question answering. [B, T, hidden_size] → same."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -114,7 +117,7 @@ def exclude_question(
 
 
 def own_inputs(family: type) -> tuple[str, ...]:
-    """Return the names of the inputs that only the family of a class has: of its backbone, or of its decoder."""
+    """Return the names of the inputs of a backbone or decoder that only the family of a class has."""
     return (*getattr(family, "extra_inputs", ()), *getattr(family, "decoder_inputs", ()))
 
 
@@ -125,7 +128,7 @@ def name_inputs(forward: Callable[..., Any], names: tuple[str, ...]) -> Callable
     """
     signature = inspect.signature(forward)
     parameters = list(signature.parameters.values())
-    # a class derived from this one, as by sharding, has them already
+    # a subclass, such as sharding makes, already has them
     missing = [name for name in names if name not in signature.parameters]
     new = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in missing]
 
@@ -152,7 +155,7 @@ def real_tokens(
 ) -> torch.Tensor:
     """Return which tokens are not padding, by the mask or, without one, by `pad_token_id`: bool [B, T].
 
-    attention_mask: [B, T], or a matrix [B or 1, 1, T, K], of whose keys it is padding what no token may read.
+    attention_mask: [B, T], or a matrix [B or 1, 1, T, K]; its keys that no token attends to are padding.
     """
     if attention_mask is not None and attention_mask.ndim == 2:
         return attention_mask.to(hidden.device).bool()
@@ -167,7 +170,7 @@ def real_tokens(
 def pool(hidden: torch.Tensor, real: torch.Tensor, how: str | None, is_causal: bool) -> torch.Tensor:
     """Return one vector per sequence: its `first` or `last` real token or the `mean` of all of them.
 
-    By default this is the last if causal (the only one that has seen everything), otherwise the mean.
+    By default this is the last if causal (the only one that depends on the whole sequence), otherwise the mean.
     Shapes: hidden [B, T, hidden_size], real [B, T] → [B, hidden_size].
     """
     how = how or ("last" if is_causal else "mean")
@@ -193,7 +196,7 @@ class Head(NamesOwnInputs):
     Attributes:
         backbone_class: the class of `self.model`.
         requires_causal: the value that the config's `is_causal` must have; None: either.
-        task: the task of the outputs, which the backbone gets.
+        task: the name of the task, which the backbone gets.
         accepts_loss_kwargs: whether the loss is divided by `num_items_in_batch`, which Trainer wants to know when it
             accumulates gradients.
         output_class: the class of what `forward` returns.
@@ -230,7 +233,7 @@ class Head(NamesOwnInputs):
     ) -> Any:
         """Return `output_class`: the loss with the backbone's auxiliary loss, `fields`, and what the backbone recorded.
 
-        labels, num_items: they say by what the loss is divided; see `add_auxiliary_loss`.
+        labels, num_items: the labels that count, and the divisor of the loss; see `add_auxiliary_loss`.
         """
         loss = add_auxiliary_loss(loss, getattr(outputs, "auxiliary_loss", None), labels, num_items)
         return self.output_class(loss=loss, **fields, **{name: getattr(outputs, name) for name in self.recorded})
@@ -254,7 +257,7 @@ class LabelHead(Head):
         Args:
             input_ids: [B, T]; alternatively inputs_embeds, [B, T, hidden_size].
             attention_mask, position_ids: as for the backbone.
-            labels: as the head's docstring says.
+            labels: see the docstring of the head.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         outputs, logits, loss = self.outputs_and_loss({**inputs, "position_ids": position_ids}, labels, kwargs)
@@ -317,8 +320,8 @@ class CausalLMHead(CacheGeneration, LanguageModelHead):
 
     Libraries such as TRL compute the loss of decoders from the backbone's last states and `lm_head`, so nothing may lie
     between them: with `lm_head_transform` the backbone itself applies the map, as its `transform`, after its last norm.
-    Saved files name it as in heads that predict masked tokens. `AutoModel` and other heads use the states before the
-    map, and leave it out.
+    In saved files it has the same name as in `MaskedLMHead`. `AutoModel` and other heads use the states before the map,
+    and leave it out.
     """
 
     requires_causal, output_class = True, CausalLMHeadOutput
@@ -328,7 +331,7 @@ class CausalLMHead(CacheGeneration, LanguageModelHead):
             self.model.set_submodule("transform", PredictionTransform(config), strict=True)
             renamed = [WeightRenaming(r"^transform\.", "model.transform.")]
             register_checkpoint_conversion_mapping(type(self).__name__, renamed, overwrite=True)
-            # Trainer reads the files of its checkpoints by itself
+            # Trainer loads its checkpoints itself, without this mapping
             self.register_load_state_dict_pre_hook(rename_transform)
         super().build_head(config)
 
@@ -372,7 +375,7 @@ class CausalLMHead(CacheGeneration, LanguageModelHead):
 
 
 def rename_transform(_: nn.Module, weights: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Give weights that are about to be loaded into a causal language model the names in its backbone."""
+    """Rename the transform's weights, before they are loaded into a causal language model, as in its backbone."""
     saved, own = f"{prefix}transform.", f"{prefix}model.transform."
     for name in [name for name in weights if name.startswith(saved)]:
         weights[own + name.removeprefix(saved)] = weights.pop(name)
@@ -395,7 +398,7 @@ class MaskedLMHead(LanguageModelHead, LabelHead):
         return self.logits_of(hidden)
 
     def outputs_and_loss(self, inputs: dict[str, Any], labels: torch.Tensor | None, options: dict[str, Any]) -> Any:
-        """Return outputs, logits and loss, as every such head; the logits are None where the loss goes by slices."""
+        """Return outputs, logits and loss; the logits are None if the loss is computed in slices."""
         if labels is None or not self.slices(labels):
             return super().outputs_and_loss(inputs, labels, options)
         outputs = self.model(**inputs, **options)

@@ -1,4 +1,4 @@
-"""What the attention modules of all families have: sizes, heads, dropout of weights, and what they ask the engine for.
+"""Base of the attention modules of all families: sizes, heads, dropout of weights, and requests to the engine.
 
 Shapes: B rows, N tokens, H heads, D head size.
 """
@@ -24,8 +24,8 @@ class MultiHeadAttention(nn.Module):
     `hidden_size`, `attention_bias` and `attention_output_bias`.
 
     Args:
-        is_causal: whether tokens read the past only; None: as the config says.
-        dropout: the probability with which weights are dropped; None: `attention_dropout`.
+        is_causal: whether tokens attend only to themselves and the past; None: as the config says.
+        dropout: the dropout probability of attention weights; None: `attention_dropout`.
     """
 
     def __init__(
@@ -39,7 +39,10 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(config.attention_dropout if dropout is None else dropout)
 
     def make_maps(self, key_width: int | None = None) -> None:
-        """Make the maps of queries, keys, values and output; `key_width`: of keys and values, None: as of queries."""
+        """Create the projections of queries, keys, values and output.
+
+        key_width: the width of keys and values; None: that of the queries.
+        """
         hidden, width, bias = self.config.hidden_size, self.num_heads * self.head_dim, self.config.attention_bias
         key_width = width if key_width is None else key_width
         self.q_proj = nn.Linear(hidden, width, bias=bias)
@@ -51,11 +54,14 @@ class MultiHeadAttention(nn.Module):
         return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def needs_weights(self, options: Mapping[str, Any]) -> bool:
-        """Return whether a call, of which these are the other arguments, asks for weights."""
+        """Return whether a call with these options asks for attention weights."""
         return bool(options.get("output_attentions", self.config.output_attentions))
 
     def engine_options(self, inputs: LayerInputs, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `attend_layer` that are the same for all heads; `options`: the call's others."""
+        """Return the arguments of `attend_layer` that are the same for all heads.
+
+        options: the call's other arguments.
+        """
         return {
             "tokens": inputs.token_mask,
             "query_offset": inputs.query_offset,
@@ -68,9 +74,12 @@ class MultiHeadAttention(nn.Module):
     def request(
         self, layer_spec: LayerPattern, num_heads: int | None = None, num_key_heads: int | None = None, **fields: Any
     ) -> LayerRequest:
-        """Return what the module asks the engine for; None: as many heads as it has, and as many of keys as of queries.
+        """Return what the module asks the engine for.
 
-        fields: further ones of the request.
+        Args:
+            num_heads: None: all heads of the module.
+            num_key_heads: None: `num_heads`.
+            fields: further fields of the request.
         """
         num_heads = self.num_heads if num_heads is None else num_heads
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
@@ -83,11 +92,11 @@ class AsksNothing:
     """Mixin of attention modules that compute their scores themselves."""
 
     def costs(self, num_keys: int) -> str:
-        """Return in a sentence what a head computes for so many tokens."""
+        """Return a sentence that says what a head computes for `num_keys` tokens."""
         raise NotImplementedError
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Refuse: nothing is asked of the engine.
+        """Raise, because these modules ask the engine for nothing.
 
         Raises:
             UnsupportedBackendError: always; it says what is computed instead.

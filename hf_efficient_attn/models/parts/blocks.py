@@ -18,15 +18,15 @@ from transformers.models.llama.modeling_llama import repeat_kv
 from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import autocast_states
 
-# the same functions, in one pass over memory instead of eight
+# the same functions, computed in one pass over memory instead of eight
 FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
 
 
 class KeptInFloat32(nn.Module):
     """Base of modules whose parameters and buffers no cast makes narrower than float32.
 
-    `.to(dtype)`, `.half()` and what calls them (Trainer's bf16_full_eval, DeepSpeed) go by `_apply`;
-    `_keep_in_fp32_modules_strict` of a model says the same to `from_pretrained`.
+    `.to(dtype)` and `.half()`, and their callers (Trainer's bf16_full_eval, DeepSpeed), go through `_apply`. For
+    `from_pretrained`, a model sets `_keep_in_fp32_modules_strict`.
     """
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
@@ -59,7 +59,7 @@ def build_norm(config: Any, kind: str | None = None, width: int | None = None) -
 
 
 def finite(hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return the states; in float16, overflow is clamped to the largest number less 1,000, as in BART's encoder."""
+    """Return the states, in float16 clamped to the largest number minus 1,000, as in BART's encoder."""
     if hidden_states.dtype != torch.float16:
         return hidden_states
     limit = torch.finfo(torch.float16).max - 1000
@@ -67,7 +67,7 @@ def finite(hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 class InitializedLinear(nn.Linear):
-    """A linear map whose weight starts as N(0, `std`²), or, with None, as every other linear map of the model."""
+    """A linear map whose weight is initialised with N(0, `std`²); None: like every other linear map of the model."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, std: float | None = None) -> None:
         super().__init__(in_features, out_features, bias=bias)
@@ -79,10 +79,10 @@ class InitializedLinear(nn.Linear):
 
 
 def drop_rate(dropout: nn.Dropout) -> float:
-    """Return the probability with which attention weights are dropped now; 0 in evaluation.
+    """Return the current dropout probability of attention weights; 0 in evaluation.
 
-    Attention reads it from a submodule, as BERT does, because code that sets every `nn.Dropout` to 0 (TRL) or to
-    evaluation means these weights, too; it would not reach a number in the config.
+    It comes from a submodule, as in BERT, because code that sets every `nn.Dropout` to 0 (TRL) or to evaluation also
+    means attention weights; such code would not change a number in the config.
     """
     return dropout.p if dropout.training else 0.0
 
@@ -90,10 +90,10 @@ def drop_rate(dropout: nn.Dropout) -> float:
 class MLP(nn.Module):
     """Return W_down·act(W_up·x), or W_down·(act(W_gate·x) * W_up·x) if gated. [B, T, hidden] → same.
 
-    Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `mlp_bias`, `activation_dropout`, and,
-    where a config has it, `leaky_relu_slope`.
+    Reads from the config: `hidden_size`, `intermediate_size`, `hidden_act`, `mlp_bias`, `activation_dropout`, and, if
+    a config has it, `leaky_relu_slope`.
 
-    output_std: start of W_down is N(0, output_std²); None: as every other map.
+    output_std: W_down is initialised with N(0, output_std²); None: like every other map.
     """
 
     def __init__(self, config: Any, is_gated: bool = False, output_std: float | None = None) -> None:
@@ -114,15 +114,15 @@ class MLP(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """Base of blocks of attention and an MLP, each with a skip, and a norm after it (post-norm) or before it (pre).
+    """Base of blocks: attention and an MLP, each with a skip, and a norm after it (post-norm) or before it (pre-norm).
 
-    Post-norm: x ← N(x + f(x)), as Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
+    Post-norm: x ← N(x + f(x)), as in Vaswani et al. (arXiv:1706.03762), BERT and RoBERTa. Pre-norm: x ← x + f(N(x)).
 
     Reads from the config: `norm_position`, `hidden_dropout`, and what norms and MLP read.
 
     Args:
-        cross_attention: attention to another sequence, between the two; None: there is none.
-        has_first_norm: whether there is a norm for the attention.
+        cross_attention: attention to another sequence, between attention and MLP; None: there is none.
+        has_first_norm: whether the attention has a norm.
     """
 
     def __init__(
@@ -143,16 +143,16 @@ class Block(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def before(self, states: Tensor, norm: nn.Module) -> Tensor:
-        """Return what a part of the block reads, [B, T, hidden_size] → the same."""
+        """Return the input of a part of the block, normed if pre-norm, [B, T, hidden_size] → the same."""
         return norm(states) if self.is_pre_norm else states
 
     def after(self, states: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
-        """Return the states with what a part of the block adds to them."""
+        """Return the states plus the output of a part of the block, normed if post-norm."""
         states = states + self.dropout(added)
         return states if self.is_pre_norm else norm(states)
 
     def feed(self, states: Tensor, mlp: nn.Module | None = None, norm: nn.Module | None = None) -> Tensor:
-        """Return the states after the MLP, of the block or another."""
+        """Return the states after the MLP; `mlp` and `norm` may replace those of the block."""
         mlp, norm = self.mlp if mlp is None else mlp, self.mlp_norm if norm is None else norm
         return finite(self.after(states, mlp(self.before(states, norm)), norm))
 
@@ -168,7 +168,7 @@ def eager_attention_forward(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return softmax attention and its weights, the dense form behind `attn_implementation="eager"`.
+    """Return softmax attention and its weights, computed densely, for `attn_implementation="eager"`.
 
     Shapes: query [B, H, Q, D]; key and value [B, H or groups, K, D] → [B, Q, H, D] and [B, H, Q, K].
     """
@@ -187,14 +187,14 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
-# New keys and values appended to those of a cache, whatever their dtypes.
+# Appending new keys and values to a cache, whatever their dtypes.
 
 
 def append_to_cache(cache: Cache, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
     """Return keys and values of cached and new tokens, [B, H, K, D], in the dtypes of the new ones.
 
-    Under autocast both have its dtype, in which attention reads them anyway. A layer of a cache keeps the dtype of its
-    first keys, since the buffers of a static cache cannot change theirs.
+    Under autocast they are returned in its dtype, to which attention would cast them anyway. A cache layer keeps the
+    dtype of its first keys, because the buffers of a static cache cannot change theirs.
     """
     key, value = autocast_states(key, value)
     held = held_dtype(cache, layer_idx) or key.dtype
@@ -217,7 +217,7 @@ def check_cached(
 
     Args:
         why: what the layer keeps, in words.
-        keys, values: their heads, and the numbers of a head; None: any.
+        keys, values: the expected number of heads, and the head size; None: any.
     """
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     for name, wanted in (("keys", keys), ("values", values)):
@@ -232,7 +232,7 @@ def check_cached(
             )
 
 
-# Parameters that DeepSpeed's ZeRO keeps: in shards (stage 3), or beside numbers of its own, which it trains.
+# Parameters under DeepSpeed's ZeRO: in shards (stage 3), or copies of separate weights that ZeRO trains.
 
 
 def is_in_shards(parameter: nn.Parameter) -> bool:
@@ -241,7 +241,7 @@ def is_in_shards(parameter: nn.Parameter) -> bool:
 
 
 def is_a_copy(parameter: nn.Parameter) -> bool:
-    """Return whether the optimizer trains other numbers, and overwrites the parameter with them after each step."""
+    """Return whether the optimizer trains separate weights, and copies them to the parameter after each step."""
     return parameter.requires_grad and (hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"))
 
 
@@ -251,7 +251,7 @@ def are_released_by_layers(parameters: Iterable[nn.Parameter]) -> bool:
 
 
 def gathered(parameters: Iterable[nn.Parameter]) -> AbstractContextManager:
-    """Return a context in which parameters are whole; the first process's are then those of all.
+    """Return a context in which parameters are whole; on exit, all processes get those of the first process.
 
     All processes must enter it.
     """

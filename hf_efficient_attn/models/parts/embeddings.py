@@ -19,7 +19,7 @@ from hf_efficient_attn.models.prologue import PreparedCall
 
 
 class AxialPositions(nn.Module):
-    """Return the vectors of positions, the vectors of their coordinates side by side.
+    """Return the vectors of positions, each the concatenated vectors of its coordinates.
 
     Position p of a shape (n₁, n₂) has the coordinates (p div n₂, p mod n₂), and so on for more axes. A text may have
     any length up to n₁·n₂. Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
@@ -30,47 +30,47 @@ class AxialPositions(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.shape, self.std = config.axial_shape, config.axial_norm_std
-        # parameters of this module and of no list, which transformers would not start
+        # not in an `nn.ParameterList`, whose parameters transformers would not initialise
         for number, (size, width) in enumerate(zip(self.shape, config.axial_widths, strict=True)):
             self.register_parameter(f"axis_{number}", nn.Parameter(torch.empty(size, width)))
 
     @property
     def axes(self) -> list[nn.Parameter]:
-        """The tables of the axes."""
+        """The table of each axis."""
         return [getattr(self, f"axis_{number}") for number in range(len(self.shape))]
 
     @property
     def num_embeddings(self) -> int:
-        """The number of positions that the axes have together."""
+        """The number of positions, the product of the shape."""
         return torch.Size(self.shape).numel()
 
     def initialize(self) -> None:
-        """Start as N(0, axial_norm_std²)."""
+        """Initialise the tables with N(0, axial_norm_std²)."""
         for axis in self.axes:
             init.normal_(axis, std=self.std)
 
     def forward(self, position_ids: Tensor) -> Tensor:
         found, axes = [], self.axes
         for number in range(len(self.shape) - 1, -1, -1):
-            # not on the first axis, so that a position beyond the end is an error and no other position
+            # no modulo on the first axis, so that a position beyond the end is an error, not another position
             coordinates = position_ids % self.shape[number] if number else position_ids
             found.append(nn.functional.embedding(coordinates, axes[number]))
             position_ids = position_ids // self.shape[number]
         return torch.cat(found[::-1], -1)
 
 
-# Positions: sinusoidal, learned, rotary, ALiBi, or none, behind one module.
+# Positions: sinusoidal, learned, rotary, ALiBi, or none, in one module.
 #
 # Shapes: B batch, T new tokens, K cached and new tokens, H heads, D head size.
 
 
 class Positions(nn.Module):
-    """Tell a model where its tokens are, by adding to the embedding or by arguments for attention.
+    """Add positions to the embeddings, or return them as arguments for attention.
 
     Reads from the config: `position_embedding_type` (`sinusoidal`, `scaled_sinusoidal`, `learned`, `rope`, `alibi`,
     `relative`, which attention computes itself, `axial`, see `AxialPositions`, `none`), `hidden_size`,
-    `num_attention_heads`, `sinusoid_amplitude`; for `rope` also `rope_parameters`; for `learned` also the field that
-    `size_field` names, its number of rows; and, if a config has them, `position_offset` (rows of the learned table
+    `num_attention_heads`, `sinusoid_amplitude`; for `rope` also `rope_parameters`; for `learned` also its number of
+    rows, the field that `size_field` names; and, if a config has them, `position_offset` (rows of the learned table
     before that of position 0), `sinusoid_layout` and `rope_theta_per_layer`.
     """
 
@@ -98,9 +98,9 @@ class Positions(nn.Module):
         """Return the embedding with positions added, and keyword arguments for every attention layer.
 
         Args:
-            embedded: [B, T, hidden_size], instead of the call's.
+            embedded: [B, T, hidden_size], used instead of the call's embeddings.
             call: its `position_ids` are used; if it has none, positions count the real tokens of a mask [B, K or more],
-                or else all tokens. A mask that is a matrix says nothing about positions.
+                or all tokens if there is no such mask. A mask matrix says nothing about positions.
 
         Raises:
             InputError: a position beyond the end of the learned table.
@@ -109,7 +109,7 @@ class Positions(nn.Module):
         position_ids, attention_mask = call.position_ids, call.attention_mask
         index = torch.arange(tokens, device=embedded.device) + past_tokens
         if self.kind == "alibi" and shards_of(self) is not None:
-            # of which no process has a matrix of all pairs
+            # no process of a shared text holds a matrix of all pairs
             slopes = device_numbers(alibi_slopes(self.num_heads), embedded.device, torch.float32)
             return embedded, {"position_terms": (Term(slopes.view(1, -1, 1, 1), Slope()),)}
         if self.kind == "alibi":
@@ -117,7 +117,7 @@ class Positions(nn.Module):
             if self.config._attn_implementation == "flex_attention":
                 bias = bias.expand(embedded.shape[0], -1, -1, -1)  # flex looks it up by row and does not broadcast
             return embedded, {"position_bias": bias}
-        # if positions are counted over tokens, none lies beyond the last token
+        # positions that are counted here never lie beyond the last token
         last = past_tokens + tokens - 1 if position_ids is None and isinstance(past_tokens, int) else None
         if position_ids is None:
             position_ids = index.unsqueeze(0)
@@ -136,7 +136,7 @@ class Positions(nn.Module):
     def check_table(self, position_ids: torch.Tensor, last: int | None = None) -> None:
         """Raise InputError for a position beyond the end of the learned table; not while compiling.
 
-        last: a position that none is beyond; None: unknown.
+        last: an upper bound of the positions; None: unknown.
         """
         if self.kind not in ("learned", "axial") or torch.compiler.is_compiling():
             return
@@ -163,19 +163,20 @@ class Positions(nn.Module):
 
 
 class RotaryEmbedding(KeptInFloat32, LlamaRotaryEmbedding):
-    """Llama's rotary positions, whose frequencies stay in float32: rounded, they would turn far tokens by whole turns.
+    """Llama's rotary positions with frequencies that stay in float32.
 
-    transformers computes them anew for a class of this name after loading.
+    Rounded frequencies would rotate far tokens by wrong angles, off by whole turns. After loading, transformers
+    recomputes the frequencies for a class of this name.
     """
 
 
 class SinusoidalPositions(nn.Module):
-    """Return `scale` times sin and cos of the positions; without a table, and so for sequences of any length.
+    """Return `scale` times sin and cos of the positions; there is no table, so sequences may have any length.
 
-    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings scaled to unit variance. Where
-    embeddings are not scaled, a config's `sinusoid_amplitude` is `initializer_range`: the sum is then the same up to a
-    common factor, which the first norm removes. With `train_scale` the scale is a parameter that starts at
-    1/√hidden_size (crammed BERT). Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
+    Vaswani et al. (arXiv:1706.03762) add sinusoids of amplitude 1 to embeddings scaled to unit variance. If embeddings
+    are not scaled, a config's `sinusoid_amplitude` is `initializer_range`: the sum is then the same up to a common
+    factor, which the first norm removes. With `train_scale` the scale is a parameter that starts at 1/√hidden_size
+    (crammed BERT). Shapes: positions [B or 1, T] → [B or 1, T, hidden_size].
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def positions_among_real(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Return the position of each token among those that are not padding, [B, N] → int [B, N]; padding gets any."""
+    """Return each token's position among the real tokens, [B, N] → int [B, N]; those of padding are meaningless."""
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
@@ -234,16 +235,16 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 def rotate_both(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the queries and the keys of the same tokens, each as `rotate` returns them."""
+    """Return `rotate` of the queries and of the keys of the same tokens."""
     if query.shape[2] > 1 or torch.compiler.is_compiling():
         return rotate(query, cos, sin), rotate(key, cos, sin)
-    # for one token, seven more operators take longer than a copy
+    # for one token, the seven operators of a second rotation take longer than this copy
     rotated = rotate(torch.cat((query, key), 1), cos, sin)
     return rotated[:, : query.shape[1]], rotated[:, query.shape[1] :]
 
 
 def rotate_last(states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return [B, H, T, D] rotated by the last T of the angles, whose cosines and sines are [B or 1, T or more, D]."""
+    """Return [B, H, T, D] rotated by the last T angles, whose cosines and sines are [B or 1, T or more, D]."""
     cos, sin = (each[:, each.shape[1] - states.shape[2] :] for each in position_embeddings)
     return rotate(states, cos, sin)
 
@@ -273,7 +274,7 @@ def alibi_bias(num_heads: int, query_positions: torch.Tensor, num_keys: int) -> 
 
 
 class TokenEmbedding(nn.Embedding):
-    """The embedding of tokens. It starts as N(0, `embedding_init_std`²), or, with None, as every other matrix."""
+    """Token embedding, initialised with N(0, `embedding_init_std`²); None: like every other matrix."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
@@ -323,12 +324,12 @@ def with_types(
     default: int = 0,
     name: str = "token_type_ids",
 ) -> Tensor:
-    """Return tokens [B, N, hidden_size] with the embeddings of their types.
+    """Add the embeddings of token types to tokens [B, N, hidden_size].
 
     Args:
         types: [B, N]; None: all are of type `default`.
         table: the embeddings; None: the model has no types.
-        name: of the types, for messages.
+        name: the name of the types in messages.
 
     Raises:
         InputError: types of another shape, or that the model does not have.
@@ -343,7 +344,7 @@ def with_types(
 
 
 def check_types(types: Tensor, embedded: Tensor, size: int, name: str = "token_type_ids") -> None:
-    """Raise InputError for token types of another shape than the tokens, or that a model does not have.
+    """Raise InputError for token types whose shape is not that of the tokens, or that the model does not have.
 
     While compiling, values are not checked.
 

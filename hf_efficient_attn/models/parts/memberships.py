@@ -1,4 +1,4 @@
-"""Which clusters or buckets tokens are in: what layers chose in a forward pass, told to who listens."""
+"""The clusters or buckets that layers chose for tokens in a forward pass, collected by `memberships`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# in no cluster or bucket
+# the number of a token in no cluster or bucket
 NONE = -1
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The clusters or buckets of tokens in the first heads of a layer; in the others no token is in any.
+    """The clusters or buckets of tokens in the first heads of a layer; the other heads have none.
 
     Attributes:
         kind: what a group of tokens is called, "cluster" or "bucket".
-        count: how many there are, of several rounds of hashing in each.
+        count: the number of groups; with several rounds of hashing, in each round.
         queries, keys: int [B, heads, tokens, n], the numbers of the groups that hold a token as a query, and as a key;
-            bucket b of round r has the number r · count + b. -1: none. One tensor, if they are the same.
+            bucket b of round r has the number r · count + b. -1: no group. The same tensor if both are equal.
     """
 
     kind: str
@@ -28,13 +28,13 @@ class Membership:
     keys: Tensor
 
 
-# the innermost block comes last
+# one dict for each open `memberships()`, the innermost last
 _listening: list[dict[int, Membership]] = []
 
 
 @contextmanager
 def memberships() -> Iterator[dict[int, Membership]]:
-    """Collect what layers choose in forward passes, by the index of the layer; of several passes, those of the last."""
+    """Collect what layers choose in forward passes, by layer index; a later pass replaces an earlier one."""
     found: dict[int, Membership] = {}
     _listening.append(found)
     try:
@@ -44,6 +44,6 @@ def memberships() -> Iterator[dict[int, Membership]]:
 
 
 def record_membership(layer: int, membership: Callable[[], Membership]) -> None:
-    """Tell who listens, if anyone does, what the layer of this index has chosen; not while compiling."""
+    """Record the choice of a layer in the innermost `memberships()`, if one is open; not while compiling."""
     if not torch.compiler.is_compiling() and len(_listening) > 0:
         _listening[-1][layer] = membership()

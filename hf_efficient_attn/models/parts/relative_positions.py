@@ -23,7 +23,7 @@ COMPILED_KEYS = tuple(4**power for power in range(4, 12))
 
 @dataclass(frozen=True)
 class ReachGroup:
-    """Neighbouring heads with equal patterns, and the distances query − key that they need."""
+    """Adjacent heads with equal patterns, and the distances query − key that they need."""
 
     heads: slice
     pattern: Pattern
@@ -31,7 +31,7 @@ class ReachGroup:
 
 
 class RelativePositions(nn.Module):
-    """Return the queries to be multiplied by the keys, and for each group of heads the term of its distances.
+    """Return the queries to multiply with the keys, and for each group of heads the term of its distances.
 
     Shapes: query [B, H, T, D] → the same, terms of [B, heads of the group, T, distances].
     """
@@ -46,7 +46,7 @@ class RelativePositions(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(head_vectors))
 
     def initialize(self) -> None:
-        """Start u and v as every matrix starts, as Transformer-XL does."""
+        """Initialise u and v like every matrix, as Transformer-XL does."""
         init.normal_(self.content_bias, std=self.std)
         init.normal_(self.position_bias, std=self.std)
 
@@ -58,7 +58,7 @@ class RelativePositions(nn.Module):
         distances = torch.arange(first, last + 1, device=query.device)
         table = self.r_proj(sinusoids(distances, self.hidden_size).to(query.dtype))
         table = table.unflatten(-1, self.content_bias.shape[::2]).permute(1, 2, 0)
-        # scaled before the product, which is much larger
+        # the queries are scaled, not their product with the table, which is much larger
         scaled = (query + self.position_bias) * scale
         terms = []
         for group, reach in zip(groups, reaches, strict=True):
@@ -70,7 +70,8 @@ class RelativePositions(nn.Module):
 def within(reach: Distance, num_keys: int) -> Distance:
     """Return a reach without the distances that do not occur among `num_keys` keys.
 
-    A compiled model, whose lengths may be symbols, is compiled for a few numbers of keys; an exported model for all.
+    A compiled model, whose lengths may be symbolic, rounds `num_keys` up to one of a few values; an exported model
+    keeps the whole reach.
 
     >>> within(Distance(-9, 9), 4), within(Distance(0, 9), 4)
     (Distance(first=-3, last=3), Distance(first=0, last=3))
@@ -84,7 +85,7 @@ def within(reach: Distance, num_keys: int) -> Distance:
 
 
 def reach_groups(pattern: Pattern, max_distance: int, num_heads: int) -> tuple[ReachGroup, ...]:
-    """Return the runs of heads with equal patterns, with the distances each needs; random patterns make one group.
+    """Return groups of adjacent heads with equal patterns, and their distances; a random pattern makes one group.
 
     >>> from hf_efficient_attn.patterns.bands import Band, Dilated
     >>> from hf_efficient_attn.patterns.algebra import PerHead

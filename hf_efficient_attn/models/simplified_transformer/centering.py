@@ -1,7 +1,7 @@
 """The centring term C of shaped attention: the mean of the values a query may attend to.
 
 C is the softmax matrix at equal logits, so C·V is the mean of the values over the allowed keys: a running mean if
-causal, the mean of the real tokens if bidirectional, in each packed document. No [T, T] matrix is built unless the
+causal, the mean of the real tokens if bidirectional, within each packed document. No [T, T] matrix is built unless the
 caller passes one as a mask.
 
 Source: He & Hofmann (arXiv:2311.01906), section 4.1, after Noci et al. (arXiv:2306.17759). The paper defines C without
@@ -40,8 +40,8 @@ class Centering(NamedTuple):
         past_weights [B, K - T, 1]: `weights` of cached tokens; None if all are real or nothing is cached.
         bounds ([B, T, 1], [B, T, 1]): first and last token a query sees of its packed document; None if not packed.
         matrix [B, T, K]: C itself, from a mask that the caller passed; the other fields are then unused.
-        shared_tokens: how long the texts are that processes share, of which each has some tokens; T is then their
-            length. None: this one has whole texts.
+        shared_tokens: the length of texts that several processes share, each with some of the tokens; T is then this
+            length. None: this process has whole texts.
     """
 
     is_causal: bool
@@ -56,7 +56,7 @@ class Centering(NamedTuple):
         """Return C·V.
 
         Shapes: values [B, T, hidden_size] (with `matrix`: [B, K, hidden_size]), past_sum [B, 1, hidden_size], at least
-        in float32 → [B, T, hidden_size], or [B, 1, hidden_size] where all queries share one mean.
+        in float32 → [B, T, hidden_size], or [B, 1, hidden_size] if all queries share one mean.
         """
         if self.matrix is not None:
             return torch.matmul(self.matrix.to(values.dtype), values)
@@ -99,14 +99,14 @@ def prefix_sum(x: torch.Tensor) -> torch.Tensor:
 def prefix_mean(x: torch.Tensor, counts: torch.Tensor, past_sum: torch.Tensor | float) -> torch.Tensor:
     """Return (cumulative sum along dimension 1 + past_sum) / counts, in the precision of `x`.
 
-    On a CPU, `torch.cumsum` along a strided dimension is slow: there, blocks of `SCAN_TOKENS` are averaged by a small
-    triangular matrix with the counts folded in, and the totals of the blocks before are added.
+    On CPUs, `torch.cumsum` along a strided dimension is slow. There, blocks of `SCAN_TOKENS` are averaged by a small
+    triangular matrix with the counts folded in, and the totals of the previous blocks are added.
     Shapes: x [B, T, D], counts [B or 1, T, 1], past_sum [B, 1, D] → [B, T, D].
     """
     batch, tokens, width = x.shape
     if tokens == 1 and torch.compiler.is_compiling() and x.device.type == "cpu" and torch.is_tensor(past_sum):
-        # torch's compiler for CPUs (2.13) fails with KeyError where a norm reads a sum of what is written in the same
-        # step, as the running sum of a static cache is, without an operator between (pytorch/pytorch#188228)
+        # torch's compiler for CPUs (2.13) raises KeyError if the input of a norm is a sum with a buffer that is written
+        # in the same step (the running sum of a static cache), without an operator between (pytorch/pytorch#188228)
         return torch.cat((past_sum, x), 1).cumsum(1)[:, 1:] / counts
     if tokens == 1:
         return (x + past_sum) / counts
@@ -126,7 +126,7 @@ def prefix_mean(x: torch.Tensor, counts: torch.Tensor, past_sum: torch.Tensor | 
 
 
 def _scans_natively(x: torch.Tensor) -> bool:
-    # compiled, blocks would tie the graph to one length
+    # in a compiled graph, blocks would fix the length
     return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
@@ -246,7 +246,7 @@ class RunningSumStaticLayer(StaticLayer):
     is_stale = False
 
     def advance(self, centering: Centering, values: torch.Tensor) -> torch.Tensor:
-        """As `RunningSumDynamicLayer.advance`, in place."""
+        """Do as `RunningSumDynamicLayer.advance`, in place."""
         if self.value_sum is None:
             self.value_sum = torch.zeros_like(values[:, :1], dtype=torch.promote_types(values.dtype, torch.float32))
             self.is_stale = self.is_initialized
@@ -302,8 +302,8 @@ def append_and_sum(
     """Return keys and values of cached and new tokens, [B, H, K, D], and the sum of the cached values, [B, 1, H·D].
 
     Args:
-        key, value: of the new tokens, [B, H, T, D]; `values` the same values as [B, T, H·D].
-        centering: None: no sum is needed, and it is 0.0.
+        key, value: states of the new tokens, [B, H, T, D]; `values` are the same values as [B, T, H·D].
+        centering: None: no sum is needed, and 0.0 is returned for it.
     """
     if centering is None:
         return *append_to_cache(cache, key, value, layer_idx), 0.0
@@ -324,27 +324,27 @@ def merge_heads(values: torch.Tensor) -> torch.Tensor:
     return values.transpose(1, 2).flatten(2)
 
 
-# The centring term C under an `attention_pattern` or an indexer: the mean of the values that A reads.
+# The centring term C under an `attention_pattern` or an indexer: the mean of the values that A attends to.
 #
-# C is A at equal logits, so it is over the keys that the pattern allows, and where keys are chosen by content, over
-# those that the layer's own queries (`BlockTopK`) or its indexer (`index`) have chosen. Shaped attention then starts
-# as the identity whatever it reads (He & Hofmann, arXiv:2311.01906, section 4.1), and padding, packing and caches
-# change nothing. A mean over all tokens would not do: a token would lose the mean of what it never read. C takes as
-# long as A here, since there is no running mean of chosen keys.
+# C is A at equal logits, so it averages over the keys that the pattern allows or, if keys are selected by content, over
+# those that the layer's own queries (`BlockTopK`) or its indexer (`index`) selected. Shaped attention then starts as
+# the identity for every selection (He & Hofmann, arXiv:2311.01906, section 4.1), and padding, packing and caches change
+# nothing. A mean over all tokens would be wrong: it would subtract the mean of keys that a token does not attend to.
+# C takes as long as A here, because selected keys have no running mean.
 
 
-# arguments of attention that say how A is computed and what is learned from it, and not what is read
+# arguments of attention for the scores of A and for losses; they do not change which keys are attended to
 OF_SCORES = ("position_bias", "position_terms", "output_attentions", LOSSES, RECALLS)
 
 
 def uses_indexer(config: Any) -> bool:
-    """Return whether indexers choose what the layers of a model read, or learn to."""
+    """Return whether indexers select the keys of a model's layers, or learn to."""
     field = getattr(config, INDEXER, None)
     return field is not None and field["stage"] != DENSE
 
 
 def reads_selected(attention: Any) -> bool:
-    """Return whether an attention module follows an `attention_pattern` of its config, or has an indexer at work."""
+    """Return whether an attention module follows an `attention_pattern` of its config, or has an active indexer."""
     if attention.config._attn_implementation != NAME:
         return False
     return uses_indexer(attention.config) or module_pattern(attention, attention.is_causal) is not None
@@ -356,7 +356,7 @@ def mean_of_read(
     """Return C·V, [B, T, H, D]; no gradient reaches queries and keys.
 
     Args:
-        query, key, value: [B, H, T or K, D]; the queries choose as in A.
+        query, key, value: [B, H, T or K, D]; the queries select keys as in A.
         attention_mask, options: those of the attention function.
     """
     kept = {name: each for name, each in options.items() if name not in OF_SCORES}
@@ -369,12 +369,12 @@ def mean_of_read(
 
 
 def block_masks(config: SimplifiedTransformerConfig, call: PreparedCall, is_shared: bool = False) -> dict[str, Any]:
-    """Return `attention_mask` and `centering` for the layers; it gives the cache running sums if C needs them.
+    """Return `attention_mask` and `centering` for the layers, and add running sums to the cache if C needs them.
 
-    is_shared: whether processes share the texts, of which C is then made whole.
+    is_shared: whether several processes share the texts; C is then built for whole texts.
     """
     given = call.attention_mask
-    # with indexers, whose keys a cache keeps, too, C has no running sum
+    # with indexers, whose keys are also cached, C has no running sum
     if call.cache is not None and config.is_centered and not uses_indexer(config):
         attach_running_sums(call.cache, config.num_hidden_layers)
     if isinstance(given, dict):

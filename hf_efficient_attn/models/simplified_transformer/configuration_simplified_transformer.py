@@ -149,10 +149,10 @@ def unknown(what: str, value: object, allowed: Iterable[object]) -> str:
     return f"Unknown {what}: {shown(value)}. Allowed: {', '.join(names)}.{meant(value, names)}"
 
 
-# The paper's models, as fields of `SimplifiedTransformerConfig`.
+# The paper's models, as presets of `SimplifiedTransformerConfig`.
 #
-# Every function is a classmethod of it; keywords change or add fields. Source: He & Hofmann (arXiv:2311.01906), C and
-# D.
+# Each preset is a classmethod; keywords change or add fields. Source: He & Hofmann (arXiv:2311.01906), appendices C
+# and D.
 
 
 @strict_config
@@ -176,8 +176,8 @@ class SimplifiedTransformerConfig(
             at all), `sas_p_no_norm` (norms only before the first block and after the last).
         is_causal: whether each token attends only to itself and the past (language models); False: to the whole
             sequence (masked models).
-        num_key_value_heads: groups of heads that share keys and values. Only `pre_ln` and `parallel` can use fewer
-            than `num_attention_heads`: elsewhere each head mixes its own slice of the values.
+        num_key_value_heads: number of groups of heads that share keys and values. Only `pre_ln` and `parallel` can use
+            fewer than `num_attention_heads`, because in other blocks each head mixes its own slice of the values.
         hidden_act, leaky_relu_slope, gated_mlp: MLP activation, with `hidden_act="leaky_relu"` of that slope; a gated
             MLP is act(x·W_gate) * (x·W_up), both of width `intermediate_size`.
         norm_type, norm_eps, final_norm_type: `rmsnorm` or `layernorm`; the norm after the last block can differ.
@@ -202,9 +202,9 @@ class SimplifiedTransformerConfig(
             W_init can be tied: `last_layer` makes the product of all W^V·W^P the identity through the last W^P;
             `all_layers` sets every W^P to the inverse of its layer's W^V. `matrix_seed` draws the orthogonal ones.
         trainable_gains: names of the trained gains; the others are constants.
-        classifier_pooling: token that represents a sequence in classification: `last` real token (default if causal),
-            `mean` over real tokens (default otherwise) or `first`.
-        span: how far heads attend: None: to all tokens; "adaptive", "dynamic" or "fixed": as in `AdaptiveSpanConfig`,
+        classifier_pooling: what represents a sequence in classification: the `last` real token (default if causal),
+            the `mean` over real tokens (default otherwise) or the `first`.
+        span: how far heads attend; None: to all tokens; "adaptive", "dynamic" or "fixed": as in `AdaptiveSpanConfig`,
             with its fields `span_limit`, `span_ramp`, `span_penalty`, `span_init`, `dynamic_span_bias`, `frozen_spans`.
             C then has the same soft mask, so that A = C at the start still holds.
 
@@ -221,12 +221,13 @@ class SimplifiedTransformerConfig(
 
     model_type = "simplified_transformer"
     papers = ("2311.01906",)
-    # maps of every block: that of values may be none, or no plain map, and DoRA divides by that of queries, often zero
+    # maps that every block has; W^V may be missing or not an `nn.Linear`, and W^Q often starts at 0, where DoRA would
+    # divide by 0
     lora_modules = ["k_proj", "up_proj", "down_proj"]
     ia3_modules = ["k_proj", "down_proj"]
     # the values of `block`
     blocks = tuple(BLOCK_STYLES)
-    # layers call the attention interface of transformers, whose guard checks inputs and sees who follows a pattern
+    # layers call the attention interface of transformers, whose guard checks inputs and finds layers with a pattern
     checks_inputs = False
     follows_patterns = False
     can_shard_sequence = True
@@ -347,7 +348,7 @@ class SimplifiedTransformerConfig(
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As `PreTrainedConfig.from_dict`; refuses a saved `mechanism`, and leaves out its fields."""
+        """Build a config as `PreTrainedConfig.from_dict` does, but refuse a saved `mechanism` and drop its fields."""
         mechanism = config_dict.get("mechanism")
         if any(mechanism if isinstance(mechanism, list) else [mechanism]):
             raise ConfigurationError(
@@ -360,7 +361,7 @@ class SimplifiedTransformerConfig(
 
     @property
     def default_implementation(self) -> str | None:
-        """ "efficient" where layers have spans, a pattern or indexers; None: as transformers chooses."""
+        """The name "efficient" if layers have spans, a pattern or indexers; None: the default of transformers."""
         is_own = self.span is not None or getattr(self, FIELD, None) is not None or has_indexer(self)
         return NAME if is_own else None
 
@@ -377,7 +378,7 @@ class SimplifiedTransformerConfig(
 
     @property
     def include_self(self) -> bool:
-        """Whether a token attends to itself: in these blocks it does, as with the identity in shaped attention."""
+        """Whether a token attends to itself; in these blocks it does, like the identity of shaped attention."""
         return True
 
     @property
@@ -392,7 +393,7 @@ class SimplifiedTransformerConfig(
         return sum(4 - self.is_identity(layer, "value") - self.is_identity(layer, "projection") for layer in layers)
 
     def is_identity(self, layer_idx: int, matrix: str) -> bool:
-        """Return whether W^V (`matrix="value"`) or W^P (`"projection"`) of a layer is the identity and no module."""
+        """Return whether a layer's W^V (`matrix="value"`) or W^P (`"projection"`) is the identity, without a module."""
         if not self.is_reparameterized or self.resolved_matrix_init != "identity":
             return False
         return self.gain(f"{matrix}_skip_gain", layer_idx) == 1 and self.gain(f"{matrix}_gain", layer_idx) == 0
@@ -419,7 +420,7 @@ class SimplifiedTransformerConfig(
 
     @property
     def sends_more(self) -> bool:
-        """Whether processes that share a text exchange more in a layer than `explain` forecasts."""
+        """Whether processes that share a text exchange more data in a layer than `explain` predicts."""
         return self.is_centered or self.position_embedding_type == "alibi"
 
     @property
@@ -431,10 +432,10 @@ class SimplifiedTransformerConfig(
         return self.gain(name) != neutral or self.is_trainable(name)
 
     def gain(self, name: str, layer_idx: int | None = None) -> float:
-        """Return the start value of gain `name`, in layer `layer_idx` if layers differ.
+        """Return the initial value of gain `name`, in layer `layer_idx` if layers differ.
 
         Raises:
-            ConfigurationError: no gain of this name, or `block` does not have it.
+            ConfigurationError: there is no gain of this name, or `block` does not have it.
         """
         if name not in GAIN_SYMBOLS:
             raise ConfigurationError(unknown("gain", name, GAIN_SYMBOLS))

@@ -1,7 +1,7 @@
 """The gains of every block: their names, the paper's values, and which of them are trained.
 
-Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), section 4 and appendix D; for what the text
-leaves open, the authors' published configuration. Letters: α identity, β softmax, γ centring (one per head);
+Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), section 4 and appendix D; where the paper is
+silent, the authors' published configuration. Letters: α identity, β softmax, γ centring (one per head);
 β_SA attention, β_FF MLP, α_SA / α_FF / α_comb the skips (one per block); a_V, b_V, a_P, b_P of W = a·W_init + b·ΔW.
 """
 
@@ -99,7 +99,7 @@ def depth_scaled_mlp_gain(num_hidden_layers: int, hidden_size: int, intermediate
     """Return the default β_FF, which shrinks as 1/√depth and grows as the MLP narrows.
 
     The paper asks for O(1/√L) (section 4.1). Anchored at its value for 18 layers and an MLP of 4·hidden_size, this
-    also gives the two values of its depth study (MLP of 2·hidden_size). Its BERT uses 0.05, set in that preset.
+    also gives the two values of its depth study (MLP of 2·hidden_size). Its BERT uses 0.05, which the preset sets.
 
     >>> [round(depth_scaled_mlp_gain(layers, 768, width), 3) for layers, width in ((18, 3072), (18, 1536), (72, 1536))]
     [0.1, 0.2, 0.1]

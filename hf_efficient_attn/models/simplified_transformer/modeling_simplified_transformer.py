@@ -8,8 +8,8 @@ skip; SAS-P also computes the MLP in parallel to attention and drops the last sk
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), equations 1-7, 12 and 13. Where the text is
 silent, this follows the authors' code: W^Q starts at 0, W^V of layer 1 is kept, norm-free SAS-P keeps a norm before
 block 1 and after the last. Where we differ: C is renormalised under padding and packing, and under an
-`attention_pattern` it is over the keys that A reads; attention dropout acts on the softmax weights A alone (theirs on
-the whole shaped matrix); RMSNorm adds its epsilon under the root.
+`attention_pattern` it averages over the keys that A attends to; attention dropout acts on the softmax weights A alone
+(theirs on the whole shaped matrix); RMSNorm adds its epsilon under the root.
 """
 
 from itertools import islice
@@ -55,10 +55,10 @@ from .centering import Centering, MaskGeneration, append_and_sum, block_masks, m
 from .configuration_simplified_transformer import SimplifiedTransformerConfig
 from .spanned_attention import SpannedAttention
 
-# Gains, and the value and projection matrices W^V and W^P: plain, reparameterised, or not there at all.
+# Gains, and the value and projection matrices W^V and W^P: plain, reparameterised, or absent.
 #
 # Source: He & Hofmann (arXiv:2311.01906), equation 6 and appendix C. The authors keep W_init outside the state dict,
-# so that their orthogonal runs cannot be reloaded; here it is a persistent buffer.
+# so their models with orthogonal W_init cannot be reloaded; here it is a persistent buffer.
 
 
 class Gain(nn.Module):
@@ -82,7 +82,7 @@ class Gain(nn.Module):
             init.constant_(self.gain, self.value)
 
     def forward(self, x: torch.Tensor, onto: torch.Tensor | None = None, sign: int = 1) -> torch.Tensor:
-        """Return gain·x, or onto + sign·gain·x in one pass (`onto` itself where the gain is the constant 0)."""
+        """Return gain·x, or onto + sign·gain·x in one pass (`onto` itself if the gain is the constant 0)."""
         if self.gain is None:
             if onto is not None:
                 return onto if self.is_zero else torch.add(onto, x, alpha=sign * self.value)
@@ -98,7 +98,7 @@ class Gain(nn.Module):
 class ReparameterizedLinear(nn.Module):
     """Return x·(a·W_init + b·ΔW) with W_init fixed (identity or orthogonal) and ΔW = 0 at the start.
 
-    ΔW exists only where b can be other than 0. Shapes: [..., hidden_size] → [..., hidden_size].
+    ΔW exists only if b does not start at 0. Shapes: [..., hidden_size] → [..., hidden_size].
     """
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int, matrix: str) -> None:
@@ -198,13 +198,13 @@ def _orthogonal(config: SimplifiedTransformerConfig, layer_idx: int, matrix: str
     return (q * r.diagonal().sign()).float()
 
 
-# Plain and shaped attention of simplified blocks: α·I + β·A − γ·C, whose A is softmax attention.
+# Plain and shaped attention of simplified blocks: α·I + β·A − γ·C, where A is softmax attention.
 
 
 class SimplifiedTransformerAttention(MultiHeadAttention):
     """Plain or shaped multi-head attention. [B, T, hidden_size] → the same, the weights A or None, the mean span."""
 
-    # under which it reads what an indexer (`index`) chooses
+    # the implementations that attend to the keys that an indexer (`index`) selects
     index_implementations = (NAME,)
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
@@ -244,7 +244,7 @@ class SimplifiedTransformerAttention(MultiHeadAttention):
 
         is_of_read = centering is not None and reads_selected(self)
         if is_of_read:
-            # of all tokens
+            # C over all tokens, which `mean_of_read` replaces
             centering = None
         past_sum = 0.0
         if is_paged(cache):
@@ -268,7 +268,10 @@ class SimplifiedTransformerAttention(MultiHeadAttention):
         return self._shaped(out, values, centre), weights, span
 
     def _shaped(self, out: torch.Tensor, values: torch.Tensor, centre: torch.Tensor | None) -> torch.Tensor:
-        """Return W^P of α·V + β·A·V − γ·C·V, [B, T, hidden_size], of A·V and C·V in heads, [B, T or 1, H, D]."""
+        """Return (α·V + β·A·V − γ·C·V)·W^P, [B, T, hidden_size].
+
+        Shapes: out = A·V [B, T, H, D], values = V [B, T, width of V], centre = C·V [B, T or 1, H, D] or None.
+        """
         heads = (*values.shape[:-1], -1, self.head_dim)
         if self.has_head_gains:
             out = self.identity_gain(values.view(heads), onto=self.softmax_gain(out.view(heads)))
@@ -293,22 +296,22 @@ class SimplifiedTransformerAttention(MultiHeadAttention):
 # What the family refuses: foreign checkpoints, and attention implementations that would compute something else.
 
 
-# what adds the bias of ALiBi to scores, trials included
+# the implementations that add the bias of ALiBi to scores, trials included
 WITH_BIAS = ("eager", "sdpa", "flex_attention", NAME, TRIAL, MATRIX_TRIAL)
 
 
 class BlockChecks:
-    """Mixin: weights and implementations are refused with which a model would not compute what its config says."""
+    """Mixin that refuses weights and implementations with which a model would not compute what its config says."""
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As transformers'; refuses what would not compute what the config describes."""
+        """Resolve the implementation as transformers does, but refuse one that would compute something else."""
         implementation = super().get_correct_attn_implementation(requested_attention, is_init_check)
         check_implementation(self.config, implementation)
         return implementation
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`; refuses the weights of another block or family."""
+        """Load as `PreTrainedModel.from_pretrained` does, but refuse the weights of another block or family."""
         check_checkpoint(cls, pretrained_model_name_or_path, kwargs)
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
@@ -376,11 +379,11 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
 class SimplifiedTransformerLayer(GradientCheckpointingLayer):
     """One block, sequential or parallel, with the skips its config asks for. [B, T, hidden_size] → same, mean span.
 
-    `block="sas_p"`, with U = Norm(X): Y = β_SA · SMHA(U) + β_FF · MLP(U), without a skip. SMHA joins the heads
-    α·V + β·softmax(Q Kᵀ / √d)·V − γ·C·V, where V is the head's part of U, since there are no W^P and no W^V (but in
-    layer 0), and C·V is the mean of the values over the allowed keys. At the start α = β = γ = 1 and W^Q = 0, so that
-    the softmax is C and SMHA(U) = V, which is U but in layer 0; β_SA = 1 and β_FF is about 0.1 · √(18 / layers).
-    `gains.py` has the gains of every block, and how they start.
+    `block="sas_p"`, with U = Norm(X): Y = β_SA · SMHA(U) + β_FF · MLP(U), without a skip. SMHA concatenates the heads
+    α·V + β·softmax(Q Kᵀ / √d)·V − γ·C·V, where V is the head's slice of U, because there is no W^P and no W^V (except
+    in layer 0), and C·V is the mean of the values over the allowed keys. At the start α = β = γ = 1 and W^Q = 0, so
+    that the softmax equals C and SMHA(U) = V, which is U except in layer 0; β_SA = 1 and β_FF is about
+    0.1 · √(18 / layers). `gains.py` has the gains of every block and their initial values.
     """
 
     def __init__(self, config: SimplifiedTransformerConfig, layer_idx: int) -> None:
@@ -430,7 +433,7 @@ class SimplifiedTransformerPreTrainedModel(SpanCheckpoints, BlockChecks, FamilyP
             self._keep_in_fp32_modules_strict = {"spans"}
 
     def check_call(self, cache: Cache | None) -> None:
-        """As every family's; attention is one of transformers' functions."""
+        """Raise UnsupportedBackendError for an attention function of transformers that the model cannot use."""
         implementation = self.config._attn_implementation
         check_implementation(self.config, implementation, paged=is_paged(cache))
         refuse_overridden(implementation, f"block='{self.config.block}'")
@@ -473,7 +476,7 @@ class SimplifiedTransformerModel(SimplifiedTransformerPreTrainedModel):
         else:
             where["inputs"] = span_inputs(call, self, bounds)
         if call.position_ids is not None:
-            # from which flash attention finds packed documents
+            # flash attention finds packed documents from these
             where["position_ids"] = call.position_ids
         kwargs = {**kwargs, **where, "cache": cache if is_paged(cache) else call.cache}
         hidden_states, spans = self.dropout(hidden_states), []

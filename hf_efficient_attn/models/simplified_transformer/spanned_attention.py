@@ -1,8 +1,8 @@
 """Shaped attention within spans: A and C over the keys that a head's soft mask leaves.
 
 C is A at equal logits under the same mask, so C·V is the average of the values weighted by the soft mask. No paper
-combines the two; this keeps the property that shaped attention starts as the identity (He & Hofmann, arXiv:2311.01906,
-section 4.1), for every span.
+combines spans with shaped attention. With this C, shaped attention starts as the identity (He & Hofmann,
+arXiv:2311.01906, section 4.1) for every span.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ class SpannedAttention(MultiHeadAttention):
         """Return A·V [B, T, H, D], the weights A or None, C·V or None, and the mean span of the heads.
 
         Args:
-            hidden_states: the states by which dynamic spans are chosen, [B, T, hidden_size].
+            hidden_states: the states from which dynamic spans are computed, [B, T, hidden_size].
             query, key, value: [B, H, T or K, D].
         """
         spans = self.spans(hidden_states)
@@ -54,5 +54,5 @@ class SpannedAttention(MultiHeadAttention):
         return out, weights, centre, mean_span(spans, inputs.real_tokens, self.spans.shards)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what this layer asks the engine for at a length in tokens."""
+        """Return what this layer asks the engine for, for texts of `num_keys` tokens."""
         return span_request(self, self.spans, num_keys)

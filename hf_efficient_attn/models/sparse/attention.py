@@ -1,4 +1,4 @@
-"""The layer of the sparse Transformer and of sparse encoders: multi-head attention that follows a pattern, and MLP.
+"""The layer of the sparse Transformer and of sparse encoders: multi-head attention that follows a pattern, and an MLP.
 
 Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062).
 """
@@ -45,7 +45,7 @@ from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# Results that modules compute once in Python because a compiler cannot trace them: the algebra of patterns.
+# Results about patterns that modules compute once in Python, because a compiler cannot trace the algebra of patterns.
 
 
 _results: BoundedCache[Any] = BoundedCache(SMALL_BYTES)
@@ -59,9 +59,9 @@ def remembered(module: nn.Module, build: Callable[..., Any], pattern: Pattern, *
     if not torch.compiler.is_compiling():
         return _build(build, pattern, *arguments)
     name = f"_{build.__name__}"
-    # as text, whose writing is traced, so that the graph is guarded by the fields of the pattern
+    # the pattern is passed as text; writing it is traced, so that the graph is guarded by the pattern's fields
     run_untraced(_keep, module, name, build, to_text(pattern), *arguments)
-    # not from __dict__, of which the compiler may hold an older copy
+    # not from __dict__, because the compiler may hold an older copy of it
     return getattr(module, name)
 
 
@@ -75,17 +75,17 @@ def _keep(module: nn.Module, name: str, build: Callable[..., Any], text: str, *a
 
 # BigBird as transformers evaluates it: in eval mode each random block is replaced by a copy of block 0.
 #
-# The paper and the authors' code read the same random blocks in training and evaluation. This variant is for
+# The paper and the authors' code attend to the same random blocks in training and evaluation. This variant is for
 # checkpoints that must give the same logits as in transformers: `random_blocks_in_eval="transformers"`.
 
 
 def repeat_first_block(
     block_tokens: int, num_random: int, query: Tensor, key: Tensor, scale: float, tokens: TokenMask
 ) -> tuple[Tensor, Tensor]:
-    """Return queries and keys that count block 0 once more for each random block of a row, instead of these.
+    """Return queries and keys that count block 0 once more for each random block of a row, instead of random blocks.
 
-    A key that occurs r more times in a softmax has log(1 + r) added to its score. Here one more dimension does that: it
-    is 1 in the queries outside of the first and the last block, and the bonus in the keys of block 0.
+    A key that occurs r more times in a softmax has log(1 + r) added to its score. An extra dimension adds this: it is
+    1 in the queries outside the first and the last block, and log(1 + r) / scale in the keys of block 0.
     Shapes: query [B, H, T, D], key [B, H, K, D] → the same with D + 1.
 
     tokens: blocks are counted from the first real token of a document to its last, as in the pattern; transformers
@@ -103,12 +103,12 @@ def repeat_first_block(
 
 
 def check_packing(full_attention_up_to: int | None, documents: Tensor | None, tokens: int) -> None:
-    """Refuse packed documents that would be read by full attention alone, but not in a longer row.
+    """Refuse packed documents in a row that is too long for full attention, which short documents would have alone.
 
     documents: [B, T], as `find_documents` returns them.
 
     Raises:
-        InputError: names the field, and says how to go on.
+        InputError: packed documents in a row of more than `full_attention_up_to` tokens.
     """
     if full_attention_up_to is None or documents is None or tokens <= full_attention_up_to:
         return
@@ -119,7 +119,7 @@ def check_packing(full_attention_up_to: int | None, documents: Tensor | None, to
     )
     if not is_tracing(documents):
         raise InputError(message)
-    # while tracing there are always documents, perhaps one per row
+    # while tracing, `documents` is always a tensor, perhaps with one document per row
     torch._assert_async((documents == 0).all(), message)
 
 
@@ -159,7 +159,7 @@ class SparseAttention(MultiHeadAttention):
     `random_blocks_in_eval`, `full_attention_up_to`, `position_embedding_type`, and `rope_theta_per_layer`.
     """
 
-    # under which it reads what an indexer (`index`) chooses
+    # the implementations that attend to the keys that an indexer (`index`) selects
     index_implementations = tuple(BACKEND_OF_IMPLEMENTATION)
 
     def __init__(self, config: Any, layer_idx: int, is_decoder: bool = False) -> None:
@@ -183,7 +183,7 @@ class SparseAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
 
-        position_embeddings: cosines and sines of rotary positions, or those of each theta.
+        position_embeddings: cosines and sines of rotary positions, or a dict of them by theta.
         """
         query, key, value = self._states(hidden_states)
         rotation = self._rotation(position_embeddings)
@@ -221,7 +221,7 @@ class SparseAttention(MultiHeadAttention):
         rotation: tuple[Tensor, Tensor] | None,
         cached: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return output and weights with the rows of global tokens, which have projections of their own."""
+        """Return output and weights with the rows of global tokens replaced; these have their own projections."""
         shards = shards_of(self)
         if shards is not None:
             read, rows = read_together(self.global_attention, hidden_states, rows, rotation, shards)
@@ -236,7 +236,7 @@ class SparseAttention(MultiHeadAttention):
         return out, weights
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what this layer asks the engine for at a length in tokens, in a model with a head for this task."""
+        """Return what this layer asks the engine for, for texts of `num_keys` tokens in a model with this task."""
         chosen, notes = ((), ()) if self.is_decoder else known_globals(self.config, task, num_keys)
         layer_spec = self._layer_spec(chosen, num_keys)
         if not self.training:
@@ -256,9 +256,9 @@ class SparseAttention(MultiHeadAttention):
         return query, key, value
 
     def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return the queries and all keys of which products are scores; a family may add those of other layers.
+        """Return the queries and all keys whose products are the scores; a subclass may change them.
 
-        kwargs: keyword arguments of `forward` that are the family's own.
+        kwargs: the keyword arguments of `forward` that only the family has.
         """
         return query, key
 
@@ -270,7 +270,7 @@ class SparseAttention(MultiHeadAttention):
     def _update(
         self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Return the keys and values of all tokens, and those of the global projections, cached as more heads."""
+        """Return the keys and values of all tokens, and those of the global projections, cached as additional heads."""
         if self.global_attention is None:
             return *append_to_cache(cache, key, value, self.layer_idx), None
         own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
@@ -306,7 +306,7 @@ class SparseAttention(MultiHeadAttention):
         return attend_layer(query, key, value, layer_spec, **options)
 
     def _in_evaluation(self, layer_spec: LayerPattern) -> tuple[LayerPattern, tuple[int, int] | None]:
-        """Return what is followed in evaluation, and (tokens, number) of the random blocks that block 0 replaces."""
+        """Return what the layer follows in evaluation, and (block_tokens, number) of the replaced random blocks."""
         is_replaced = self.config.random_blocks_in_eval == "transformers"
         if not is_replaced or layer_spec.is_causal or layer_spec.reads_all:
             return layer_spec, None
@@ -316,7 +316,7 @@ class SparseAttention(MultiHeadAttention):
     def _attend_relative(
         self, query: Tensor, key: Tensor, value: Tensor, layer_spec: LayerPattern, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with relative positions, one group of heads at a time, since each group needs other distances."""
+        """Attend with relative positions, one group of heads at a time, because each group needs other distances."""
         groups = remembered(self, reach_groups, layer_spec.pattern, self.config.max_position_embeddings, self.num_heads)
         num_keys = keys_of_text(layer_spec.shards, key, options["tokens"])
         query, terms = self.relative(query, groups, num_keys, self.scaling)
@@ -332,7 +332,7 @@ class SparseAttention(MultiHeadAttention):
 
 
 def check_global_mask(global_mask: Tensor | None, num_keys: int) -> None:
-    """Raise InputError if global tokens are chosen among other keys than a cache holds."""
+    """Raise InputError if the mask of global tokens does not cover exactly the keys of the cache."""
     if global_mask is not None and global_mask.shape[1] != num_keys:
         raise InputError(
             f"The global tokens are chosen among {global_mask.shape[1]} keys, but the cache holds {num_keys}. Generate "
@@ -341,7 +341,10 @@ def check_global_mask(global_mask: Tensor | None, num_keys: int) -> None:
 
 
 def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, is_causal: bool) -> Pattern:
-    """Return the pattern with global tokens, or its causal form; `reads_all`: whether they read everything, too."""
+    """Return the pattern joined with global tokens, in its causal form if `is_causal`.
+
+    reads_all: whether global tokens also attend to everything; every token attends to them in any case.
+    """
     joined = pattern | GlobalTokens(positions, reads_all=reads_all)
     return joined.causal() if is_causal else joined
 
@@ -355,7 +358,7 @@ def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Te
     shape[0] = states.shape[0]
     index = rows.index.view(shape).expand(new.shape)
     found = torch.where(rows.is_global.view(shape), new.to(states.dtype), 0)
-    # indices that are no global token may repeat, and add nothing
+    # indices of rows that are not global tokens may repeat; they add 0
     return torch.where(rows.is_row.view(shape), torch.zeros_like(states).scatter_add(axis, index, found), states)
 
 
@@ -365,7 +368,7 @@ def replace_rows(states: Tensor, rows: GlobalRows, new: Tensor, axis: int) -> Te
 class SparseLayer(Block):
     """One block. Shapes: [B, T, hidden_size] → the same.
 
-    attention: of another kind, which returns its output first; None: that of the layer's pattern.
+    attention: a module that returns its output first; None: `SparseAttention`.
     """
 
     def __init__(self, config: Any, layer_idx: int, is_gated: bool = False, attention: nn.Module | None = None) -> None:
@@ -378,5 +381,5 @@ class SparseLayer(Block):
 
 
 def has_first_norm(config: Any, layer_idx: int) -> bool:
-    """Return whether there is a norm for the attention of a layer; pre-norm models may leave out the first."""
+    """Return whether the attention of a layer has a norm; pre-norm models may leave out that of the first layer."""
     return config.norm_position != "pre" or layer_idx > 0 or bool(config.norm_before_first_layer)

@@ -33,11 +33,11 @@ from hf_efficient_attn.models.prologue import PreparedCall
 
 @dataclass(frozen=True)
 class SparseInputs(LayerInputs):
-    """What layers with global tokens are told; `token_mask` names those of each example.
+    """The inputs of layers with global tokens; `token_mask` marks those that differ between examples.
 
     Attributes:
         global_positions: the global tokens that all examples share.
-        global_rows: where they are among the queries; only with global projections.
+        global_rows: the rows of global tokens among the queries; only with global projections.
     """
 
     global_positions: tuple[int, ...] = ()
@@ -48,17 +48,17 @@ NO_GLOBALS = SparseInputs()
 
 
 def without_globals(masks: LayerInputs) -> SparseInputs:
-    """Return what layers are told in a call that has no global tokens."""
+    """Return the layer inputs of a call without global tokens."""
     return SparseInputs(masks.token_mask, masks.query_offset, masks.matrix)
 
 
 def resolved_rule(config: Any, task: str | None) -> Rule:
-    """Return the rule for global tokens that holds in a task."""
+    """Return the rule for global tokens that applies to a task."""
     return AUTO_RULES.get(task or "") if config.global_tokens == "auto" else config.global_tokens
 
 
 def known_globals(config: Any, task: str | None, num_keys: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the global tokens of a text of this length in tokens, and a note if they depend on its words."""
+    """Return the global tokens of a text of `num_keys` tokens, and a note if they depend on its content."""
     rule = resolved_rule(config, task)
     if needs_input_ids(rule):
         return (), (f"The global tokens of global_tokens={shown(rule)} depend on the text, and are left out.",)
@@ -66,7 +66,7 @@ def known_globals(config: Any, task: str | None, num_keys: int) -> tuple[tuple[i
 
 
 def looked_at(config: Any, task: str | None, input_ids: Tensor | None) -> Tensor | None:
-    """Return the tokens if the rule for global tokens looks at them, otherwise None."""
+    """Return `input_ids` if the rule for global tokens needs them, otherwise None."""
     rule = resolved_rule(config, task)
     is_by_place = rule is None or rule == "first" or (isinstance(rule, Mapping) and "token_ids" not in rule)
     return None if is_by_place else input_ids
@@ -84,10 +84,10 @@ def global_inputs(
     """Return the masks of a call with its global tokens.
 
     Args:
-        masks: of the call (`PreparedCall.masks`).
+        masks: the masks of the call (`PreparedCall.masks`).
         input_ids: [B, T]; None if embeddings were given.
         global_attention_mask: [B, cached + T], or None.
-        shards: the processes that share the texts, of which masks and global tokens are then whole.
+        shards: the processes that share the texts; masks and global tokens then cover whole texts.
 
     Raises:
         InputError: a mask or rule that does not fit these inputs.
@@ -126,7 +126,7 @@ def _selection(
         return choose_by_rule(rule, num_keys, input_ids, is_token, config.sep_token_id, past)
     if config.position_embedding_type == "relative":
         raise InputError(f"{NOT_RELATIVE} Leave global_attention_mask out, or build the model with 'rope'.")
-    # a static cache has more keys than are known
+    # a static cache has more keys than known tokens
     is_counted = isinstance(past, int) and num_keys == call.num_keys
     known = past + call.tokens if is_counted else marked.shape[-1]
     if is_token is not None and is_token.shape[1] != known:
@@ -134,7 +134,7 @@ def _selection(
     return choose_by_mask(marked, call.batch_size, known, is_token)
 
 
-# Global tokens in `generate`: they are chosen for the prompt and known at every step.
+# Global tokens in `generate`, where every step needs those of the whole text.
 
 
 def extend_global_mask(

@@ -15,9 +15,9 @@ from hf_efficient_attn.models.encoder_decoder.model import EncoderDecoderFields,
 from hf_efficient_attn.patterns.bands import band_of_window
 from hf_efficient_attn.patterns.big_bird import bigbird
 
-# The published shapes of the sparse encoder-decoder, as fields of its config.
+# The published shapes of the sparse encoder-decoder, as presets of its config.
 #
-# Every function is a classmethod of `SparseSeq2SeqConfig`; keywords change or add fields.
+# Each preset is a classmethod of `SparseSeq2SeqConfig`; keywords change or add fields.
 
 
 LED_SIZES: dict[str, dict[str, int]] = {
@@ -40,7 +40,7 @@ VANILLA_SIZES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
     "big": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16},
 }
-# of BART and Pegasus
+# the dropout of BART and Pegasus
 DROPOUT = {"embedding_dropout": 0.1, "hidden_dropout": 0.1}
 VANILLA_DROPOUT = {"base": 0.1, "big": 0.3}
 
@@ -70,16 +70,16 @@ class SparseSeq2SeqConfig(
             its dict, a list with one per layer, or a tile. {"encoder": ..., "decoder": ...} also gives the decoder's
             self-attention a pattern, in its causal form. None: full attention. Every target token attends to the whole
             source.
-        global_tokens: which source tokens attend to all tokens and are attended by all, if a call has no
+        global_tokens: which source tokens attend to all tokens and are attended to by all, if a call has no
             `global_attention_mask`: "first"; "question", those before the first `sep_token_id`; "choice", those after
-            its second part begins; {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": by the head,
-            "first" in sequence classification, "question" in question answering, none elsewhere.
+            its second part begins; {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": depends on
+            the head, "first" in sequence classification, "question" in question answering, none elsewhere.
         global_projections: whether global tokens have their own query, key and value projections, which start as copies
             of the others.
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
             `global_projections`; such a model cannot count them.
-        random_blocks_in_eval: "fixed", the same random blocks always (BigBird's paper and authors), or "transformers",
-            which replaces them by copies of block 0 in eval mode.
+        random_blocks_in_eval: "fixed": always the same random blocks (BigBird's paper and authors); "transformers": in
+            eval mode copies of block 0 replace them.
         full_attention_up_to: sources of at most this many tokens have full attention (transformers' BigBird-Pegasus:
             704); None: the pattern holds at every length.
         norm_position: "post", as in Vaswani et al. and BART, or "pre", with another norm after each stack.
@@ -97,8 +97,8 @@ class SparseSeq2SeqConfig(
             have unit variance with hidden_size**-0.5.
         embedding_dropout, hidden_dropout, activation_dropout, attention_dropout, classifier_dropout: dropout of the sum
             of the embeddings, of the outputs of attention and MLP, of the MLP's inner activations, of attention
-            weights, and before the classifier. By default 0, except in the presets: the papers' networks drop
-            embeddings and hidden states with 0.1 (`vanilla` "big": 0.3). Each is an `nn.Dropout` of the model.
+            weights, and before the classifier. By default 0, except in the presets: as in the papers, embeddings and
+            hidden states have 0.1 (`vanilla` "big": 0.3). Each is an `nn.Dropout` of the model.
         attention_bias, attention_output_bias, mlp_bias: bias vectors of query, key and value; output; MLP.
         lm_head_bias: whether the projection to the vocabulary has a bias. With `tie_word_embeddings` this projection is
             the token embedding. Source and target always share the embedding.
@@ -188,7 +188,7 @@ class SparseSeq2SeqConfig(
 
         Args:
             plan: how random blocks are drawn: "authors", "transformers" or "seeded"; see `patterns.bigbird`.
-            seed: seed of the random blocks; 0 is that of the authors.
+            seed: seed of the random blocks; the authors use 0.
 
         Source: Zaheer et al. (arXiv:2007.14062), section 4.1, and the fields of transformers' BigBirdPegasusConfig.
         """
@@ -222,8 +222,8 @@ class SparseSeq2SeqConfig(
         """Return the original Transformer: full attention, post-norm, interleaved sinusoids, one shared scaled
         embedding.
 
-        As in the paper, there is no dropout of attention weights and inner MLP activations. The paper does not mention
-        biases; they are those of `torch.nn.Transformer`. There is no norm after the stacks. Matrices are initialised by
+        As in the paper, attention weights and inner MLP activations have no dropout. The paper does not mention biases;
+        they are those of `torch.nn.Transformer`. There is no norm after the stacks. Matrices are initialised by
         Glorot's uniform rule, the embedding with unit variance after scaling.
 
         Args:

@@ -1,8 +1,8 @@
-"""Sparse encoder-decoder: an encoder whose layers follow patterns, and a causal decoder that reads all of its output.
+"""Sparse encoder-decoder: an encoder whose layers follow patterns, and a causal decoder with full cross-attention.
 
 With windows and a global first token it is LED, with BigBird's blocks BigBird-Pegasus, with full attention the
-Transformer of 2017. Sources may have any length, and be padded on either side, labels
-behind: what the decoder reads is made of them as in Transformers, where −100 becomes a padding token.
+Transformer of 2017. Sources may have any length and be padded on either side; labels are padded on the right. As in
+transformers, the decoder's input is made from the labels, and −100 becomes the padding token.
 
 Sources: Vaswani et al. (arXiv:1706.03762); Beltagy et al., "Longformer" (arXiv:2004.05150), section 7; Zaheer et al.,
 "BigBird" (arXiv:2007.14062), section 4.1.
@@ -53,7 +53,7 @@ class SparseSeq2SeqPreTrainedModel(SparsePreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # copied and other special maps set their own start values
+        # copied and other special maps set their own initial values
         if self.config.matrix_init == "glorot" and type(module) is nn.Linear:
             init.xavier_uniform_(module.weight)
 
@@ -63,7 +63,7 @@ class SparseSeq2SeqStack(Stack, SparseSeq2SeqPreTrainedModel):
 
     Args:
         embed, layers: see `Stack`.
-        size_field: names the field that has the number of learned positions.
+        size_field: the name of the config field with the number of learned positions.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SparseDecoderLayer(Block):
         cross = CrossAttention(config, layer_idx)
         super().__init__(config, attention, False, cross, has_first_norm(config, layer_idx))
 
-    # positional, since reentrant checkpointing returns gradients for positional arguments only
+    # `encoder_hidden_states` is positional, because reentrant checkpointing has gradients only for positional arguments
     def forward(
         self,
         hidden_states: Tensor,
@@ -134,8 +134,8 @@ class SparseSeq2SeqDecoder(SparseSeq2SeqStack):
         """Return the last hidden state and, with `use_cache` (default: the config's), the cache.
 
         Args:
-            attention_mask: of the target, [B, K] over cached and new tokens; or a matrix [B, 1, T, K].
-            encoder_hidden_states, encoder_attention_mask: of the source, [B, S, hidden_size] and [B, S].
+            attention_mask: the target's mask, [B, K] over cached and new tokens; or a matrix [B, 1, T, K].
+            encoder_hidden_states, encoder_attention_mask: the source's, [B, S, hidden_size] and [B, S].
         """
         call = self.target_call(input_ids, attention_mask, cache, inputs_embeds, use_cache, kwargs)
         source = readable_source(encoder_attention_mask, encoder_hidden_states, call.tokens)
@@ -184,7 +184,7 @@ class SparseSeq2SeqModel(EncoderDecoder, SparseSeq2SeqPreTrainedModel):
     """The backbone: a shared token embedding, encoder and decoder.
 
     Besides the inputs of every encoder-decoder it takes `global_attention_mask`, [B, S]: 1 = a source token that
-    attends to the whole source and is attended by all of it; instead of the config's `global_tokens`.
+    attends to the whole source and is attended to by all of it; instead of the config's `global_tokens`.
 
     Shapes: input_ids [B, S], decoder_input_ids [B, T] → [B, T, hidden_size].
     """
@@ -197,7 +197,7 @@ class SparseSeq2SeqModel(EncoderDecoder, SparseSeq2SeqPreTrainedModel):
         self.post_init()
 
     def tokens_to_prefetch(self, input_ids: Tensor | None) -> Tensor | None:
-        """Return the source's tokens if the rule for global tokens looks at them, otherwise None."""
+        """Return the source's tokens if the rule for global tokens needs them, otherwise None."""
         return looked_at(self.config, self.encoder.task, input_ids)
 
 

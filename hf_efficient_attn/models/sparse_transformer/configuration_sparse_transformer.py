@@ -27,9 +27,9 @@ from hf_efficient_attn.patterns.blocks import BlockLocal
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# The published shapes of the sparse Transformer, as fields of its config.
+# The published shapes of the sparse Transformer, as presets of its config.
 #
-# Every function is a classmethod of `SparseTransformerConfig`; keywords change or add fields.
+# Each preset is a classmethod of `SparseTransformerConfig`; keywords change or add fields.
 
 
 CAUSAL: dict[str, Any] = {
@@ -79,11 +79,11 @@ class SparseTransformerConfig(
         attention_pattern: which token attends to which, in any form that `sparsify` takes: a pattern, its dict, a list
             with one per layer, or a tile. Causal models use its causal form. None: full (or causal) attention.
         is_causal: whether each token attends only to itself and the past (language models); False: to both sides.
-        global_tokens: which tokens attend to all tokens and are attended by all (in a causal model only earlier tokens
-            are attended), whatever the pattern says, if a call has no `global_attention_mask`: "first"; "question",
-            those before the first `sep_token_id`; "choice", those after its second part begins; {"positions": [...]};
-            {"token_ids": [...]}; {"every": k}; None; "auto": by the head, "first" in sequence classification,
-            "question" in question answering, "choice" in multiple choice, none elsewhere.
+        global_tokens: which tokens attend to all tokens and are attended to by all (in a causal model tokens attend
+            only to earlier ones), whatever the pattern says, if a call has no `global_attention_mask`: "first";
+            "question", those before the first `sep_token_id`; "choice", those after its second part begins;
+            {"positions": [...]}; {"token_ids": [...]}; {"every": k}; None; "auto": depends on the head, "first" in
+            sequence classification, "question" in question answering, "choice" in multiple choice, none elsewhere.
         global_projections: whether global tokens have their own query, key and value projections, which start as copies
             of the others.
         max_global_tokens: how many global tokens an example may have in a compiled or exported model with
@@ -157,10 +157,10 @@ class SparseTransformerConfig(
         """Return Longformer-base: RoBERTa's layout, a window per layer, global tokens with projections of their own.
 
         Args:
-            attention_window: how many keys around itself a query attends to, both sides together, an even number, or
-                one per
-            layer. attention_dilation: step between them, 1 = none; a list gives one per layer, or a list with one per
-            head. num_dilated_heads: how many of the last heads of a layer are dilated, if it has one step; None: all.
+            attention_window: how many keys around itself a query attends to, both sides together, an even number; a
+                list gives one per layer.
+            attention_dilation: step between them, 1 = none; a list gives one per layer, or a list with one per head.
+            num_dilated_heads: how many of the last heads of a layer are dilated, if it has one step; None: all.
             is_causal: whether it is a language model: the left half of the window, no global tokens by default,
                 pre-norm, rotary positions.
 
@@ -268,7 +268,7 @@ class SparseTransformerConfig(
         Args:
             plan: how random blocks are drawn: "authors", "transformers" or "seeded"; see `patterns.bigbird`. The causal
                 form, which no paper has, is always seeded.
-            seed: seed of the random blocks; 0 is that of the authors.
+            seed: seed of the random blocks; the authors use 0.
 
         Source: Zaheer et al. (arXiv:2007.14062), sections 2 and E; sizes of bigbird-roberta-base.
         """

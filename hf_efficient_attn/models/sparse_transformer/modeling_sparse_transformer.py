@@ -1,11 +1,11 @@
-"""Sparse Transformer: an encoder or causal decoder whose layers follow patterns. Longformer, BigBird, and kin.
+"""Sparse Transformer: an encoder or causal decoder whose layers follow patterns, such as Longformer and BigBird.
 
-It differs from BERT, RoBERTa or a pre-norm language model only in what a layer reads, which the config's
-`attention_pattern` and `global_tokens` say and `SparseAttention` computes. Inputs may have any length; nothing has to
-be padded to windows or blocks, and every output is as long as the input.
+It differs from BERT, RoBERTa or a pre-norm language model only in the keys that a layer attends to. The config's
+`attention_pattern` and `global_tokens` select them, and `SparseAttention` computes the attention. Inputs may have any
+length; nothing has to be padded to windows or blocks, and every output is as long as the input.
 
-Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062). The causal forms
-exist in neither.
+Sources: Beltagy et al., "Longformer" (arXiv:2004.05150); Zaheer et al., "BigBird" (arXiv:2007.14062). Neither paper has
+the causal forms.
 """
 
 from itertools import islice
@@ -59,7 +59,7 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(SparseLayer(config, index, config.gated_mlp) for index in layers)
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
-        # a causal language model may give it the map before its projection
+        # a causal language model may put here the map before its projection to the vocabulary
         self.transform = nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
@@ -81,8 +81,8 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
 
         Args:
             attention_mask, position_ids: see `prepare`.
-            global_attention_mask: 1 = attends to all tokens and is attended by all, [B, K] over cached and new tokens;
-                instead of the config's `global_tokens`.
+            global_attention_mask: 1 = attends to all tokens and is attended to by all, [B, K] over cached and new
+                tokens; instead of the config's `global_tokens`.
         """
         asked = looked_at(self.config, self.task, input_ids)
         read = (asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
@@ -108,7 +108,7 @@ class SparseTransformerForCausalLM(TableGeneration, CausalLMHead, SparseTransfor
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As in transformers; `global_attention_mask` covers the whole text, cached tokens included."""
+        """Do as transformers; `global_attention_mask` covers the whole text, cached tokens included."""
         chosen = extend_global_mask(
             self.config, input_ids, attention_mask, inputs_embeds, kwargs.pop("global_attention_mask", None)
         )

@@ -1,10 +1,10 @@
-"""The two attentions of a star: a token reads five keys, and a relay reads all tokens of its document.
+"""The two attentions of a star: a token attends to five keys, and a relay to all tokens of its document.
 
-Neither goes through `hea.attention`. The five keys of a token are two neighbours, itself, its embedding and its relay,
-under one softmax: the last two are in no sequence of keys that a pattern could name, and kernels work on tiles of at
-least 16 keys. Shifted keys are multiplied element by element instead. A relay is one query for n + 1 keys, two products
-of a vector with a matrix; those of packed documents are sums over their tokens, where a kernel would compute every
-relay with every token. Nothing here is larger than a few numbers per token.
+Neither uses `hea.attention`. The five keys of a token are its two neighbours, itself, its embedding and its relay,
+under one softmax. The last two are not in the sequence of keys that a pattern describes, and kernels work on blocks of
+at least 16 keys; so shifted keys are multiplied element by element instead. A relay is one query for n + 1 keys, which
+takes two vector-matrix products. The relays of packed documents use sums over their own tokens; a kernel would compute
+every pair of relay and token. No intermediate result is larger than a few numbers per token.
 
 Shapes: B rows, T tokens, R relays of a row, H heads, D head size.
 """
@@ -21,23 +21,23 @@ from .ring import Ring, add_up, take
 
 
 class StarAttention(MultiHeadAttention):
-    """The maps of queries, keys, values and output, and the dropout of weights, that both have."""
+    """Base of both attentions: projections, and dropout of the weights."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.make_maps()
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return the products of queries and keys one by one, [B, H, N, D] twice → float32 [B, H, N]."""
+        """Return the scores of query n and key n, [B, H, N, D] each → float32 or wider [B, H, N]."""
         return (query * key).sum(-1, dtype=torch.promote_types(query.dtype, torch.float32)) * self.scaling
 
     def joined(self, out: Tensor) -> Tensor:
-        """Return the output of the heads, [B, H, N, D] → [B, N, hidden_size]."""
+        """Return the projected output of the heads, [B, H, N, D] → [B, N, hidden_size]."""
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class SatelliteAttention(AsksNothing, StarAttention):
-    """What the tokens read: left neighbour, themselves, right neighbour, own embedding, relay; in this order."""
+    """Attention of tokens to left neighbour, themselves, right neighbour, own embedding and relay, in this order."""
 
     def forward(
         self, nodes: Tensor, embedded: Tensor, relays: Tensor, ring: Ring, **kwargs: Any
@@ -45,7 +45,7 @@ class SatelliteAttention(AsksNothing, StarAttention):
         """Return the output [B, T, hidden_size] and the weights [B, H, T, 5].
 
         Args:
-            nodes: the states of the tokens, [B, T, hidden_size]; `embedded`, their embeddings, the same.
+            nodes, embedded: the states and the embeddings of the tokens, [B, T, hidden_size] each.
             relays: [B, R, hidden_size].
         """
         query = self.heads(self.q_proj(nodes))
@@ -81,12 +81,12 @@ class SatelliteAttention(AsksNothing, StarAttention):
 
 
 class RelayAttention(StarAttention):
-    """What a relay reads: itself and the tokens of its document."""
+    """Attention of a relay to itself and to the tokens of its document."""
 
     def forward(self, relays: Tensor, nodes: Tensor, ring: Ring) -> tuple[Tensor, Tensor]:
         """Return the output [B, R, hidden_size] and the weights [B, H, T + R].
 
-        The weights are those of each token in the softmax of its own relay, and then those of each relay of itself.
+        The weights are those of each relay for the tokens of its document, followed by those of each relay for itself.
         """
         query, own_key, own_value = (project(relays) for project in (self.q_proj, self.k_proj, self.v_proj))
         key, value = self.k_proj(nodes), self.v_proj(nodes)
@@ -113,7 +113,7 @@ def softmax_of_documents(scores: Tensor, own_scores: Tensor, ring: Ring) -> Tens
     """Return the softmax of each relay over its tokens and itself, [B, H, T] and [B, H, R] → [B, H, T + R]."""
     scores, own_scores = scores.transpose(1, 2), own_scores.transpose(1, 2)
     index = ring.documents.unsqueeze(-1).expand_as(scores)
-    # as in any softmax; the gradient does not need it
+    # the maximum is subtracted, as in any softmax, and needs no gradient
     highest = own_scores.detach().scatter_reduce(1, index, scores.detach(), "amax")
     powers, own_powers = (scores - take(highest, ring.documents)).exp(), (own_scores - highest).exp()
     total = own_powers + add_up(powers, ring)

@@ -42,8 +42,8 @@ def check_star(config: Any) -> None:
 
 # The network of fastNLP, by the authors' lab, as fields of `StarTransformerConfig`; keywords change or add fields.
 #
-# The sizes of the paper's own experiments are not known to us. Those below are the defaults of the library, and the
-# settings of its scripts for the paper's tasks, which take word vectors of width 300 (GloVe).
+# We do not know the sizes of the paper's own experiments. Those below are the defaults of the library, and the settings
+# of its scripts for the paper's tasks, which use word vectors of width 300 (GloVe).
 
 
 FASTNLP: dict[str, Any] = {
@@ -86,7 +86,7 @@ class StarTransformerConfig(NormFields, DropoutFields, OwnHeadDim, LibraryConfig
         num_hidden_layers: T, the number of updates of all tokens and then the relay.
         share_layers: whether all updates share their parameters; False: each has its own.
         norm_position: "post", as in the paper: h ← N(act(attention)), for tokens and relay. "pre", as in fastNLP: h ←
-            act(attention), where tokens attend to the normed states of themselves and their neighbours, and to their
+            act(attention); tokens attend to the normed states of themselves and their neighbours, and to their
             embedding and the relay without a norm; the relay has no norm.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
         hidden_act: the activation of an update, "relu" (the paper) or "leaky_relu" (fastNLP) among others.
@@ -184,17 +184,17 @@ class StarTransformerConfig(NormFields, DropoutFields, OwnHeadDim, LibraryConfig
     def tagging(cls, **fields: Any) -> "StarTransformerConfig":
         """Return the network of fastNLP's scripts for parts of speech and names; set `num_labels`.
 
-        For parts of speech they have a dropout of 0.3, not 0.4.
+        The script for parts of speech has a dropout of 0.3, not 0.4.
         """
         return cls(**{**SCRIPTS, **fields})
 
-    # each process has some of the heads
+    # tensor parallelism splits by heads
     base_model_tp_plan = {
         f"layers.*.{attention}.{name}_proj": "rowwise" if name == "o" else "colwise"
         for attention in ("self_attn", "relay_attn")
         for name in "qkvo"
     }
-    # what shared parts ask for, and is the same in every star
+    # fields of shared modules that are the same in every star
     scale_embedding = False
     embedding_norm = False
 

@@ -1,21 +1,21 @@
-"""Star-Transformer: tokens on a ring that read their neighbours, and a relay that reads all; linear in the text.
+"""Star-Transformer: tokens on a ring attend to their neighbours, and a relay to all tokens, in linear time.
 
 An update of the tokens h₁ … hₙ ("satellites") and of the relay s, from their embeddings e and the update before:
 
     hᵢ ← N(relu(attention(hᵢ; hᵢ₋₁, hᵢ, hᵢ₊₁, eᵢ, s)))
     s ← N(relu(attention(s; s, h₁, …, hₙ)))
 
-Tokens read the old relay, the relay reads the new tokens. Any two tokens are two steps apart; 6n + 1 scores take the
-place of n². There is no skip connection: the embeddings are read again at every update. Nothing is causal, and cannot
-be: every token reads the relay, which has read all.
+Tokens attend to the old relay, and the relay to the new tokens. Any two tokens are two steps apart, and 6n + 1 scores
+replace n². There is no skip connection; instead, every update attends to the embeddings again. There is no causal form,
+because every token attends to the relay, which has attended to all tokens.
 
 Sources: Guo et al. (arXiv:1902.09113); fastNLP, a library of the authors' lab, whose form is `norm_position="pre"` with
 `hidden_act="leaky_relu"` and `ring="zero_ends"` (the preset `fastnlp`). We differ in these points:
 
-- Padding changes nothing. In fastNLP the first relay is the mean over padding, too, and the last token reads the
-  padding behind it. Here a text has the same states however it is padded, and padding has states of zeros.
-- Packed documents, and with `separate_sentences` the two sentences of a row, are stars of their own.
-- fastNLP drops no attention weights.
+- Padding changes nothing. In fastNLP the mean for the first relay includes padding, and the last token attends to the
+  padding after it. Here a text has the same states however it is padded, and the states of padding are zeros.
+- Packed documents, and with `separate_sentences` the two sentences of a row, are separate stars.
+- Attention weights may have dropout; fastNLP has none there.
 """
 
 from dataclasses import dataclass, replace
@@ -52,13 +52,13 @@ from .attention import RelayAttention, SatelliteAttention
 from .configuration_star_transformer import StarTransformerConfig
 from .ring import CLOSED, Ring, find_stars, mean_of_documents
 
-# Heads of stars: classifiers of texts, which read relay and maximum, and of tokens, as fastNLP has them.
+# Heads of stars, as in fastNLP: classifiers of texts, which use the relay and the maximum over tokens, and of tokens.
 
 
 class StarClassificationHead(ClassificationHead):
-    """Dropout and a linear map, with `classifier_head="dense"` a map and an activation between them.
+    """Dropout and a linear map; `classifier_head="dense"` adds a map and an activation between them.
 
-    Source: Guo et al. (arXiv:1902.09113) and fastNLP, which has the first dropout for pairs of sentences alone.
+    Source: Guo et al. (arXiv:1902.09113) and fastNLP, which has the first dropout only for pairs of sentences.
     """
 
     def build_head(self, config: Any) -> None:
@@ -92,7 +92,7 @@ class StarTextHead(StarClassificationHead):
         return outputs, self.classify(features)
 
     def pooled(self, hidden: Tensor, relay: Tensor, real: Tensor) -> Tensor:
-        """Return what represents a text, [B, hidden_size]; the maximum of no tokens is 0."""
+        """Return the vector that represents a text, [B, hidden_size]; the maximum over no tokens is 0."""
         how = self.config.classifier_pooling
         if how == "mean":
             return pool(hidden, real, how, is_causal=False)
@@ -104,7 +104,7 @@ class StarTextHead(StarClassificationHead):
 
     def _refuse_documents(self, relays: Tensor) -> None:
         """Raise InputError for a row of several packed documents, each with a relay."""
-        # a compiler gives every token one, since it does not know how many documents there are
+        # while tracing, every token has a relay, because the number of documents is not known
         message = "position_ids, cu_seq_lens_q or seq_idx of a compiled model may hold"
         held = message if is_tracing(relays) else f"A row holds {relays.shape[1]}"
         raise InputError(
@@ -129,10 +129,10 @@ class StarOutput(BackboneOutput):
     Attributes:
         relay_states: the relay of each document of a row, [B, R, hidden_size].
         pooler_output: the relay of a row, [B, hidden_size]; None if rows have several.
-        attentions: of each update, how much tokens read their left neighbour, themselves, their right neighbour, their
-            embedding and their relay, [B, H, T, 5].
-        relay_attentions: of each update, how much relays read each token of their document, and then each relay
-            itself, [B, H, T + R]; with `output_relay_attentions=True`.
+        attentions: for each update, the attention weights of tokens for their left neighbour, themselves, their right
+            neighbour, their embedding and their relay, [B, H, T, 5].
+        relay_attentions: for each update, the attention weights of relays for each token of their document, followed
+            by those of each relay for itself, [B, H, T + R]; with `output_relay_attentions=True`.
     """
 
     relay_states: Tensor | None = None
@@ -162,7 +162,7 @@ class StarLayer(GradientCheckpointingLayer):
         return nodes, finite(self.relay_norm(self.activated(read)))
 
     def activated(self, attended: Tensor) -> Tensor:
-        """Return what follows the output of attention, up to the norm."""
+        """Return the output of attention after dropout and activation, before the norm."""
         return self.activation_dropout(self.act_fn(self.dropout(attended)))
 
 
@@ -175,7 +175,7 @@ class FirstRelay(nn.Module):
         self.vector = nn.Parameter(torch.empty(config.hidden_size)) if is_learned else None
 
     def initialize(self) -> None:
-        """Start as an embedding of a token does."""
+        """Initialise the vector like the embedding of a token."""
         if self.vector is not None:
             init.normal_(self.vector, std=self.std)
 
@@ -183,8 +183,8 @@ class FirstRelay(nn.Module):
         """Return the relays [B, R, hidden_size] of embeddings [B, T, hidden_size]."""
         if self.vector is None:
             return mean_of_documents(embedded, ring)
-        # in memory of their own: of an expanded vector, torch multiplies by frozen and by trainable weights in kernels
-        # that round differently, and an adapter would not be the same while it trains and when it is loaded
+        # `repeat` copies: torch multiplies an expanded vector by frozen and by trainable weights in kernels that round
+        # differently, so that a loaded adapter would not give the same outputs as in training
         return self.vector.to(embedded.dtype).repeat(embedded.shape[0], ring.num_relays, 1)
 
 
@@ -206,7 +206,7 @@ class StarTransformerPreTrainedModel(EfficientPreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """As every family, but refuses tensor parallelism that would cut within a head."""
+        """Distribute the model as every family does, but refuse tensor parallelism that would split a head."""
         processes, heads = getattr(distributed_config, "tp_size", None) or 1, model.config.num_attention_heads
         if heads % processes:
             raise UnsupportedBackendError(
@@ -228,7 +228,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         self.first_relay = FirstRelay(config)
         layers = range(1 if config.share_layers else config.num_hidden_layers)
         self.layers = nn.ModuleList(StarLayer(config, index) for index in layers)
-        # a post-norm layer ends with one, and a pre-norm star has no last one
+        # post-norm layers end with a norm, and pre-norm stars have no final norm
         self.norm = nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
@@ -244,7 +244,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         token_type_ids: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> StarOutput:
-        """Return the states of the tokens, zeros where there is padding, and those of the relays.
+        """Return the states of the tokens, which are zeros for padding, and those of the relays.
 
         Args:
             attention_mask, position_ids: see `prepare`; each packed document has a relay.
@@ -257,7 +257,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
         call = replace(call, embedded=self.embedding_map(call.embedded))
         sentences = token_type_ids if self.config.separate_sentences else None
         ring = find_stars(self.config, call, sentences)
-        # the number of a sentence has an embedding only if the config has some
+        # sentence numbers have embeddings only if the config has token types
         has_types = self.config.type_vocab_size or sentences is None
         embedded, _ = self.embeddings(call, token_type_ids if has_types else None)
         nodes, relays = self.update(embedded, ring, kwargs)
@@ -271,7 +271,7 @@ class StarTransformerModel(StarTransformerPreTrainedModel):
             nodes, relays = self.layers[number % len(self.layers)](nodes, relays, embedded, ring, **options)
         if ring.real is not None:
             nodes = torch.where(ring.real.unsqueeze(-1), nodes, 0)
-        # heads of tokens leave the last relay aside
+        # token heads do not use the last relay
         return with_gradient_of(nodes, relays), relays
 
 

@@ -1,7 +1,9 @@
-"""Who is a neighbour of whom, and whose relay is whose: found once for all updates of a call.
+"""The neighbours and the relay of each token, found once for all updates of a call.
 
-Every document of a row is a star of its own, with its own ring and its own relay: a text, whose padding no token reads,
-a packed document, or one of two sentences. Shapes: B rows, T tokens, R relays of a row, X numbers of a token.
+Every document of a row is a separate star with its own ring and its own relay. A document is a whole text (no token
+attends to its padding), a packed document, or one of two sentences.
+
+Shapes: B rows, T tokens, R relays of a row, X numbers of a token.
 """
 
 from dataclasses import dataclass, replace
@@ -22,10 +24,10 @@ class Ring(Movable):
 
     Attributes:
         num_relays: R.
-        real: which tokens are no padding, bool [B, T]; None: all.
-        documents: the number of each token's document, [B, T], below R; None: every row is one.
+        real: which tokens are not padding, bool [B, T]; None: all.
+        documents: the number of each token's document, [B, T], below R; None: every row is one document.
         has_left, has_right: whether a token has a neighbour before and after it, bool [B or 1, T]; None: all have.
-        left, right: where it is, [B, T]; None: it is the token before or after, and of the ends the other end.
+        left, right: the index of that neighbour, [B, T]; None: the token before or after, and for an end the other end.
     """
 
     num_relays: int = 1
@@ -41,12 +43,12 @@ class Ring(Movable):
         return neighbours(states, self.left, 1), neighbours(states, self.right, -1)
 
     def of_tokens(self, states: Tensor) -> Tensor:
-        """Return for each token the states of its relay, [B, R, X] → [B, T, X], or [B, 1, X] that broadcasts."""
+        """Return the states of each token's relay, [B, R, X] → [B, T, X], or [B, 1, X], which broadcasts."""
         return states if self.documents is None else take(states, self.documents)
 
 
 def neighbours(states: Tensor, index: Tensor | None, shift: int) -> Tensor:
-    """Return the states at the index, or without one those of the next token in a direction, around the ends."""
+    """Return the states at `index`; None: the states rolled by `shift` tokens, around the ends."""
     return states.roll(shift, 1) if index is None else take(states, index)
 
 
@@ -58,10 +60,10 @@ def take(states: Tensor, index: Tensor) -> Tensor:
 def find_ring(states: Tensor, real: Tensor | None, documents: Tensor | None, num_relays: int, is_closed: bool) -> Ring:
     """Return the rings of a batch; in closed ones the last token of a document comes before its first.
 
-    A masked token between others is read by none, and is the neighbour of none.
+    A masked token between others is not a neighbour of any token, and no token attends to it.
 
     Args:
-        states: [B, T, X], of which only shape and device matter.
+        states: [B, T, X]; only shape and device matter.
         real, documents, num_relays: as in `Ring`.
     """
     batch_size, tokens = states.shape[:2]
@@ -92,12 +94,12 @@ def closed(ring: Ring, index: Tensor, known: Tensor) -> Ring:
 
 
 def mean_of_documents(states: Tensor, ring: Ring) -> Tensor:
-    """Return the mean of the real tokens of each document, [B, T, X] → [B, R, X]; 0 where there are none."""
+    """Return the mean of the real tokens of each document, [B, T, X] → [B, R, X]; 0 for a document without any."""
     wide = states.to(torch.promote_types(states.dtype, torch.float32))
     if ring.real is None and ring.documents is None:
         return wide.mean(1, keepdim=True).to(states.dtype)
     real = torch.ones_like(states[..., :1], dtype=torch.bool) if ring.real is None else ring.real.unsqueeze(-1)
-    # padding counts nothing here; attention multiplies its values by 0, so that these have to be finite
+    # padding may be anything here; but attention multiplies its values by 0, so they have to be finite
     wide = torch.where(real, wide, 0)
     total, count = add_up(wide, ring), add_up(real.to(wide.dtype), ring)
     return (total / count.clamp(min=1)).to(states.dtype)
@@ -111,7 +113,7 @@ def add_up(states: Tensor, ring: Ring) -> Tensor:
     return states.new_zeros(states.shape[0], ring.num_relays, states.shape[2]).scatter_add(1, index, states)
 
 
-# What a call says about its stars: padding, packed documents, and pairs of sentences.
+# The stars of a call: padding, packed documents, and pairs of sentences.
 
 
 CLOSED = (
@@ -130,6 +132,6 @@ def find_stars(config: Any, call: PreparedCall, sentences: Tensor | None) -> Rin
     if sentences is not None:
         documents, num_relays = sentences.long(), 2
     elif documents is not None:
-        # a tracer does not know how many there are, and gives every token a relay
+        # while tracing, the number of documents is not known, and every token has a relay
         num_relays = call.tokens if is_tracing(documents) else 1 + int(on_host(documents).max())
     return find_ring(call.embedded, mask.key_mask, documents, num_relays, config.ring == "closed")
