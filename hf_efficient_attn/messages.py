@@ -61,3 +61,13 @@ def cut(text: str, letters: int, letters_at_end: int) -> str:
 def warn_once(message: str) -> None:
     """Warn with this message, but only once."""
     warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Return the rows as lines with right-aligned columns.
+
+    >>> aligned([["layer", "keys"], ["0", "1,024"]])
+    ['layer   keys', '    0  1,024']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

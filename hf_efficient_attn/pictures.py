@@ -86,3 +86,10 @@ def _check_suffix(figure: Any, path: str | PathLike[str]) -> None:
     formats = figure.canvas.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".").lower() not in formats:
         raise ConfigurationError(f"{path} has no suffix of a picture; give one of: {', '.join(sorted(formats))}.")
+
+
+def legend_below(axis: Any, columns: int) -> None:
+    """Write the legend of a panel below it, in so many columns."""
+    axis.legend(
+        fontsize=8, ncols=columns, columnspacing=1.2, loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False
+    )

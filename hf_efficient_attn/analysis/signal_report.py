@@ -11,7 +11,8 @@ from os import PathLike
 from statistics import fmean
 from typing import Any
 
-from hf_efficient_attn.pictures import new_figure, save_figure
+from hf_efficient_attn.messages import aligned
+from hf_efficient_attn.pictures import legend_below, new_figure, save_figure
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,8 @@ class SignalReport:
                 row += [_mean(layer.entropy_nats, ".2f"), _mean(layer.entropy_relative, ".0%")]
             values = {gain.symbol: gain.values for gain in layer.gains}
             rows.append(row + [_mean(values.get(symbol, ()), ".3f") for symbol in symbols])
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         title = f"{self.model}: {self.num_sequences} sequences, {self.num_tokens} tokens; layer 0 is the embedding"
-        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([title, *table, *self._trained_line()])
+        return "\n".join([title, *aligned(rows), *self._trained_line()])
 
     def _trained_line(self) -> list[str]:
         trained = {gain.symbol for layer in self.layers for gain in layer.gains if gain.is_trained}
@@ -218,7 +217,7 @@ def _draw_entropy(axis: Any, reports: "Sequence[SignalReport]") -> None:
     axis.set_ylim(0, max(_finite(uniform)) * 1.12 + 0.05)
     axis.set_title("How widely does attention look?", fontsize=10)
     axis.set_ylabel("entropy of softmax A (nats)")
-    _legend_below(axis, columns=3)
+    legend_below(axis, columns=3)
 
 
 def _draw_gains(axis: Any, reports: "Sequence[SignalReport]") -> None:
@@ -236,13 +235,7 @@ def _draw_gains(axis: Any, reports: "Sequence[SignalReport]") -> None:
     axis.set_title("Gains (band: range over heads; dotted: not trained)", fontsize=10)
     axis.set_ylabel("gain")
     axis.margins(y=0.12)
-    _legend_below(axis, columns=5)
-
-
-def _legend_below(axis: Any, columns: int) -> None:
-    axis.legend(
-        fontsize=8, ncols=columns, columnspacing=1.2, loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False
-    )
+    legend_below(axis, columns=5)
 
 
 def _finite(values: Iterable[float]) -> list[float]:

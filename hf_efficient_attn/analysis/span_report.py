@@ -11,8 +11,9 @@ from math import ceil, floor, log10
 from statistics import fmean, median
 from typing import Any
 
+from hf_efficient_attn.messages import aligned
 from hf_efficient_attn.models.spans.module import ADAPTIVE, DYNAMIC, FIXED, FROZEN
-from hf_efficient_attn.pictures import new_figure, plain_number
+from hf_efficient_attn.pictures import legend_below, new_figure, plain_number
 
 # a picture shows distances from d to this factor times d as one point
 BIN_GROWTH = 2 ** (1 / 8)
@@ -192,16 +193,6 @@ def cost_table(costs: list[SpanCost]) -> str:
     return "\n".join(aligned(rows))
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Return the rows as lines with right-aligned columns.
-
-    >>> aligned([["layer", "keys"], ["0", "1,024"]])
-    ['layer   keys', '    0  1,024']
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
 def _head_line(name: str, head: HeadWeights) -> str:
     return (
         f"{name} span: layer {head.layer}, head {head.head}, {head.span:,.1f} tokens before the ramp, {head.keys:,} "
@@ -283,7 +274,7 @@ def _draw_spans(axis: Any, report: SpanReport) -> None:
     axis.set_ylabel("keys a head reads" + ("" if report.is_causal else " on each side"))
     what = {FIXED: "", DYNAMIC: " (mean span over the text, ramp included)"}.get(report.cost.kind, " (ramp included)")
     axis.set_title(f"How far does each head read?{what}", fontsize=10)
-    _legend(axis, columns=2)
+    legend_below(axis, columns=2)
 
 
 def _draw_weights(axis: Any, report: SpanReport) -> None:
@@ -308,7 +299,7 @@ def _draw_weights(axis: Any, report: SpanReport) -> None:
     axis.yaxis.set_minor_formatter("")
     axis.set_ylabel("attention weight")
     axis.set_title(f"Where do two heads look? (mean over {report.num_queries:,} tokens)", fontsize=10)
-    _legend(axis, columns=1 if mean else 2)
+    legend_below(axis, columns=1 if mean else 2)
 
 
 def _draw_text(axis: Any, text: TextSpans) -> None:
@@ -347,7 +338,7 @@ def _draw_costs(axis: Any, costs: Sequence[SpanCost], field: str, title: str, un
     axis.yaxis.set_major_formatter(_engineering)
     axis.set_xlabel("span limit (tokens)")
     axis.set_ylabel(unit)
-    _legend(axis, columns=4)
+    legend_below(axis, columns=4)
 
 
 def _draw_bars(axis: Any, costs: Sequence[SpanCost], field: str, unit: str) -> None:
@@ -376,9 +367,3 @@ def _engineering(value: float, position: int | None = None) -> str:
             divisor = 1e3 if letter == " k" else size
             return f"{value / divisor:g}{letter}"
     return f"{value:,g}"
-
-
-def _legend(axis: Any, columns: int) -> None:
-    axis.legend(
-        fontsize=8, ncols=columns, columnspacing=1.2, loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False
-    )

@@ -8,7 +8,6 @@ configs with the code of the repository. If this package is imported, `getattr(t
 prefix. It also returns the classes of this package's families.
 """
 
-import functools
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NoReturn
@@ -194,7 +193,7 @@ def write_implementations() -> None:
 def with_names(to_dict: Any) -> Any:
     """Return a config's `to_dict` that also writes the implementation, unless another one is set, and the names."""
 
-    @functools.wraps(to_dict)
+    @wraps(to_dict)
     def written(config: PreTrainedConfig) -> dict[str, Any]:
         found: dict[str, Any] = to_dict(config)
         for field in (SAVED_IMPLEMENTATION, SAVED_EXPERTS):

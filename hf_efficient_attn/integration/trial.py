@@ -125,11 +125,7 @@ SHAPES: dict[str, Callable[[Any], tuple[int, ...]]] = {
     TARGET: lambda _: (1, TARGET_TOKENS),
     "inputs_embeds": _embeddings,
     "query_embeds": _embeddings,
-    "encoder_hidden_states": lambda config: (
-        1,
-        SOURCE_TOKENS,
-        _field(config, "encoder_hidden_size", config.hidden_size),
-    ),
+    "encoder_hidden_states": _encoded,
     "pixel_values": _image,
     "input_features": _features,
     "input_values": _wave,

@@ -16,10 +16,6 @@ from hf_efficient_attn.layout.tracing import run_untraced
 from hf_efficient_attn.layout.transfer import on_host, prefetch_to_host
 from hf_efficient_attn.messages import shown
 
-# arguments that the engine does not support → the reason in the message
-UNSUPPORTED = {
-    "sinks": "has attention sinks of each query (sinks)",
-}
 CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -29,12 +25,11 @@ def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]
     Such calls have sinks per query (sinks per head, `s_aux`, are supported), a paged cache, or a sequence that is cut
     into shards by torch.
     """
-    for option, what in UNSUPPORTED.items():
-        if options.get(option) is not None:
-            raise UnsupportedBackendError(
-                f'{type(module).__name__} {what}, which attn_implementation="{NAME}" cannot compute. Load the model '
-                'with attn_implementation="eager" and without attention_pattern.'
-            )
+    if options.get("sinks") is not None:
+        raise UnsupportedBackendError(
+            f'{type(module).__name__} has attention sinks for each query (sinks), which attn_implementation="{NAME}" '
+            'cannot compute. Load the model with attn_implementation="eager" and without attention_pattern.'
+        )
     refuse_paged(cache_in(options))
     if torch.compiler.is_compiling():
         return

@@ -1,7 +1,6 @@
 """What models of several families share: initialisation, capabilities, and the choice of a backend."""
 
 import json
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -285,64 +284,3 @@ class SparsePreTrainedModel(EfficientPreTrainedModel):
         for module in self.modules():
             if isinstance(module, GlobalAttention):
                 module.copy_local()
-
-
-# Checks whether a tensor file is complete, from its header and its length; no tensor is read.
-
-
-# headers of real models are smaller; a larger length means a damaged file
-MOST_HEADER_BYTES = 100_000_000
-SAFETENSORS = ".safetensors"
-# zip archives, as torch.save writes them
-ZIPS = (".bin", ".pt", ".pth")
-
-
-def why_not_whole(file: Path) -> str | None:
-    """Return what is wrong with a file of safetensors or `torch.save`, as the end of a sentence; None if complete."""
-    try:
-        if not file.is_file():
-            return "is missing" if not file.exists() else "is no file"
-        return _why_not_safetensors(file) if file.suffix == SAFETENSORS else _why_not_zip(file)
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-
-
-def tensor_names(file: Path) -> set[str]:
-    """Return the tensor names in the header of a complete safetensors file."""
-    return set(_header(file)[0]) - {"__metadata__"}
-
-
-def _header(file: Path) -> tuple[dict[str, dict], int]:
-    """Return the header of a safetensors file, and the byte at which the tensor data begin.
-
-    Raises:
-        ValueError: the file has no valid header.
-    """
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if not 0 < size <= MOST_HEADER_BYTES:
-            raise ValueError(f"a header of {size} bytes")
-        header = json.loads(stream.read(size))
-    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
-        raise ValueError("a header that is no table")
-    return header, 8 + size
-
-
-def _why_not_safetensors(file: Path) -> str | None:
-    try:
-        header, start = _header(file)
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        wanted = start + max(ends, default=0)
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return "has no readable header"
-    size = file.stat().st_size
-    return None if size == wanted else f"has {size:,} bytes where its header says {wanted:,}"
-
-
-def _why_not_zip(file: Path) -> str | None:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            # the list of members is at the end of the file
-            return None if archive.namelist() else "is empty"
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
-        return "is cut off"

@@ -147,7 +147,6 @@ def shard_sequence(model: T, mesh: Any, mode: str = "auto") -> T:
     if shards is not None:
         for module in model.modules():
             module.__dict__[SHARDS] = shards
-    if shards is not None:
         before = model.register_forward_pre_hook(cut_inputs, with_kwargs=True)
         after = model.register_forward_hook(join_loss, always_call=True)
         rotations = varying_rotations(model)
@@ -190,7 +189,8 @@ def cut_inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     batch = cut_batch(model, given, shards, shifts_labels(model))
     inputs = dict(batch.inputs)
     if isinstance(model, FamilyPreTrainedModel):
-        inputs["attention_mask"] = model_mask(batch, model.config.is_causal)
+        # the mask for models of this package's families: the token table of the whole texts
+        inputs["attention_mask"] = with_kind(batch.table, model.config.is_causal)
     set_whole_table(model.config, batch.table)
     model.__dict__[BATCH] = batch
     return (), inputs
@@ -248,12 +248,13 @@ def cut_batch(model: Any, given: dict[str, Any], shards: SequenceShards, is_caus
     own, mask = shards.own(num_tokens), given.get("attention_mask")
     positions = parsed_positions(given.get("position_ids"), given, batch_size, num_tokens, 0)
     documents = find_documents(model.config, positions, mask, batch_size, 0)
-    if documents is not None and not (gives_documents(given) or isinstance(model, FamilyPreTrainedModel)):
+    gives_documents = any(given.get(name) is not None for name in OF_DOCUMENTS)
+    if documents is not None and not (gives_documents or isinstance(model, FamilyPreTrainedModel)):
         refuse_restarts(model, is_causal, mask is not None)
     key_mask = torch.ones(batch_size, num_tokens, dtype=torch.bool, device=tokens.device)
     token_mask = TokenMask(key_mask if mask is None else mask.to(tokens.device) != 0, documents)
     positions = counted_positions(model, given.get("input_ids"), mask, tokens) if positions is None else positions
-    inputs = own_inputs(given, own)
+    inputs = {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
     inputs |= {name: given[name] for name in HARMLESS if given.get(name) is not None}
     marked = marked_tokens(model, given, mask)
     inputs |= {} if marked is None else {"global_attention_mask": marked}
@@ -289,11 +290,6 @@ def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
     return tokens
 
 
-def own_inputs(given: dict[str, Any], own: slice) -> dict[str, Any]:
-    """Return this process's part of the arguments that have an entry for each token."""
-    return {name: given[name][:, own] for name in PER_TOKEN if given.get(name) is not None}
-
-
 def marked_tokens(model: Any, given: dict[str, Any], mask: Tensor | None) -> Tensor | None:
     """Return the global tokens of whole texts if the call, or a rule that depends on ids, chooses them; else None."""
     marked, config = given.get("global_attention_mask"), model.config
@@ -318,11 +314,6 @@ def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
         f"position_ids restart within a text, but in {type(model).__name__}{where} this does not begin a document. "
         f"{way} seq_idx with them, the number of each token's document."
     )
-
-
-def gives_documents(given: dict[str, Any]) -> bool:
-    """Return whether a call has arguments other than positions that say where documents begin."""
-    return any(given.get(name) is not None for name in OF_DOCUMENTS)
 
 
 def refuse_arguments(given: dict[str, Any], known: set[str]) -> None:
@@ -356,11 +347,6 @@ def labels_of(given: dict[str, Any], is_causal: bool) -> tuple[Tensor | None, An
         return None, None
     count = given.get("num_items_in_batch")
     return labels, labels.ne(IGNORED_LABEL).sum() if count is None else count
-
-
-def model_mask(batch: ShardedBatch, is_causal: bool) -> Tensor:
-    """Return the mask for models of this package's families: the token table of the whole texts."""
-    return with_kind(batch.table, is_causal)
 
 
 def counted_positions(model: Any, input_ids: Tensor | None, mask: Tensor | None, tokens: Tensor) -> Tensor:

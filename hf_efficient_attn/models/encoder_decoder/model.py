@@ -42,9 +42,8 @@ def shift_right(config: Any, ids: Tensor) -> Tensor:
                 "tokenizer's bos_token_id or pad_token_id), or pass decoder_input_ids."
             )
     start = torch.full_like(ids[:, :1], config.decoder_start_token_id)
-    return torch.cat((start, ids[:, :-1]), 1).masked_fill_(
-        torch.cat((start, ids[:, :-1]), 1) == -100, config.pad_token_id
-    )
+    shifted = torch.cat((start, ids[:, :-1]), 1)
+    return shifted.masked_fill_(shifted == -100, config.pad_token_id)
 
 
 def shift_source(

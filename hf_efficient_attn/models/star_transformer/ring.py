@@ -40,16 +40,13 @@ class Ring(Movable):
 
     def beside(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states of the neighbours before and after each token, [B, T, X] → twice the same."""
-        return neighbours(states, self.left, 1), neighbours(states, self.right, -1)
+        if self.left is None or self.right is None:
+            return states.roll(1, 1), states.roll(-1, 1)
+        return take(states, self.left), take(states, self.right)
 
     def of_tokens(self, states: Tensor) -> Tensor:
         """Return the states of each token's relay, [B, R, X] → [B, T, X], or [B, 1, X], which broadcasts."""
         return states if self.documents is None else take(states, self.documents)
-
-
-def neighbours(states: Tensor, index: Tensor | None, shift: int) -> Tensor:
-    """Return the states at `index`; None: the states rolled by `shift` tokens, around the ends."""
-    return states.roll(shift, 1) if index is None else take(states, index)
 
 
 def take(states: Tensor, index: Tensor) -> Tensor:
