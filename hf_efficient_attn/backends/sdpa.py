@@ -1,4 +1,4 @@
-"""Attention by torch's scaled_dot_product_attention over all pairs: fastest for full or causal patterns, short inputs."""
+"""Attention by torch's scaled_dot_product_attention over all pairs: fastest if these are allowed or few."""
 
 from dataclasses import dataclass, replace
 from typing import cast

@@ -29,9 +29,9 @@ class LocalAuto:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Undo that transformers 5.16 has just registered this class with `auto_class` for all configs of a class.
+        """Undo the registration of this class with `auto_class`, which transformers 5.16 has just made.
 
-        Nothing else is needed: a class of transformers is loaded again without code of a repository.
+        Otherwise all configs of the same class would load it. A class of transformers needs no code of a repository.
         """
         mapping = getattr(auto_class, "_model_mapping", None)
         registered = getattr(mapping, "_extra_content", {})
