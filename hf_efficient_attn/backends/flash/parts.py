@@ -316,7 +316,7 @@ def listed_parts(layout: Layout) -> list[Part]:
 
 
 def may_need_mask(layout: Layout, tokens: TokenMask) -> bool:
-    """Return whether a kernel may need a function of pairs, for example because masked keys leave holes in a document."""
+    """Return whether a kernel may need a function of pairs, such as for masked keys that leave holes in a document."""
     if tokens.is_empty:
         return any(part.has_mask for part in listed_parts(layout.fitted))
     if tokens.key_mask is not None or tokens.global_mask is not None or layout.is_cross:
