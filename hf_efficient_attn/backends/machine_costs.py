@@ -190,8 +190,8 @@ _pretended: list[Machine] = []
 def costs_of(call: AttentionCall) -> Costs:
     """Return the costs for the dtype and the device of a call's inputs.
 
-    float16 and float64 have the costs of float32: float16 is computed in float32, and for float64, where only ratios
-    matter, those of float32 are taken.
+    float16 and float64 have the costs of float32: float16 is computed in float32, and backends in float64 are compared
+    only with each other.
     """
     return machine_of(call.inputs.device).costs_in("bfloat16" if call.inputs.dtype == torch.bfloat16 else "float32")
 

@@ -1,4 +1,7 @@
-"""Attention by torch's scaled_dot_product_attention over all pairs: fastest if these are allowed or few."""
+"""Attention by torch's scaled_dot_product_attention over all pairs.
+
+This is the fastest backend for full and causal patterns, and for short inputs.
+"""
 
 from dataclasses import dataclass, replace
 from typing import cast

@@ -39,7 +39,7 @@ TABLE = """| layers | each token reads | keys it reads, on average | time over d
 
 
 def attention_text(model_or_config: Any) -> str:
-    """Return the section on attention of a card, in Markdown, without its heading."""
+    """Return the attention section of a card, in Markdown, without its heading."""
     config = getattr(model_or_config, "config", model_or_config)
     try:
         tokens = described_tokens(config)

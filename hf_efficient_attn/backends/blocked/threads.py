@@ -62,7 +62,7 @@ def _run(is_inference: bool, function: Callable[..., T], *args: Any) -> T:
 
 @lru_cache
 def _pool(num_threads: int) -> ThreadPoolExecutor:
-    """Return threads in each of which torch computes with this thread only."""
+    """Return a pool of threads in each of which torch uses a single thread."""
     pool, barrier = ThreadPoolExecutor(num_threads, "attention"), Barrier(num_threads)
     wait([pool.submit(_compute_alone, barrier) for _ in range(num_threads)])
     # `_compute_alone` has also changed the default for later threads

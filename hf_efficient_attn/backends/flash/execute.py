@@ -159,7 +159,7 @@ def backward_heads(
     Args:
         rows: q, output and its gradient, [batch, tokens, heads, width].
         keys: k and v.
-        lse: by which exp(score - lse) is the weight of a pair, [batch, heads, tokens].
+        lse: [batch, heads, tokens]; exp(score - lse) is the weight of a pair.
     """
     (q, out, grad), (k, v), device = rows, keys, rows[0].device
     totals: list[Tensor] = []
