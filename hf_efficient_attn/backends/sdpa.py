@@ -218,9 +218,10 @@ def computed_pairs(call: AttentionCall) -> int:
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return about how many bytes a call needs for the mask, the biases of terms and the scores.
+    """Return about how many bytes a call needs in addition to inputs and outputs.
 
-    Scores are counted only if torch has no fused kernel for the call. 0: the call needs only inputs and outputs.
+    They hold the mask, the biases of terms, and all scores if torch has no fused kernel for the call. A call with a
+    single query needs only copies of its keys and values.
     """
     layout, inputs = call.layout, call.inputs
     if is_single(call):
