@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_efficient_attn import requirements
 
-# before anything that may not be there in other versions is imported
+# before imports that fail with other versions of torch and transformers
 requirements.check_requirements()
 
 from hf_efficient_attn import hub, models, patterns, training
@@ -95,7 +95,7 @@ __all__ = [
     "use_backend",
 ]
 
-# what `__getattr__` finds, and the module that defines it: model classes, and names that few users need
+# name -> the module that defines it, for `__getattr__`: model classes, and names that few users need
 _LAZY: dict[str, str] = {
     **{name: family.__name__ for family in FAMILIES for name in family.__all__},
     **dict.fromkeys(training.__all__, training.__name__),

@@ -1,4 +1,4 @@
-"""`python -m hf_efficient_attn`: the command line, also from a source tree that is not installed."""
+"""Command line `python -m hf_efficient_attn`, which also works from a source tree that is not installed."""
 
 from hf_efficient_attn.cli import main
 

@@ -1,7 +1,7 @@
 """Command line `hf-efficient-attn`: parse, call one function, print.
 
-Every command lives in the module that does the work, which offers `add_arguments(parser)` and `main(args)`; `--help`
-shows its docstring. That module is imported when the command is called, and nothing else of the package before it.
+Each command is a module that defines `add_arguments(parser)` and `main(args)`; `--help` shows its docstring. Only the
+module of the called command is imported. The console script runs this file without importing the package.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# the words of a command (one, or a verb and its subject) -> the module that answers
+# words of a command (one, or a verb and its subject) -> the module that runs it
 COMMANDS: dict[tuple[str, ...], str] = {
     ("analyze", "signal"): "hf_efficient_attn.analysis.signal",
     ("analyze", "spans"): "hf_efficient_attn.analysis.spans",
@@ -31,7 +31,7 @@ COMMANDS: dict[tuple[str, ...], str] = {
 }
 
 
-# the help of commands of two words, by the first
+# first word of a command of two words -> help text
 VERBS = {
     "analyze": """Measure the hidden states and attention spans of a model: {subjects}
 
@@ -49,7 +49,7 @@ Lengths are in tokens, times in milliseconds, memory in MiB. Keys of JSON name t
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of the whole command line, which knows the options of the command that is called."""
+    """Return the parser of the command line. Only the called command gets its options."""
     parser = argparse.ArgumentParser(
         prog="hf-efficient-attn",
         description="Efficient attention for Hugging Face Transformers: sparsify and convert models, draw and explain "
@@ -59,7 +59,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     version = "show the version and exit"
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # where the last word of a command belongs, by the words before it
+    # words before the last word of a command -> the subparsers that the last word is added to
     groups: dict[tuple[str, ...], Any] = {(): commands}
     for (*verbs, name), path in COMMANDS.items():
         group = tuple(verbs)
@@ -84,13 +84,13 @@ class _Version(argparse.Action):
 
 
 def _docstring(module: str) -> str:
-    """Return the docstring of a module of this package, which is not imported."""
+    """Return the docstring of a module of this package without importing it."""
     path = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py")
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def _add_parser(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    """Return the parser of a command; its line in a list of commands is the first one of its text."""
+    """Add the parser of a command and return it. The list of commands shows the first line of its text."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text.partition("\n")[0],
@@ -101,10 +101,10 @@ def _add_parser(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. An error that a user can mend is printed in one line, with exit code 2.
+    """Run one command. An error that a user can fix is printed in one line, with exit code 2.
 
     These are errors of this package, files that cannot be read or written, and libraries that are not installed.
-    `arguments` defaults to those of the process.
+    `arguments` defaults to `sys.argv[1:]`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = build_parser(arguments)
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _sentence(error: Exception) -> str | None:
-    """Return what a user can do about an error; None: it is a fault of this package."""
+    """Return the message of an error that a user can fix, in one line; None if the package itself is at fault."""
     from hf_efficient_attn.errors import EfficientAttentionError
 
     if isinstance(error, ValueError) and not isinstance(error, (EfficientAttentionError, OSError)):
@@ -135,7 +135,7 @@ def _sentence(error: Exception) -> str | None:
             return None
         return f"This command needs {library}, which is not installed. Run: pip install {library}"
     if isinstance(error, ImportError):
-        # an error that names what to install comes without the name of the missing module
+        # an ImportError whose message says what to install has no `name`
         return str(error) if error.name is None else None
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."

@@ -1,4 +1,4 @@
-"""Every exception this package raises.
+"""Exceptions of this package.
 
 EfficientAttentionError (ValueError)
 ├── ConfigurationError       a config field, or a combination of fields, that no model can be built from
@@ -8,24 +8,24 @@ EfficientAttentionError (ValueError)
 │       └── MaskLimitError   masks of a backend that would grow as the square of the length
 └── UnsupportedBackendError  an attention implementation that cannot compute what the model asks for
 
-The ConfigurationError of a field of another type, `models.config.errors.FieldError`, is also what transformers raises
-there.
+`models.config.errors.FieldError`, the ConfigurationError for a field that a config refuses, is also a subclass of the
+exceptions that transformers raises in that case.
 """
 
 from hf_efficient_attn.messages import cut
 
 LONGEST_MESSAGE = 500
-# letters of such a message that are kept at its end, where it says what to do next
+# characters kept at the end of a message that is cut, where it says what to do next
 LONGEST_END = 160
 
 
 class EfficientAttentionError(ValueError):
     """Base of all errors of this package; a `ValueError`, so that callers need not import it.
 
-    A message of more than 500 characters is cut in its middle.
+    Messages of more than 500 characters are cut in the middle.
     """
 
-    # no `__init__`: torch's compiler traces none of an exception, so the message would be lost in compiled programs
+    # no `__init__`: torch's compiler does not trace one of an exception, so compiled programs would lose the message
     def __str__(self) -> str:
         return cut(super().__str__(), LONGEST_MESSAGE, LONGEST_END)
 

@@ -1,6 +1,6 @@
-"""The command line of lm-eval with this package imported: `python -m hf_efficient_attn.lm_eval --model hf …`
+"""Command line of lm-eval with this package imported.
 
-Its arguments are those of `lm_eval`, which has none that imports a package:
+It takes the arguments of `lm_eval`, which has no option that imports a package:
 
     python -m hf_efficient_attn.lm_eval --model hf --model_args pretrained=FOLDER --tasks lambada_openai
 """
@@ -10,7 +10,7 @@ import importlib
 
 def main() -> None:
     """Run lm-eval."""
-    # the families are registered since the package of this module was imported
+    # importing this module has imported the package, which registers the families
     importlib.import_module("lm_eval.__main__").cli_evaluate()
 
 

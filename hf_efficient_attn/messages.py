@@ -1,4 +1,4 @@
-"""How messages show the values of users, which may be of any size, and numbers of bytes."""
+"""Format user values of any size, and numbers of bytes, for messages."""
 
 import warnings
 from functools import lru_cache
@@ -9,7 +9,7 @@ KIBIBYTE = 2**10
 
 
 def shown(value: Any, letters: int = 120) -> str:
-    """Return `repr(value)`, cut to about so many letters; in short time for any value, however deep or large.
+    """Return `repr(value)`, cut to about `letters` characters; fast for any value, however deep or large.
 
     >>> shown("band"), shown([1, None]), len(shown("a" * 10**6)) <= 120
     ("'band'", '[1, None]', True)
@@ -20,7 +20,7 @@ def shown(value: Any, letters: int = 120) -> str:
 
 
 def shown_bytes(num_bytes: int) -> str:
-    """Return a number of bytes in the unit in which it can be read.
+    """Return a number of bytes as text, in bytes, KiB or MiB.
 
     >>> shown_bytes(512), shown_bytes(1536), shown_bytes(5 * 2**30)
     ('512 bytes', '1.50 KiB', '5,120.00 MiB')
@@ -40,12 +40,12 @@ class _Shown(Repr):
         self.maxstring = self.maxother = self.maxlong = letters
 
     def repr_int(self, number: int, level: int) -> str:
-        # Python refuses to write numbers of thousands of digits
+        # Python refuses to convert integers of thousands of digits to text
         return repr(number) if number.bit_length() <= 256 else f"an integer of {number.bit_length()} bits"
 
 
 def cut(text: str, letters: int, letters_at_end: int) -> str:
-    """Return a text without its middle where it is longer.
+    """Return `text`; if it is longer than `letters`, its middle is replaced by "…".
 
     >>> cut("one two three four", 11, 4)
     'one … four'
@@ -53,7 +53,7 @@ def cut(text: str, letters: int, letters_at_end: int) -> str:
     if len(text) <= letters:
         return text
     start, end = text[: letters - letters_at_end - 3], text[len(text) - letters_at_end :]
-    # a space on either side, also where the cut is beside one
+    # exactly one space on either side of the ellipsis
     return f"{start.rstrip()} … {end.lstrip()}"
 
 

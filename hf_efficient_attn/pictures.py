@@ -1,4 +1,4 @@
-"""An empty figure, labels of ticks, and a check where files go; matplotlib is optional and imported only here."""
+"""Figures, tick labels, and checks of output paths; only this module imports matplotlib, which is optional."""
 
 import os
 from importlib.util import find_spec
@@ -39,22 +39,22 @@ def can_draw() -> bool:
 
 
 def check_picture(path: str | PathLike[str]) -> None:
-    """Raise what `save_figure` would, before anything is measured.
+    """Raise the errors that `save_figure` would raise, before anything is measured.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ConfigurationError: it cannot write such a file.
-        InputError: the file cannot be written there.
+        ConfigurationError: matplotlib cannot write files of this suffix.
+        InputError: the file cannot be written.
     """
     _check_suffix(new_figure(1, 1), path)
     check_destination(path)
 
 
 def check_destination(path: str | PathLike[str]) -> None:
-    """Try to write where a file shall go; afterwards all is as before: what it holds is kept, new folders are gone.
+    """Check that a file can be written. Its content is kept; a file and folders created for the check are removed.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     file = Path(path)
     is_new = not os.path.lexists(file)
@@ -72,10 +72,10 @@ def check_destination(path: str | PathLike[str]) -> None:
 
 
 def save_figure(figure: Any, path: str | PathLike[str], pixels_per_inch: int) -> None:
-    """Write a figure, in the format that the suffix says; missing folders are made.
+    """Write a figure in the format of the path's suffix; missing folders are created.
 
     Raises:
-        ConfigurationError: matplotlib cannot write such a file.
+        ConfigurationError: matplotlib cannot write files of this suffix.
     """
     _check_suffix(figure, path)
     Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Which versions of torch and transformers the package needs: said once, and checked before anything else is imported.
+"""The versions of torch and transformers that the package needs, checked before anything else is imported.
 
-`pyproject.toml` says the same (a test compares them); it is not at hand where the package runs from a source tree.
+`pyproject.toml` repeats them (a test compares the two), but cannot be read when the package is not installed.
 """
 
 import re
@@ -13,7 +13,7 @@ REQUIREMENTS: dict[str, tuple[str, str | None]] = {"torch": ("2.11", None), "tra
 
 
 def check_requirements() -> None:
-    """Raise ImportError, which says what is needed and what is installed, unless all of it fits."""
+    """Raise ImportError, with the needed and the installed version, if a library is missing or does not fit."""
     for library, (first, too_new) in REQUIREMENTS.items():
         needed = f"{library} >= {first}" + (f" and < {too_new}" if too_new else "")
         pinned = f"{library}>={first}" + (f",<{too_new}" if too_new else "")
@@ -26,7 +26,7 @@ def check_requirements() -> None:
 
 
 def installed_version(library: str) -> str | None:
-    """Return the version of a library, without importing it where that can be known; None: it is not there."""
+    """Return the version of a library, or None if it is missing. It is imported only if it has no metadata."""
     if find_spec(library) is None:
         return None
     try:
@@ -37,7 +37,7 @@ def installed_version(library: str) -> str | None:
 
 
 def fits(version: str, first: str, too_new: str | None) -> bool:
-    """Return whether a version lies between two others; those before a release count as the release.
+    """Return whether `first <= version < too_new`; a pre-release counts as its release.
 
     >>> fits("5.16.0.dev0", "5.16", "6"), fits("4.57.6", "5.16", "6"), fits("6.0.0rc1", "5.16", "6")
     (True, False, False)
@@ -46,7 +46,7 @@ def fits(version: str, first: str, too_new: str | None) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release; zeros at the end are left out, so that 6 and 6.0 are equal."""
+    """Return the numbers of a release without trailing zeros, so that 6 and 6.0 are equal."""
     release = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(number) for number in release[0].split(".")] if release else []
     while numbers and numbers[-1] == 0:

@@ -17,33 +17,34 @@ from torch import Tensor
 
 from hf_efficient_attn.layout.call import AttentionCall, cap
 
-# The fused operator behind torch's SDPA on CPUs, which torch keeps to itself: what it assumes, said in one place.
+# The fused operator behind torch's SDPA on CPUs is private to torch. This is what it assumes.
 #
-# It checks nothing. It takes the numbers of a row to be contiguous, whatever the stride of the last dimension says,
-# and otherwise reads foreign memory. Where rows overlap, its backward pass fails in half precision. Its output has the
-# memory order of q, and is written to wrong places if examples, heads or tokens of q lie closer together than a row is
-# wide. `plain_rows` makes inputs that it computes correctly; so are views of these that do not cut their rows, such as
-# overlapping blocks of keys. With `is_causal` it scales after it has masked, so the scale must be greater than 0.
+# It checks nothing. It assumes that the elements of a row are contiguous, whatever the stride of the last dimension is,
+# and otherwise reads memory outside the tensor. If rows overlap, its backward pass fails in half precision. Its output
+# has the memory order of q, and is written to wrong places if the stride of q's examples, heads or tokens is less than
+# the width of a row. `plain_rows` makes inputs that it computes correctly. It is also correct for views of these that
+# keep rows whole, such as overlapping blocks of keys. With `is_causal` it scales after masking, so the scale must be
+# greater than 0.
 
 
 def plain_rows(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors [batch, heads, tokens, width] as the operator may read them, by copies if need be.
+    """Return tensors [batch, heads, tokens, width] that the operator reads correctly; the others are copied.
 
     Examples, heads and tokens may have any memory order. Except in q, examples and heads may also overlap or be
     expanded.
     """
     if not torch.compiler.is_compiling() and q.is_contiguous() and all(each.is_contiguous() for each in others):
         return (q, *others)
-    # strides first: a compiler would keep every comparison of a size
+    # compare strides first: a compiler adds a guard for every comparison of a size
     is_close = any(stride < q.shape[3] and size > 1 for size, stride in zip(q.shape[:3], q.stride(), strict=False))
     q = q.clone(memory_format=torch.contiguous_format) if is_close else q
     return tuple(tensor if has_plain_rows(tensor) else tensor.contiguous() for tensor in (q, *others))
 
 
 def repeated_row(q: Tensor) -> Tensor:
-    """Return queries as they are, but a single one of bfloat16 on a CPU twice, for the first row of the output.
+    """Return q; a single query in bfloat16 on a CPU is repeated, and the caller takes the first row of the output.
 
-    Products of matrices with one vector of bfloat16 take three times as long as with two.
+    Products of a matrix and one bfloat16 vector take three times as long as with two vectors.
     """
     if torch.compiler.is_compiling() or q.shape[2] > 1 or q.dtype != torch.bfloat16 or q.device.type != "cpu":
         return q
@@ -86,29 +87,29 @@ def fused_attention_backward(
     """Return the gradients of q, k and v; all tensors, `grad` and `out` included, have plain rows.
 
     Args:
-        lse: +inf for rows whose weights are 0, masked or not.
+        lse: the log-sum-exp [b, h, q]; +inf for rows whose weights shall be 0, whatever the mask is.
     """
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     return kernel(grad, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale)  # type: ignore[no-any-return]
 
 
-# exp of it is far below the rounding of 1 in float64, and large enough that its product with a gradient of 1e-16 is no
-# denormal number of float32: products of matrices that hold many of these take ten times as long, and more
+# exp(LOWEST_SCORE) is far below the rounding error of 1 in float64, but its product with a gradient of 1e-16 is not yet
+# a denormal number in float32: products of matrices with many denormal numbers take at least ten times as long
 LOWEST_SCORE = -50.0
-# where a sink has most of a row's weight, all other weights are small, and the gradients of the row are made of these
+# used with sinks: if a sink has most of a row's weight, all other weights are small, but the gradients depend on them
 LOWEST_BESIDE_SINKS = -80.0
 FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# torch's operator computes all of a triangle that is not larger than its blocks: so many queries at a time read only
-# the keys up to the last of them
+# queries per strip of a causal triangle. torch's operator computes the whole square of a triangle that is not larger
+# than its blocks; a strip gets only the keys up to its last query
 STRIP_TOKENS = 128
 
 
 @dataclass(frozen=True)
 class FusedCPU:
-    """The fused operator of torch on CPUs. It takes no dropout and no learned terms, and values as wide as keys.
+    """The fused operator of torch on CPUs, without dropout and learned terms, for values as wide as keys.
 
     Attributes:
-        is_causal: whether query i reads the keys 0 … i of its block, in place of a bias; the scale is above 0.
+        is_causal: whether query i attends to the keys 0 … i of its block; there is no bias, and the scale is above 0.
     """
 
     scale: float
@@ -147,12 +148,12 @@ class FusedCPU:
         return dq, dk, dv
 
     def has_strips(self, q: Tensor) -> bool:
-        """Return whether a triangle is computed in parts."""
+        """Return whether a causal triangle is computed in strips."""
         return self.is_causal and q.shape[2] > STRIP_TOKENS
 
 
 def strips(q: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the queries of each part of a triangle, whose last one reads all keys of it, and their mask."""
+    """Yield the queries of each strip of a causal triangle, and its mask over the keys up to the last query."""
     num_queries = q.shape[2]
     for start in range(0, num_queries, STRIP_TOKENS):
         stop = min(start + STRIP_TOKENS, num_queries)
@@ -171,13 +172,13 @@ def mask_of(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 class Explicit:
     """Matmul, softmax, matmul.
 
-    Half-precision operands are widened before each product, on GPUs, too: large scores rounded to half precision change
-    the weights visibly. `torch.bmm(..., out_dtype=torch.float32)` would not round them, but exists on CUDA only and was
-    not measured.
+    Half-precision operands are widened before each product, also on GPUs, because rounding large scores to half
+    precision changes the weights visibly. `torch.bmm(..., out_dtype=torch.float32)` would not round them, but exists
+    only on CUDA and was not measured.
 
     Attributes:
         terms: the learned parts of the scores of this run, which broadcast to [h, n, q, k].
-        drop: draws which weights are dropped, a bool tensor of the given shape; None: none are.
+        drop: draws which weights are dropped, as a bool tensor of a given shape; None: no dropout.
         dropout: probability with which `drop` drops.
         softcap: bound of the scaled scores, before terms are added.
         has_sinks: whether sinks take weight from the keys.
@@ -212,7 +213,7 @@ class Explicit:
         total = weights.sum(-1, keepdim=True)
         if self.drop is not None:
             weights.masked_fill_(self.drop(weights.shape), 0.0)
-        # a row without keys has zeros only
+        # the weights of a row without keys are all 0, and so is their sum
         out = torch.matmul(weights, wide(v)).div_(total.clamp(min=torch.finfo(total.dtype).tiny) * (1 - self.dropout))
         return out, total.log_().add_(largest).squeeze_(-1)
 
@@ -229,7 +230,7 @@ class Explicit:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the gradients of q, k, v and the scores; `out` and `lse` as for `FusedCPU`.
 
-        delta: the products of `grad` and `out` less the gradient of the log-sum-exp, [h, n, q]; None: it has none.
+        delta: the sum of `grad` · `out` over d, less the gradient of the log-sum-exp, [h, n, q]; None: the latter is 0.
         """
         lowest = LOWEST_BESIDE_SINKS if self.has_sinks else LOWEST_SCORE
         weights = exp_(self.scores(q, k, bias).sub_(lse[..., None]), lowest)
@@ -237,7 +238,7 @@ class Explicit:
         delta = (grad * wide(out)).sum(-1) if delta is None else delta
         kept, d_weights = weights, torch.matmul(grad, wide(v).transpose(-1, -2))
         if self.drop is not None:
-            # the weights dropped in the forward pass, and their scale
+            # drop the same weights as the forward pass, and scale the others as it does
             dropped = self.drop(weights.shape)
             kept, d_weights = weights.masked_fill(dropped, 0.0), d_weights.masked_fill_(dropped, 0.0)
             d_weights.div_(1 - self.dropout)
@@ -260,7 +261,7 @@ def is_fused(call: AttentionCall) -> bool:
 
 
 def dropper(dropout: float, seed: int, device: torch.device) -> Callable[[tuple[int, ...]], Tensor] | None:
-    """Return a function that draws which weights are dropped; the same seed gives the same draw. None: none are.
+    """Return a function that draws which weights are dropped, the same ones for the same seed; None: no dropout.
 
     Each random number of 64 bits decides on four weights, so the probability is exact to 1 in 65,536.
     """
@@ -286,7 +287,7 @@ def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor, delta: 
 
 
 def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised output, in the memory order of q where the widths agree."""
+    """Return an uninitialised output, in the memory order of q if the widths agree."""
     if q.shape[-1] == v.shape[-1]:
         return torch.empty_like(q, dtype=dtype)
     return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
@@ -295,7 +296,7 @@ def empty_output(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
 def exp_(scores: Tensor, lowest: float = LOWEST_SCORE) -> Tensor:
     """Replace scores by exp(scores), with 0 where a weight is too small to change a sum of about 1.
 
-    On CPUs exp(-inf) takes five times as long as other values, and a result that is nearly 0 thirty times.
+    On CPUs, exp(-inf) takes five times as long as exp of other values, and a result that is nearly 0 thirty times.
     """
     return torch.threshold_(scores.clamp_(min=lowest).exp_(), 2 * math.exp(lowest), 0.0)
 
@@ -316,27 +317,27 @@ def finite(lse: Tensor) -> Tensor:
 
 
 def lse_of_weights(lse: Tensor) -> Tensor:
-    """Return the log-sum-exp from which exp(score - lse) is the weight of every pair: +inf where all weights are 0.
+    """Return the log-sum-exp from which exp(score - lse) is the weight of every pair: +inf if all weights are 0.
 
     These are the rows without keys, whose scores are -inf, and those of masked tokens, whose scores may be anything.
     """
     return lse.masked_fill(lse == float("-inf"), float("inf"))
 
 
-# What torch's memory-efficient attention on GPUs assumes of its inputs, and does not check before it fails.
+# What torch's memory-efficient attention on GPUs assumes about its inputs without checking it.
 
 
-# a load of the kernel
+# what the kernel loads at once
 BYTES = 16
 
 
 def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors [batch, heads, tokens, width] that the kernel can read, by copies if need be."""
+    """Return tensors [batch, heads, tokens, width] that the kernel can read; the others are copied."""
     return tuple(tensor if is_aligned(tensor) else tensor.contiguous() for tensor in tensors)
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Return whether rows are contiguous and start at multiples of a load, as long as they are themselves such.
+    """Return whether rows are contiguous and, if the storage is aligned, start at multiples of `BYTES`.
 
     >>> import torch
     >>> is_aligned(torch.empty(2, 8, 10, 16).transpose(1, 2)), is_aligned(torch.empty(2, 8, 10, 17)[..., :16])

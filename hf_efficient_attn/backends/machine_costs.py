@@ -1,7 +1,7 @@
-"""What attention costs on a machine, by which backends and lengths of blocks are chosen; results do not depend on it.
+"""The cost of attention on a machine, by which backends and block lengths are chosen; results do not depend on it.
 
 The costs are those that the user has measured on this machine (`hf-efficient-attn bench calibrate`), or else those of
-the nearest machine in `KNOWN_JSON`, by vendor and instruction set.
+the most similar machine in `KNOWN_JSON` (see `nearest`).
 """
 
 import json
@@ -21,18 +21,18 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.block_layout import BlockCosts
 from hf_efficient_attn.layout.call import AttentionCall
 
-# names another file of the user's own measurements
+# environment variable with the path of the user's own measurements, in place of the file in the cache
 VARIABLE = "HF_EFFICIENT_ATTN_MACHINES"
-# major numbers of compute capability, by parts of the names of GPUs
+# major number of the compute capability -> parts of the names of GPUs
 HOPPER = 9
 GENERATIONS = {
     8: ("A100", "A10", "A30", "A40", "L4", "RTX 30", "RTX 40"),
     10: ("B200", "B300", "GB200"),
     12: ("RTX 50",),
 }
-# GPUs that can be explained by a short name, and a part of the name that their drivers give
+# short name of a GPU, for explanations -> part of the name that its driver gives
 KNOWN_GPUS = {"h200": "H200", "h100": "H100", "a100": "A100"}
-# queries per block of the kernel that multiplies, normalises and multiplies
+# queries per block of the kernel `Explicit`
 EXPLICIT_BLOCK_TOKENS = 64
 
 
@@ -41,11 +41,11 @@ class PassCosts:
     """Times of one score in a forward or a backward pass, in scores of dense attention without a mask in that pass.
 
     Attributes:
-        blocks: of torch's fused kernel for CPUs, as blocked calls it, by the length of the blocks of queries.
-        explicit: of the kernel that multiplies, normalises and multiplies: caps, terms, dropout, other devices.
-        masked: of dense attention with a mask.
-        is_widened: whether bfloat16 is computed in float32, which takes less time where a processor has no instructions
-            for it: by blocked and gathered, and by sdpa in both passes if it is so in the backward pass.
+        blocks: times in torch's fused kernel for CPUs, as blocked calls it, by the number of queries in a block.
+        explicit: time in the kernel `Explicit`: with soft caps, terms or dropout, and on other devices.
+        masked: time in dense attention with a mask.
+        is_widened: whether blocked and gathered compute bfloat16 in float32, which takes less time if a processor has
+            no instructions for bfloat16. sdpa does so in both passes if it is True for the backward pass.
     """
 
     blocks: BlockCosts
@@ -54,16 +54,16 @@ class PassCosts:
     is_widened: bool = False
 
     def of_kernel(self, is_fused: bool) -> BlockCosts:
-        """Return the costs of the kernel that computes blocks of queries, by their length."""
+        """Return the costs of the kernel that computes blocks, by the number of queries in a block."""
         return self.blocks if is_fused else BlockCosts.only(EXPLICIT_BLOCK_TOKENS, self.explicit)
 
     def fast_dtype(self, dtype: torch.dtype, device: str) -> torch.dtype:
-        """Return the dtype in which a type of device computes: float16 takes five times as long as float32 on CPUs."""
+        """Return the dtype to compute in. On CPUs, float16 takes five times as long as float32."""
         is_slow = (dtype == torch.float16 and device == "cpu") or (dtype == torch.bfloat16 and self.is_widened)
         return torch.float32 if is_slow else dtype
 
     def in_fast_dtype(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors, all of one dtype, in that in which they are computed."""
+        """Return the tensors, which have the same dtype, in the dtype in which they are computed."""
         dtype = self.fast_dtype(tensors[0].dtype, tensors[0].device.type)
         return tensors if dtype == tensors[0].dtype else tuple(tensor.to(dtype) for tensor in tensors)
 
@@ -73,19 +73,19 @@ class Costs:
     """What attention in one dtype costs on a machine.
 
     Attributes:
-        dense_backward: time of a score in the backward pass over that in the forward pass, in dense attention.
-        key: time to read a key for a single query, in scores of a forward pass, as all that follow.
+        dense_backward: time of a score in the backward pass, divided by that in the forward pass, in dense attention.
+        key: time to read a key for a single query. This time and those below are in scores of a forward pass.
         gathered: time to copy a key and its value to their place in a block.
         call: fixed time of a call that is computed in blocks.
-        run: fixed time of one of its kernels, with what surrounds it.
-        moved: time of a query that is moved to its place in a token order and back.
-        flex: time of a score in flex's kernel, forward and backward alike.
+        run: fixed time of one kernel of such a call, with the code around it.
+        moved: time to move a query to its place in a token order and back.
+        flex: time of a score in flex's kernel, the same forward and backward.
         flex_call: fixed time of a call of flex beyond that of dense attention.
-        flash, flash_call: the same of FlashAttention-4's kernels, the second for each of them; rows that several of
-            them compute are moved besides.
-        tile_key: time of a key of a tile of chosen keys, besides that of its scores: it is gathered, and read from
+        flash, flash_call: the same for FlashAttention-4, `flash_call` per kernel; rows that several kernels compute
+            also take `moved`.
+        tile_key: time of a key in a tile of selected keys, in addition to its scores: it is gathered, and read from
             memory several times.
-        listed: time of a pair that a list of chosen keys names, to find its tile and to make its mask.
+        listed: time to find the tile of a pair in a list of selected keys, and to make its mask.
     """
 
     forward: PassCosts
@@ -121,8 +121,8 @@ class Processor:
 
     Attributes:
         device: "cpu", or the type of another device.
-        name: as the system or the driver knows it; "" in a file of the user's own: any processor.
-        vendor: as the processor reports it; "" where the system does not say.
+        name: as the system or the driver gives it; "" in the user's own file: any processor.
+        vendor: as the processor reports it; "" if the system does not say.
         vectors: the widest instructions that torch's kernels use, such as "AVX2" or "AVX512".
         has_tiles: whether it multiplies matrices in tiles (AMX), as far as the system shows it.
     """
@@ -139,7 +139,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Machine:
-    """A processor and what attention costs there.
+    """A processor and the costs of attention on it.
 
     Attributes:
         source: where its costs come from, in words.
@@ -154,7 +154,7 @@ class Machine:
         return f"{self.processor}: {self.source}" if self.processor.name else self.source
 
     def costs_in(self, dtype: str) -> Costs:
-        """Return the costs in a dtype; without them, in the first that was measured."""
+        """Return the costs in a dtype, or in the first dtype that was measured if it was not."""
         return dict(self.costs).get(dtype, self.costs[0][1])
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,10 +167,10 @@ class Machine:
         """Return the machine that `to_dict` wrote.
 
         Raises:
-            AttributeError, KeyError, TypeError, ValueError: it did not.
+            AttributeError, KeyError, TypeError, ValueError: `to_dict` did not write this.
         """
         costs = tuple((name, _costs_from(each)) for name, each in data["costs"].items())
-        # number of cores: in files from before it stopped to count
+        # older files also hold the number of cores, which is not used
         processor = {name: value for name, value in data["processor"].items() if name != "num_cores"}
         return cls(Processor(**processor), data["source"], costs)
 
@@ -188,9 +188,10 @@ _pretended: list[Machine] = []
 
 
 def costs_of(call: AttentionCall) -> Costs:
-    """Return what a call costs on the device of its inputs.
+    """Return the costs for the dtype and the device of a call's inputs.
 
-    float16 is computed in float32, and float64 compared within itself, so that both have the costs of float32.
+    float16 and float64 have the costs of float32: float16 is computed in float32, and backends in float64 are compared
+    only with each other.
     """
     return machine_of(call.inputs.device).costs_in("bfloat16" if call.inputs.dtype == torch.bfloat16 else "float32")
 
@@ -202,7 +203,7 @@ def machine_of(device: str) -> Machine:
 
 @contextmanager
 def on_machine(machine: Machine) -> Iterator[None]:
-    """Choose lengths of blocks, and backends for calls unlike any before, as on another machine, in all threads."""
+    """Choose block lengths, and backends for calls without a cached choice, as on another machine, in all threads."""
     _pretended.append(machine)
     try:
         yield
@@ -218,10 +219,10 @@ def _found(device: str) -> Machine:
 
 
 def nearest(processor: Processor, machines: Sequence[Machine]) -> Machine:
-    """Return the machine that is most like a processor; the first of several.
+    """Return the machine whose processor is most similar to this one; the first if several are.
 
-    By device, name, vendor and instructions. Virtual machines hide instructions that the processor has, so that its
-    name and its vendor count first.
+    Device, name, vendor and instructions are compared in this order. Name and vendor come before instructions, because
+    virtual machines hide instructions that the processor has.
     """
 
     def matching_fields(machine: Machine) -> list[bool]:
@@ -231,20 +232,20 @@ def nearest(processor: Processor, machines: Sequence[Machine]) -> Machine:
 
 
 def known_gpu(name: str) -> Machine | None:
-    """Return the GPU of a short name, such as "h100"; None: it is no such name."""
+    """Return the GPU with a short name, such as "h100"; None: there is none."""
     found = KNOWN_GPUS.get(name.lower())
     return None if found is None else next(each for each in known_machines() if found in each.processor.name)
 
 
 def is_there(device: str) -> bool:
-    """Return whether this machine has such a device; explanations may be of one that it has not."""
+    """Return whether this machine has such a device; explanations may be for one that it does not have."""
     return device != "cuda" or torch.cuda.is_available()
 
 
-# a constant in programs that are being compiled
+# compiled programs take the result as a constant
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def gpu_generation(device: str) -> int:
-    """Return the major number of the compute capability of a GPU, also of one that is only explained."""
+    """Return the major number of the compute capability of a GPU, also if a call is only explained for it."""
     if torch.cuda.is_available() and not _pretended:
         return torch.cuda.get_device_capability()[0]
     name = machine_of(device).processor.name
@@ -253,11 +254,11 @@ def gpu_generation(device: str) -> int:
 
 @lru_cache
 def processor_of(device: str) -> Processor:
-    """Return the processor behind a type of device."""
+    """Return the processor of a type of device."""
     if device != "cpu":
         return Processor(device, torch.cuda.get_device_name() if device == "cuda" and is_there(device) else "")
     listing = Path("/proc/cpuinfo")
-    # what Linux says of the first of the processors
+    # what Linux lists for the first core
     text = listing.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0] if listing.exists() else ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     name = fields.get("model name") or platform.processor() or platform.machine()
@@ -266,13 +267,13 @@ def processor_of(device: str) -> Processor:
 
 
 def path_of_measured() -> Path:
-    """Return the file of the machines that the user has measured, in the cache of the user."""
+    """Return the path of the machines that the user has measured: `VARIABLE`, or a file in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get(VARIABLE) or cache / "hf_efficient_attn" / "machines.json")
 
 
 def measured() -> list[Machine]:
-    """Return the machines that the user has measured: several may share a home.
+    """Return the machines that the user has measured; several may share a home folder.
 
     Raises:
         ConfigurationError: the file is not one that `remember` has written.
@@ -290,7 +291,7 @@ def measured() -> list[Machine]:
 
 
 def remember(machine: Machine) -> Path:
-    """Write a machine into the file of the user's, in place of an earlier measurement; return the file."""
+    """Write a machine into the user's file, in place of an earlier measurement; return the path of the file."""
     machines = [*(each for each in measured() if each.processor != machine.processor), machine]
     path = path_of_measured()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -307,11 +308,11 @@ def known_machines() -> tuple[Machine, ...]:
     return tuple(map(Machine.from_dict, json.loads(KNOWN_JSON)))
 
 
-# As `remember` writes a file; text in a module, since a copy of the package's code takes no other files along. The
-# first of those that are equally near is taken. That of the GPU is from times of 256 to 32,768 tokens, in 16 heads of
-# 64 numbers in bfloat16: in blocked a score takes 58 times as long as in dense attention, 39 times in the backward
-# pass, and a call 2 ms; passes with one number share their layouts. In flex a score takes 3.5 times as long, and a
-# call 0.13 ms longer, or 0.7 ms with the backward pass.
+# In the format that `remember` writes; text in a module, because a copy of the package's code has no other files. Of
+# machines that are equally near, the first is taken. The costs of the H200 are from times for 256 to 32,768 tokens in
+# 16 heads of width 64 in bfloat16. In blocked, a score takes 58 times as long as in dense attention, 39 times in the
+# backward pass, and a call 2 ms; both passes have the same number here, so that they share their layouts. In flex, a
+# score takes 3.5 times as long, and a call 0.13 ms longer, or 0.7 ms with the backward pass.
 KNOWN_JSON = """
 [
   {"processor": {"device": "cpu", "name": "AMD EPYC",

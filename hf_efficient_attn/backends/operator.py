@@ -1,7 +1,7 @@
-"""What `blocked`, `gathered` and `flash` compute, differentiable: an autograd function, and operators while tracing.
+"""The backends `blocked`, `gathered` and `flash` with gradients: an autograd function, and operators for tracing.
 
 The operators are opaque to `torch.compile` and `torch.export`, so that there are no graph breaks. They take the call as
-text and tensors; the autograd function holds the call itself.
+text and tensors; the autograd function takes the call itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.layout.transfer import snapshot
 
 EXECUTE: dict[str, Any] = {"blocked": blocked, "flash": flash, "gathered": gathered}
-# they look at masks on the host, which a CUDA graph cannot replay
+# the operators read masks on the host, which a CUDA graph cannot replay
 TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
@@ -34,12 +34,12 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Return output and lse, which is never None; see `Backend`.
 
-    name: of the backend; each passes its own.
+    name: the name of the backend that calls this.
 
     Dropout is drawn from torch's global generator, once per call.
     """
     seed = torch.randint(2**62, (), dtype=torch.int64) if call.dropout > 0.0 else None
-    # an offset in a tensor is for programs that are traced
+    # only traced programs have their query offset in a tensor
     if is_traced(q) or call.query_start is not None:
         out, lse, _ = attention_operator(q, k, v, *_arguments(call, seed), name)
         return out, lse if call.lse_needs_grad else lse.detach()
@@ -68,11 +68,11 @@ class _Attention(torch.autograd.Function):
         ctx: Any, call: AttentionCall, name: str, seed: int, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor
     ) -> tuple[Tensor, Tensor]:
         out, lse, alone = _forward(q, k, v, call, name, seed)
-        # no zeros for an lse that nothing was computed from: with them the fused kernel could not be used
+        # an lse that was not used gets the gradient None, not zeros, with which the fused kernel could not be used
         ctx.set_materialize_grads(False)
         masks = [snapshot(mask) for mask in call.tokens.tensors]
         tensors = [*masks, *([] if call.chosen is None else call.chosen.tensors), *learned]
-        # all tensors are saved, none is held by the call, for checkpointing and for the hooks of saved tensors
+        # all tensors are saved, and the call holds none, for checkpointing and for saved-tensor hooks
         ctx.call, ctx.name, ctx.seed = _with_tensors(call, [None] * len(tensors)), name, seed
         ctx.save_for_backward(q, k, v, out, lse, alone, *tensors)
         return out, lse
@@ -91,7 +91,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients of a call where they are to be differentiated (create_graph=True)."""
+    """The gradients of a call under `create_graph=True`; differentiating them raises an error."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
@@ -104,7 +104,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def _with_tensors(call: AttentionCall, tensors: Sequence[Tensor | None]) -> AttentionCall:
-    """Return a call with other tensors: its masks, those of its chosen keys, the values of its terms, its sinks."""
+    """Return a call with other tensors, in this order: masks, selected keys, values of terms, sinks."""
     given: Iterator[Any] = iter(tensors)
     tokens = TokenMask(*(next(given) for _ in call.tokens.tensors))
     chosen: Any = call.chosen
@@ -117,7 +117,7 @@ def _with_tensors(call: AttentionCall, tensors: Sequence[Tensor | None]) -> Atte
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, name: str, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return out, lse, and which queries read themselves alone, bool [B, H, Nq] or empty."""
+    """Return out, lse, and which queries attend only to themselves, bool [B, H, Nq] or empty."""
     if name == "gathered":
         return gathered.forward(q, k, v, call, seed)
     return *EXECUTE[name].forward(q, k, v, call, seed), q.new_empty(0, dtype=torch.bool)
@@ -138,7 +138,7 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks, if there are any.
 
-    If keys are queries of length 1, the gradient of q is that of both, and that of k is empty.
+    If keys are the queries scaled to length 1, the gradient of q is that of both, and that of k is empty.
     """
     # backward() within autocast must not round gradients more than the scores were rounded
     with autocast_off(q.device.type):
@@ -150,7 +150,7 @@ def _backward(
 
 
 def _arguments(call: AttentionCall, seed: Tensor | None) -> tuple[Any, ...]:
-    """Return the arguments of `attention_operator` behind q, k and v."""
+    """Return the arguments of `attention_operator` after q, k and v."""
     layout, chosen = call.layout, call.chosen
     heads = (layout.first_head, layout.num_model_heads, layout.is_cross)
     labels, values = tuple(term.label for term in call.terms), [term.values for term in call.terms]
@@ -161,7 +161,7 @@ def _arguments(call: AttentionCall, seed: Tensor | None) -> tuple[Any, ...]:
 
 
 def _read_call(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[AttentionCall, int]:
-    """Return the call and the seed that the arguments of an operator say."""
+    """Return the call and the seed that the arguments of an operator describe."""
     masks, chosen, values, sinks, seed, query_start, call_text, chosen_text, *numbers = arguments
     choice = read_selected_keys(chosen_text, chosen) if chosen_text else None
     call = read_call(q, k, v, masks, choice, values, sinks, query_start, call_text, *numbers)
@@ -194,16 +194,16 @@ def attention_operator(
     dropout: float,
     name: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return out [B, H, Nq, Dv], lse [B, H, Nq], and which queries read themselves alone, bool, or an empty tensor.
+    """Return out [B, H, Nq, Dv], lse [B, H, Nq], and which queries attend only to themselves, bool or empty.
 
     Args:
         masks: the tensors of the token mask.
-        chosen, chosen_text: the tensors of the chosen keys, and what else they are, by `write_chosen_text`; "": none.
+        chosen, chosen_text: the tensors of the selected keys, and the rest as `write_chosen_text` writes it; "": none.
         term_values: the values of the terms whose labels are in the call text.
         seed: int64 scalar on the CPU, needed with dropout.
         query_start: int64 scalar that replaces `query_offset`.
-        call_text: as `write_call_text` writes it.
-        name: of the backend.
+        call_text: pattern, layer, labels and heads, as `write_call_text` writes them.
+        name: the name of the backend.
     """
     tensors, texts = (masks, chosen, term_values, sinks, seed, query_start), (call_text, chosen_text)
     call, number = _read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout)
@@ -234,7 +234,7 @@ def attention_backward_operator(
     dropout: float,
     name: str,
 ) -> list[Tensor]:
-    """Return the gradients of `_backward`."""
+    """Return the gradients that `_backward` returns."""
     tensors, texts = (masks, chosen, term_values, sinks, seed, query_start), (call_text, chosen_text)
     call, number = _read_call(q, k, v, *tensors, *texts, query_offset, softcap, scale, dropout)
     return list(_backward(grad, d_lse, q, k, v, out, lse, alone, call, name, number))
@@ -277,7 +277,7 @@ def _operator_backward(ctx: Any, grad: Tensor | None, d_lse: Tensor | None, _: T
         grad, d_lse, q, k, v, out, lse, alone, masks, chosen, term_values, sinks, seed, query_start, *ctx.settings
     )
     d_sinks = None if sinks is None else d_learned.pop()
-    # torch takes a list of tensors for a list, and one with None in it for a single argument
+    # torch takes a list of tensors as a list, but a list with None in it as a single argument
     no_gradient = None if any(each is None for each in chosen) else [None] * num_chosen
     return dq, dk if dk.ndim == q.ndim else None, dv, None, no_gradient, d_learned, d_sinks, *[None] * 9
 

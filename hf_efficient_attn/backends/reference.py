@@ -11,14 +11,14 @@ from hf_efficient_attn.layout.dense_mask import allowed_pairs, lse_dtype, read_p
 from hf_efficient_attn.layout.grouped_reference import in_groups
 
 NAME = "reference"
-# the last: it computes what all others refuse
+# the last rank: it computes what all others refuse
 RANK = 40
-# for the mask, the scores, and the softmax that is kept with them
+# of the mask (1), the scores (4) and the softmax (4), all of which are in memory together
 BYTES_PER_SCORE = 9
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return why a position that is unknown while compiling is refused; None: all else can be computed this way."""
+    """Return why a call whose position is unknown while compiling is refused; None: all others can be computed."""
     if call.query_start is not None:
         return "reference cannot compile a query_offset that is a tensor: use blocked."
     return None
@@ -83,7 +83,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     weights = torch.softmax(joined, -1)[..., :-1].masked_fill(~allowed, 0)
     lse = None
     if need_lse:
-        # not of scores that are all -inf, whose gradient would be NaN
+        # `joined` is not masked in rows without keys, because the log-sum-exp of only -inf has a NaN gradient
         lse = torch.where(has_keys[..., 0], joined.logsumexp(-1), sinks[..., 0])
         lse = lse if call.lse_needs_grad else lse.detach()
         if call.masked_queries is not None:

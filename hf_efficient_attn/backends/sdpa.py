@@ -1,4 +1,7 @@
-"""Attention by torch's scaled_dot_product_attention over all pairs: the fastest for full, causal and short patterns."""
+"""Attention by torch's scaled_dot_product_attention over all pairs.
+
+This is the fastest backend for full and causal patterns, and for short inputs.
+"""
 
 from dataclasses import dataclass, replace
 from typing import cast
@@ -29,19 +32,19 @@ from hf_efficient_attn.patterns.bands import Causal, Full
 from hf_efficient_attn.patterns.intervals import Intervals, size
 from hf_efficient_attn.patterns.serialization import MAX_INTEGER
 
-# torch's dense attention: over all keys, or over several intervals of them that one softmax joins.
+# torch's dense attention, over all keys or over several intervals that are joined as in one softmax.
 
 
 def joined(
     q: Tensor, k: Tensor, v: Tensor, intervals: Intervals, mask: Tensor | None, scale: float, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return output, and lse if needed, over several intervals of the keys, read where they are; without gradients."""
+    """Return output, and lse if needed, over several intervals of the keys, without copies and without gradients."""
     outs, lses, first = [], [], 0
     for start, stop in intervals:
         part = None if mask is None else mask[..., first : first + stop - start]
         first += stop - start
         out, part_lse = fused(q, k[:, :, start:stop], v[:, :, start:stop], part, False, scale, 0.0, need_lse=True)
-        # a kernel that reads them without a copy returns their lse, too: 0 of rows that read none
+        # the kernel for CPUs, the only device here, always returns lse, which is 0 for rows without keys
         lse = cast(Tensor, part_lse)
         outs.append(out.to(lse.dtype))
         lses.append(lse if part is None else lse.masked_fill((part == -torch.inf).all(-1), -torch.inf))
@@ -57,7 +60,7 @@ def fused(
     # without a mask every kernel supports grouped key heads; with one, some fall back to a slow path
     heads_per_key_head = q.shape[1] // k.shape[1]
     if heads_per_key_head > 1 and q.shape[2] == 1:
-        # single queries of heads that share keys are as the queries of one head
+        # single queries of heads that share keys are computed as several queries of one head
         by_key_head = (k.shape[1], heads_per_key_head)
         if mask is not None and mask.shape[1] > 1:
             mask = mask.reshape(mask.shape[0], *by_key_head, mask.shape[3])
@@ -85,34 +88,35 @@ def fused(
 
 NAME = "sdpa"
 RANK_WITHOUT_MASK = 10
-# times, in scores of dense attention without a mask: for making one entry of a mask
+# time to make one entry of a mask; these times are in scores of dense attention without a mask
 SCORES_PER_MASK_ENTRY = 50
-# ... and for a score on CPUs with dropout, terms or values of another width: 3 to 4 with gradients, 5 to 9 without
+# time of a score on CPUs with dropout, terms, or values of another width than keys: 3 to 4 with gradients, 5 to 9
+# without
 SCORES_PER_UNFUSED_SCORE = 4.0
-# ... and for a pair of a choice of keys, whose mask is counted first, and about how many bytes that takes
+# time and bytes per pair if keys are selected: making the mask first counts the pairs; the bytes are approximate
 SCORES_PER_SELECTED_PAIR, BYTES_PER_SELECTED_PAIR = 10, 20
-# of a causal triangle, kernels skip blocks of so many keys (measured on a CPU: 1.00, 0.76, 0.64, 0.59 and 0.50 of the
-# time of all pairs at 512, 1,024 ... 8,192 tokens); elsewhere estimated, not measured
+# kernels skip blocks of this many keys of a causal triangle (measured on a CPU: 1.00, 0.76, 0.64, 0.59 and 0.50 of the
+# time of all pairs at 512, 1,024 ... 8,192 tokens); for other devices an estimate, not measured
 TRIANGLE_BLOCK_TOKENS = 512
 TRIANGLE_BLOCK_TOKENS_ELSEWHERE = 128
-# memory per pair: bools while its mask is made, label and score of a term, score and weight without a fused kernel
+# memory per pair: bools while the mask is made, bytes of a term's label and score, numbers without a fused kernel
 BOOLS_PER_MASKED_PAIR = 2
 BYTES_PER_BIAS = 16
 NUMBERS_PER_SCORE = 3
-# with fewer scores per head, comparing backends on a CPU takes as long as this one
+# up to this many scores per head, comparing backends on a CPU takes as long as computing the call
 FEW_SCORES = 1 << 10
-# keys of all heads that a single query of heads that differ may read before other backends are asked
+# if heads differ, a single query may attend to this many keys, of all heads, before backends are compared
 MAX_KEY_READS = 1 << 17
-# more intervals than these are copied together, not read one by one
+# more intervals than this are copied into one tensor, not computed one by one
 MAX_JOINED = 8
-# ... and fewer elements, which takes less time than to call a kernel again
+# up to this many elements are copied as well, which takes less time than another kernel call
 MAX_COPIED = 1 << 17
-# longer calls are not worth keeping a mask for, beside the cache of masks
+# largest mask that a `DirectCall` keeps, in addition to the cache of masks
 MAX_MASK_BYTES = 2**21
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return one sentence why this backend cannot compute a call; None: it can, given the memory for all pairs."""
+    """Return one sentence on why this backend cannot compute a call; None: it can, given memory for all pairs."""
     if call.chosen is not None and call.chosen.needs_groups:
         return "sdpa joins all pairs of a query in one softmax, not those of each group (join, labels_count)."
     if call.query_start is not None:
@@ -140,8 +144,8 @@ def is_fastest(call: AttentionCall) -> bool:
 
 
 def is_single(call: AttentionCall) -> bool:
-    """Return whether the keys of the only query are found, and all others left alone."""
-    # elsewhere the host would have to wait for the masks
+    """Return whether the call has a single query and only the keys that it attends to are read."""
+    # on other devices the host would have to wait for the masks
     is_here = call.inputs.device == "cpu" and not call.inputs.is_compiling
     return is_here and call.layout.num_queries == 1 and len(call.terms) == 0 and call.chosen is None
 
@@ -162,7 +166,7 @@ def cost(call: AttentionCall) -> float:
     if maskless(layout.fitted) is not None and not is_unfused and call.chosen is None:
         per_key = layout.num_queries + costs.key
     else:
-        # in cached decoding every step has a mask of its own
+        # in cached decoding every step makes its own mask
         per_mask = SCORES_PER_MASK_ENTRY * layout.num_queries if layout.query_offset else 0
         per_score = SCORES_PER_UNFUSED_SCORE if is_unfused else per_masked
         per_key = per_score * layout.num_queries + costs.key + per_mask
@@ -177,9 +181,9 @@ def _unmasked(call: AttentionCall) -> tuple[int, int, bool] | None:
 
 
 def dense_cost(call: AttentionCall, is_causal: bool) -> float:
-    """Return the estimated time of plain attention: queries read all keys, or those up to themselves, without terms.
+    """Return the estimated time of full or causal attention, without terms.
 
-    What transformers makes once for all layers, the mask of a causal call after cached tokens, is not counted.
+    The mask of a causal call after cached tokens is not counted, because transformers makes it once for all layers.
     """
     reads_triangle = is_causal and call.layout.query_offset == 0
     layout = replace(call.layout, pattern=Causal() if reads_triangle else Full())
@@ -187,18 +191,18 @@ def dense_cost(call: AttentionCall, is_causal: bool) -> float:
 
 
 def rank(call: AttentionCall) -> int | None:
-    """Return the first rank for calls without a mask, which nothing computes faster; None for all others."""
+    """Return the first rank for calls without a mask, which no backend computes faster; None for all others."""
     return RANK_WITHOUT_MASK if is_bare(call) else None
 
 
 def remark(call: AttentionCall) -> str:
-    """Return what it computes."""
+    """Return what it computes and how much memory it takes."""
     needed = f"{working_bytes(call) / MEBIBYTE:,.0f} MiB"
     return f"sdpa computes all pairs, and takes {needed} for their masks and scores."
 
 
 def computed_pairs(call: AttentionCall) -> int:
-    """Return the number of all pairs, without the keys and the half of a triangle that are left out without a mask."""
+    """Return the number of pairs, without keys and blocks of a triangle that are skipped if no mask is needed."""
     layout = call.layout
     if is_single(call):
         return layout.num_heads * keys_of_query(layout.fitted).num_computed
@@ -214,9 +218,10 @@ def computed_pairs(call: AttentionCall) -> int:
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return about how many bytes a call needs that grow with the number of pairs; 0: only inputs and outputs.
+    """Return about how many bytes a call needs in addition to inputs and outputs.
 
-    They are the mask, the biases of terms, and all scores where torch has no fused kernel for the call.
+    They hold the mask, the biases of terms, and all scores if torch has no fused kernel for the call. A call with a
+    single query needs only copies of its keys and values.
     """
     layout, inputs = call.layout, call.inputs
     if is_single(call):
@@ -238,7 +243,7 @@ def working_bytes(call: AttentionCall) -> int:
 
 
 def has_no_kernel(call: AttentionCall) -> bool:
-    """Return whether torch's fused CPU kernel cannot compute a call, for its dropout or the width of its values."""
+    """Return whether torch's fused CPU kernel cannot compute a call, due to its dropout or the width of its values."""
     return call.dropout > 0.0 or call.inputs.head_dim != call.inputs.value_dim
 
 
@@ -252,9 +257,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
         # kernels apply the causal mask (-inf) before they scale, and -inf times 0 or a negative number masks nothing
         scaled, scale = q * scale, 1.0
     need_lse = need_lse or call.sinks is not None
-    # no kernel gives its gradient: all scores are computed, and kept, beside it
+    # no kernel differentiates lse: to have its gradient, `row_lse` computes all scores again and keeps them
     is_kernels = need_lse and not call.differentiates_lse
-    # large values of masked tokens would overflow in the backward pass, which computes their rows, too
+    # the backward pass also computes the rows of masked tokens, whose values may be large enough to overflow
     scaled = scaled if keyless is None else scaled.masked_fill(keyless, 0)
     if len(read.intervals) > 1 and _is_joined(k, read.intervals, call):
         out, lse = joined(scaled, k, v, read.intervals, mask, scale, is_kernels)
@@ -273,9 +278,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
 
 
 def computed_dtype(call: AttentionCall) -> torch.dtype:
-    """Return the dtype in which a call is computed: with gradients, that in which they take the least time.
+    """Return the dtype in which a call is computed: the fastest one if gradients are needed, else that of the inputs.
 
-    Without gradients little would be won; compilers cannot read what a machine costs.
+    Without gradients little time would be saved. Compilers cannot trace the lookup of a machine's costs.
     """
     inputs = call.inputs
     is_cast = inputs.needs_grad and not torch.compiler.is_compiling()
@@ -283,7 +288,7 @@ def computed_dtype(call: AttentionCall) -> torch.dtype:
 
 
 def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[ReadKeys, bool]:
-    """Return the keys to be read, and whether each query reads them up to itself, without a mask."""
+    """Return the keys that queries attend to, and whether the call is causal without a mask."""
     layout, tokens, terms = call.layout, call.tokens, call.terms
     if is_single(call):
         return read_keys(layout, tokens, q.shape[0], q.dtype), False
@@ -309,7 +314,7 @@ def _read(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[ReadKeys, bool]:
 
 
 def _is_joined(k: Tensor, intervals: Intervals, call: AttentionCall) -> bool:
-    """Return whether the kernel is called for each of several intervals of the keys: the alternative is a copy."""
+    """Return whether the kernel is called for each interval of the keys, instead of once for a copy of them all."""
     num_copied = k.shape[0] * k.shape[1] * size(intervals) * k.shape[3]
     is_worth_it = num_copied > MAX_COPIED and len(intervals) <= MAX_JOINED
     return is_worth_it and not (call.inputs.needs_grad or has_no_kernel(call))
@@ -325,10 +330,10 @@ def is_bare(call: AttentionCall) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class DirectCall:
-    """What is passed to torch's SDPA for several queries, once q, k and v are checked.
+    """What a call of several queries passes to torch's SDPA, once q, k and v are checked.
 
     Attributes:
-        first, stop: the keys that are read; stop is None where these are all.
+        first, stop: queries attend to the keys first … stop - 1; stop is None if these are all keys.
         mask: added to the scores, [1, heads or 1, queries, keys].
     """
 
@@ -347,12 +352,12 @@ class DirectCall:
 
 @dataclass(frozen=True, eq=False)
 class DirectStep:
-    """What is passed to torch's SDPA for a step of decoding, whose only query is the last of any number of tokens.
+    """What a decoding step passes to torch's SDPA. Its only query is the last of any number of tokens.
 
     Attributes:
-        layout: of such a step, of some length.
-        left: how many tokens before the query are read, each `step` before the next, if that is all that its pattern
-            says; None: it is asked.
+        layout: the layout of one step; `at_step` gives those of other lengths.
+        left: how far the query attends back, to keys that are `step` tokens apart; None: the pattern has another form
+            and is asked for the keys of each step.
     """
 
     layout: Layout
@@ -361,7 +366,7 @@ class DirectStep:
     scale: float
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-        """Return the output [B, H, 1, Dv]; None: keys apart from each other are read, or others by other heads."""
+        """Return the output [B, H, 1, Dv]; None: the keys are not one interval, or not the same in all heads."""
         stop = k.shape[2]
         if self.left is None:
             intervals = keys_of_query(self.layout.at_step(stop)).common
@@ -375,25 +380,25 @@ class DirectStep:
 
 
 def _is_direct(call: AttentionCall) -> bool:
-    """Return whether the backend "sdpa" computes a call by no more than torch's SDPA, but for a mask."""
+    """Return whether the backend "sdpa" needs nothing but torch's SDPA, and perhaps a mask, to compute a call."""
     is_plain = call.tokens.is_empty and not call.terms and call.sinks is None and call.chosen is None
     is_plain = is_plain and not call.lse_needs_grad and not has_no_kernel(call)
     return is_plain and call.softcap is None and computed_dtype(call) == call.inputs.dtype
 
 
 def direct_step(call: AttentionCall) -> DirectStep | None:
-    """Return what a step of decoding passes to torch by the backend "sdpa"; None: it takes more."""
+    """Return what the backend "sdpa" passes to torch in a decoding step; None: it has to compute more than that."""
     if not _is_direct(call):
         return None
     left, right, step = call.layout.pattern.spaced_limits or (-1, -1, 1)
     if left == -1 or right == -1:
         return DirectStep(call.layout, None, 1, call.scale)
-    # without a limit, as many as there are in no text
+    # no limit: more tokens than any input has
     return DirectStep(call.layout, MAX_INTEGER if left is None else left, step, call.scale)
 
 
 def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | None:
-    """Return what a call of several queries passes to torch by the backend "sdpa"; None: it takes more."""
+    """Return what the backend "sdpa" passes to torch for several queries; None: it has to compute more than that."""
     layout, inputs = call.layout, call.inputs
     if not _is_direct(call):
         return None
@@ -404,7 +409,7 @@ def direct_call(call: AttentionCall, device: torch.device) -> DirectCall | None:
         is_read = not is_causal or call.scale > 0.0
         last = stop if stop - first < layout.num_keys else None
         return DirectCall(first, last, None, is_causal, call.scale) if is_read else None
-    # some kernels are slow where heads share keys and there is a mask; elsewhere rows without keys are found too late
+    # some kernels are slow with a mask if heads share keys; other devices would have to wait to find rows without keys
     is_long = layout.num_queries * layout.num_keys * inputs.dtype.itemsize > MAX_MASK_BYTES
     if layout.num_heads != inputs.num_key_heads or is_long or inputs.device != "cpu":
         return None

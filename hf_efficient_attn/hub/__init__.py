@@ -1,4 +1,4 @@
-"""What a saved model brings along: code for where this package is not imported or not installed, and its model card."""
+"""What is saved with a model: its model card, and code for programs without this package."""
 
 from hf_efficient_attn.hub.card import model_card
 from hf_efficient_attn.hub.copies import include_code

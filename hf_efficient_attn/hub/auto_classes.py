@@ -1,6 +1,6 @@
-"""Classes for the stubs of sparsified models of transformers, by the names of transformers' Auto classes.
+"""Classes that the stubs of sparsified models import, with the names of transformers' Auto classes.
 
-Each loads what the Auto class would load without the stub: the classes of transformers themselves.
+Each loads what the Auto class would load without the stub: a class of transformers itself.
 
 >>> from transformers import LlamaConfig
 >>> from hf_efficient_attn.hub.auto_classes import AutoModelForCausalLM
@@ -17,7 +17,7 @@ from hf_efficient_attn.integration.interface import register_attention
 from hf_efficient_attn.integration.saving import Sparsified, with_saved_attention
 from hf_efficient_attn.models.indexed.index_model import build_indexers
 
-# "efficient" becomes an attention implementation, also where this is a copy of the module
+# register the attention implementation "efficient", also if this module is a copy in a saved model
 register_attention()
 build_indexers()
 if not __name__.startswith("hf_efficient_attn."):
@@ -25,13 +25,13 @@ if not __name__.startswith("hf_efficient_attn."):
 
 
 class LocalAuto:
-    """What transformers asks of a class that it found in a repository, answered by the Auto class of its name."""
+    """A class that transformers finds in a repository, and that delegates to the Auto class of the same name."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Do nothing: a class of transformers needs no code of a repository to be loaded again.
+        """Undo the registration of this class with `auto_class`, which transformers 5.16 has just made.
 
-        transformers 5.16 has just made it what `auto_class` loads for every such config, which is undone.
+        Otherwise all configs of the same class would load it. A class of transformers needs no code of a repository.
         """
         mapping = getattr(auto_class, "_model_mapping", None)
         registered = getattr(mapping, "_extra_content", {})
@@ -40,14 +40,14 @@ class LocalAuto:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the Auto class, with the code of transformers."""
+        """Load what the Auto class loads, with the code of transformers."""
         options = {**with_saved_attention(kwargs), "trust_remote_code": False}
         adapter = dict(options.get("adapter_kwargs") or {})
-        # the name that a user has given, where that is an adapter of this model
+        # the path that the user gave, if it holds an adapter: transformers replaces it by that of the base model
         path = adapter.pop("_adapter_model_path", None)
         if path is None:
             return cls._auto_class().from_pretrained(*args, **options)
-        # the Auto class would look for an adapter once more, and does not take what it has found
+        # the Auto class would search for an adapter again, and does not accept the arguments of one already found
         names = {name: options.pop(name) for name in ("adapter_name",) if name in options}
         del options["adapter_kwargs"]
         found = cls._auto_class().from_pretrained(*args, **options)
@@ -64,7 +64,7 @@ class LocalAuto:
 
 
 def __getattr__(name: str) -> type[LocalAuto]:
-    # also for heads that only other versions of transformers know, which nobody will ask for here
+    # names that only other versions of transformers have also get a class, which is never asked for here
     if not name.startswith("Auto"):
         raise AttributeError(f"module {__name__} has no attribute {name}")
     bases = (LocalAuto, Sparsified) if name.startswith("AutoModel") else (LocalAuto,)

@@ -1,4 +1,4 @@
-"""`model_card`: the card of a model with a pattern, or of a family: who reads whom, drawn and in numbers; its cost."""
+"""Model cards of families and of models with a pattern: what each token attends to, in numbers and drawn; the cost."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.patterns.config_spec import write_expression
 from hf_efficient_attn.patterns.pattern import Pattern, drawn
 
-# the length of text that is described: as much as the model reads, and not more than this
+# number of tokens that a card describes: the model's longest input, at most MOST_TOKENS; TOKENS if it is not known
 MOST_TOKENS = 8192
 TOKENS = 4096
 # lines and columns of the drawing
@@ -39,7 +39,7 @@ TABLE = """| layers | each token reads | keys it reads, on average | time over d
 
 
 def attention_text(model_or_config: Any) -> str:
-    """Return the section of a model or config, in Markdown, without its heading."""
+    """Return the attention section of a card, in Markdown, without its heading."""
     config = getattr(model_or_config, "config", model_or_config)
     try:
         tokens = described_tokens(config)
@@ -49,7 +49,7 @@ def attention_text(model_or_config: Any) -> str:
         start = "" if pattern is None else f"Its pattern is `{shown(pattern)}`. "
         return f"{start}Its cost is not known here: {refusal}"
     rows = [row(part, layers, each) for part, found in described.items() for layers, each in found]
-    # the layers that read the fewest keys
+    # the layers whose patterns allow the smallest share of all pairs are drawn
     part, layers, explanation = min(
         ((part, *each) for part, found in described.items() for each in found), key=lambda each: each[2].density
     )
@@ -70,7 +70,7 @@ def attention_text(model_or_config: Any) -> str:
 
 
 def described_tokens(config: PreTrainedConfig) -> int:
-    """Return the length of text that is described: one that the patterns of all layers can have.
+    """Return the number of tokens that a card describes, which the patterns of all layers allow.
 
     >>> from transformers import BertConfig
     >>> described_tokens(BertConfig())
@@ -86,7 +86,7 @@ def described_tokens(config: PreTrainedConfig) -> int:
 
 
 def parts_of(config: PreTrainedConfig) -> tuple[str | None, ...]:
-    """Return the parts of a model that have layers of self-attention; None: it has no parts."""
+    """Return the parts of a model that have self-attention layers; `(None,)` for a model without parts."""
     return (ENCODER, DECODER) if config.get_text_config().is_encoder_decoder else (None,)
 
 
@@ -96,7 +96,7 @@ def pattern_of(config: PreTrainedConfig) -> Any:
 
 
 def row(part: str | None, layers: list[int], explanation: Explanation) -> str:
-    """Return a line of the table."""
+    """Return a row of the table."""
     where = f"{part} {numbers(layers)}" if part else numbers(layers)
     text = reading(explanation).replace("|", "\\|")
     keys = explanation.allowed_pairs / (explanation.num_heads * explanation.call.layout.num_queries)
@@ -104,7 +104,7 @@ def row(part: str | None, layers: list[int], explanation: Explanation) -> str:
 
 
 def reading(explanation: Explanation) -> str:
-    """Return what a token reads, in Markdown: patterns of all heads, and whether keys are chosen among them."""
+    """Return what a token attends to, in Markdown: the patterns of all heads, and whether their keys are selected."""
     is_gathered = "" if explanation.call.chosen is None else f" keys chosen by what tokens say ({explanation.backend})"
     heads = (
         "" if explanation.beside is None else f"{explanation.call.layout.num_heads} of {explanation.num_heads} heads: "
@@ -118,12 +118,12 @@ def reading(explanation: Explanation) -> str:
 
 
 def expression(pattern: Pattern) -> str:
-    """Return a pattern as an expression, cut where it is long."""
+    """Return a pattern as an expression, cut if it is long."""
     return cut(write_expression(pattern), PATTERN_LETTERS, PATTERN_LETTERS // 4)
 
 
 def drawing(explanation: Explanation, part: str | None, layer: int, tokens: int) -> list[str]:
-    """Return the lines of a pattern's drawing, and what they mean."""
+    """Return the lines of a pattern's drawing and of its legend."""
     pattern = explanation.pattern if explanation.beside is None else explanation.beside.pattern
     step = -(-tokens // SIGNS)
     try:
@@ -142,19 +142,19 @@ def drawing(explanation: Explanation, part: str | None, layer: int, tokens: int)
 
 PACKAGE_TAG = "hf_efficient_attn"
 TAGS = ("efficient-attention", PACKAGE_TAG)
-# around what is written anew at every push of a family's model
+# marks around the part that is rewritten at every push of a family's model
 BEGIN = "<!-- hf_efficient_attn writes this part anew at every push; take these two marks away to keep yours -->"
 END = "<!-- end of what hf_efficient_attn writes -->"
-# by which transformers describes every model that is pushed without a card
+# description that transformers writes into the card of a model that is pushed without one
 TEMPLATE = (
     "This is the model card of a 🤗 transformers model that has been pushed on the Hub. This model card has been "
     "automatically generated."
 )
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-# the first that loads a model is what it is for: BART is no masked language model
+# the first Auto class that loads a model's class decides; BART is also listed as a masked language model
 PIPELINES = {
     "AutoModelForCausalLM": "text-generation",
-    # to summarize or to translate, which nothing says
+    # summarization or translation: a config does not say which
     "AutoModelForSeq2SeqLM": None,
     "AutoModelForAudioClassification": "audio-classification",
     "AutoModelForCTC": "automatic-speech-recognition",
@@ -213,7 +213,7 @@ def model_card(
 
 
 def check_name(repo_id: str | None) -> None:
-    """Raise ConfigurationError for what is no name on the Hub, and no folder."""
+    """Raise ConfigurationError if `repo_id` is neither a valid name on the Hub nor a folder."""
     try:
         validate_repo_id(repo_id or "name")
     except HFValidationError as error:
@@ -244,12 +244,12 @@ def card_data(
 
 
 def tags_of(model_or_config: Any) -> list[str]:
-    """Return the tags of a model: of its family, or of this package."""
+    """Return the tags of a model's family, followed by those of this package."""
     return list(dict.fromkeys([*(getattr(model_or_config, "model_tags", None) or ()), *TAGS]))
 
 
 def written_part(model_or_config: Any, repo_id: str | None) -> str:
-    """Return what stands between the marks of a card: the attention, and how the model is loaded."""
+    """Return the marked part of a card: what the attention is, and how to load the model."""
     config = getattr(model_or_config, "config", model_or_config)
     [name] = _class_names(model_or_config)[:1] or [type(config).__name__]
     what = (
@@ -261,7 +261,7 @@ def written_part(model_or_config: Any, repo_id: str | None) -> str:
 
 
 def loading(model_or_config: Any, repo_id: str | None) -> list[str]:
-    """Return the lines on how a model is loaded."""
+    """Return the lines on how to load a model."""
     config = getattr(model_or_config, "config", model_or_config)
     auto, is_copied = auto_class(model_or_config), has_copy(config)
     trust = ", trust_remote_code=True" if is_copied else ""
@@ -283,7 +283,7 @@ def loading(model_or_config: Any, repo_id: str | None) -> list[str]:
 
 
 def needs_package(config: PreTrainedConfig) -> bool:
-    """Return whether engines with attention of their own would compute something else."""
+    """Return whether engines with their own attention, such as vLLM, would compute something else."""
     return is_in_tree(config) or not family_classes()[type(config)]["AutoModel"].is_backend_compatible()
 
 
@@ -322,7 +322,7 @@ def results_table(results: Sequence[EvalResult]) -> list[str]:
 
 
 def number(value: Any) -> str:
-    """Return a value as it is read.
+    """Return a value as text, floats with four significant digits.
 
     >>> number(0.123456), number("20.0 ± 1.2")
     ('0.1235', '20.0 ± 1.2')
@@ -335,14 +335,14 @@ def _listed(value: Any) -> list[Any]:
 
 
 def fill_cards() -> None:
-    """Have models of families that are pushed fill in their card."""
+    """Make models of families fill in their card when they are pushed."""
     FamilyPreTrainedModel.fill_card = fill_card
 
 
 def fill_card(model: Any, folder: Path, repo_id: str) -> None:
-    """Replace transformers' template by a card, or the text between our marks in another card; or do nothing."""
+    """Replace transformers' template by our card, or the part between our marks in another card; else do nothing."""
     file = folder / REPOCARD_NAME
-    # an adapter that is pushed does not have the attention of its base
+    # an adapter is pushed without its base model, whose attention the card would describe
     if getattr(model, "_hf_peft_config_loaded", False) or not file.is_file():
         return
     card: Any = ModelCard.load(file)
@@ -357,5 +357,5 @@ def fill_card(model: Any, folder: Path, repo_id: str) -> None:
 
 @functools.cache
 def template_text() -> str:
-    """Return the text of the card that transformers pushes where there is none."""
+    """Return the text of the card that transformers pushes for a model without one."""
     return str(ModelCard.from_template(ModelCardData(), model_description=TEMPLATE).text.strip())

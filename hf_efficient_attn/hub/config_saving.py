@@ -1,6 +1,6 @@
-"""What happens before transformers writes a config into a folder: code is placed beside it.
+"""Call functions before transformers writes a config into a folder, so that they put code next to it.
 
-A method of transformers is replaced, since models, Trainer, PEFT and conversions all save configs by it, before the
+A method of transformers is replaced, because models, Trainer, PEFT and conversions all save configs with it, before the
 files of a push are listed.
 """
 
@@ -15,12 +15,12 @@ from transformers.utils import CONFIG_NAME
 
 
 def before_saving(act: Callable[[Any, Path], None], mark: str) -> None:
-    """Have `act(config, folder)` called before a config is saved, once: `mark` is remembered by what is replaced."""
+    """Call `act(config, folder)` before any config is saved. A second call with the same `mark` changes nothing."""
     to_json_file: Any = PreTrainedConfig.to_json_file
     if getattr(to_json_file, mark, False):
         return
 
-    # takes over the marks of what it replaces
+    # `wraps` also copies the marks of the method that is replaced
     @functools.wraps(to_json_file)
     def saving(config: PreTrainedConfig, json_file_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         file = Path(json_file_path)
@@ -33,9 +33,9 @@ def before_saving(act: Callable[[Any, Path], None], mark: str) -> None:
 
 
 def write_file(file: Path, text: str) -> None:
-    """Write a file, unless it is as it should be: in one step, since others may be reading it, or not at all.
+    """Write a file atomically, because others may be reading it; do nothing if it already has this text.
 
-    A link into a cache is replaced, and the cache stays as it is.
+    A link into a cache is replaced, and the file in the cache stays as it is.
     """
     if file.is_file() and file.read_text(encoding="utf-8") == text:
         return
@@ -44,5 +44,5 @@ def write_file(file: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, file)
     finally:
-        # still there where the disk is full
+        # it still exists if writing has failed, for example because the disk is full
         partial.unlink(missing_ok=True)

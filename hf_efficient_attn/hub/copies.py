@@ -1,9 +1,9 @@
-"""`include_code`: a model is saved with a copy of the sources that compute it, and needs this package nowhere.
+"""Save models with a copy of the sources that compute them (`include_code`), so that they load without this package.
 
-The copy has the sources of this package as flat files that import each other relatively, so that a folder can hold them
-all. It is generated from the package as it is installed: the imports of some modules are followed, and nothing else is
-copied. transformers finds the files of a repository by lines `from .module import name` alone, so every import takes
-this form; where a module is imported as such, it is the name `this_module`, which each such module gets.
+The copy has modules of this package as flat files with relative imports, so that one folder can hold them all. It is
+generated from the installed package: a few root modules and everything that they import are copied. transformers finds
+the files of a repository only by lines `from .module import name`, so every import takes this form. A module that is
+imported as a whole defines the name `this_module`, which is imported instead.
 """
 
 import ast
@@ -34,26 +34,31 @@ from hf_efficient_attn.requirements import VERSION
 PACKAGE = "hf_efficient_attn"
 ROOT = Path(hf_efficient_attn.__file__).parents[1]
 LONGEST_LINE = 120
-# what every file begins with
+# beginning of every copied file
 ORIGIN = f"# Generated from {PACKAGE}/"
-# names that tell a reader of a repository where to begin, and therefore stay
+# beginnings of file names that are kept, because they show a reader of a repository where to start
 KEPT_NAMES = ("modeling_", "configuration_")
 THIS_MODULE = "\n\n# for modules that import this one as a module\nthis_module = sys.modules[__name__]\n"
-# custom operators have names for the whole process, in which there may be other copies
+# names of custom operators are global to the process, which may hold other copies
 OPERATOR = re.compile(rf'custom_op\("{PACKAGE}::')
 OWN_OPERATOR = """custom_op(__name__.replace(".", "_") + "::"""
 
 
 @dataclass(frozen=True)
 class Import:
-    """An import of this package in one of its modules: `node`, and (module, name in it or None for itself, alias)."""
+    """An import of this package in one of its modules.
+
+    Attributes:
+        node: the statement.
+        found: what it imports, as (module, name in the module or None for the module itself, alias).
+    """
 
     node: ast.Import | ast.ImportFrom
     found: tuple[tuple[str, str | None, str | None], ...]
 
 
 def copied_sources(roots: Iterable[str]) -> dict[str, str]:
-    """Return the flat files for modules and all that they import, by file name."""
+    """Return the flat files for `roots` and everything they import, by file name."""
     imported = imports_from(roots)
     as_modules = {module for each in imported.values() for one in each for module, name, _ in one.found if name is None}
     sources = {each: copied_source(each, found, each in as_modules) for each, found in sorted(imported.items())}
@@ -61,7 +66,7 @@ def copied_sources(roots: Iterable[str]) -> dict[str, str]:
 
 
 def imports_from(roots: Iterable[str]) -> dict[str, tuple[Import, ...]]:
-    """Return the imports of this package in every module that the roots reach, by module."""
+    """Return the imports of this package in every module that is reachable from `roots`, by module."""
     found: dict[str, tuple[Import, ...]] = {}
     waiting = list(roots)
     while waiting:
@@ -75,7 +80,7 @@ def imports_from(roots: Iterable[str]) -> dict[str, tuple[Import, ...]]:
 # families share most modules
 @cache
 def imports_in(module: str) -> tuple[Import, ...]:
-    """Return what a module imports of this package, also within functions."""
+    """Return the imports of this package in a module, including those inside functions."""
     nodes = [node for node in ast.walk(ast.parse(source_of(module))) if isinstance(node, ast.ImportFrom)]
     found = [(node, absolute_base(module, node)) for node in nodes]
     return tuple(
@@ -123,11 +128,11 @@ def flat_name(module: str) -> str:
 
 
 def copied_source(module: str, imports: Iterable[Import], is_imported_itself: bool) -> str:
-    """Return the source of a module with flat imports, under a line that says where it comes from."""
+    """Return the source of a module with flat imports, below a notice of its origin and license."""
     lines: list[str] = source_of(module).splitlines()
     at_top = [each for each in imports if not each.node.col_offset]
     inner = [each for each in imports if each.node.col_offset]
-    # from the last line to the first; those at the top are neighbours
+    # from the last line to the first, so that line numbers stay valid; those at the top are adjacent
     for group in (*([each] for each in sorted(inner, key=first_line, reverse=True)), *([at_top] if at_top else [])):
         start, end = min(map(first_line, group)) - 1, max(each.node.end_lineno or 0 for each in group)
         indent = " " * group[0].node.col_offset
@@ -146,7 +151,7 @@ def first_line(found: Import) -> int:
 
 
 def with_own_operator(line: str) -> str:
-    """Return a line in which a custom operator, if it names one, gets the name of its copy."""
+    """Return the line. If it defines a custom operator, the operator gets a name of its own in each copy."""
     named = OPERATOR.sub(OWN_OPERATOR, line)
     if named == line or len(named) <= LONGEST_LINE:
         return named
@@ -155,14 +160,14 @@ def with_own_operator(line: str) -> str:
 
 
 def with_import_of_sys(text: str) -> str:
-    """Return a source that imports `sys`, behind its docstring."""
+    """Return a source with `import sys` at its place among the sorted imports."""
     if re.search(r"^import sys$", text, re.MULTILINE):
         return text
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = [node for node in nodes if isinstance(node, ast.Import) and is_standard(node)]
     earlier = [node for node in modules if node.names[0].name < "sys"]
     place = earlier[-1].lineno if earlier else nodes[0].lineno - 1
-    # between its group and the next
+    # a blank line if `import sys` is a group of its own
     gap = "" if is_standard(nodes[0]) else "\n"
     lines = text.splitlines(keepends=True)
     return "".join([*lines[:place], f"import sys\n{gap}", *lines[place:]])
@@ -176,7 +181,7 @@ def is_standard(node: ast.Import | ast.ImportFrom) -> bool:
 
 
 def flat_imports(group: Iterable[Import]) -> list[str]:
-    """Return the lines that take the place of neighbouring imports, sorted; an alias has a line of its own."""
+    """Return the sorted lines that replace adjacent imports; each name with an alias has a line of its own."""
     plain: dict[str, list[str]] = {}
     found = []
     for module, name, alias in (each for one in group for each in one.found):
@@ -194,7 +199,7 @@ def written(module: str, names: list[str]) -> list[str]:
 
 
 def in_lines(names: Iterable[str]) -> list[str]:
-    """Return the lines of names that are too long for one."""
+    """Return names as lines of a list, one per line."""
     return [f"    {name}," for name in names]
 
 
@@ -203,18 +208,18 @@ T = TypeVar("T", PreTrainedModel, PreTrainedConfig)
 INTERFACE = "hf_efficient_attn.integration.interface"
 ARCHITECTURES = "hf_efficient_attn.integration.saving"
 INDEXERS = "hf_efficient_attn.models.indexed.index_model"
-# every kind of pattern that a saved config can name
+# imports every kind of pattern that a saved config can name
 PATTERNS = "hf_efficient_attn.patterns"
-# what the module of sparsified models begins with
+# beginning of the module of sparsified models
 SPARSIFIED_ORIGIN = "# Generated by hf-efficient-attn"
 
 
 def include_code(model_or_config: T) -> T:
     """Include the package's code in every save and push of a model or config; return the model or config.
 
-    Loading it then needs only torch, transformers and `trust_remote_code=True`. The code is a copy of those sources of
-    this package that the model needs, in files next to its config. If the package is imported, the package is used
-    instead.
+    Loading it then needs only torch, transformers and `trust_remote_code=True`. The code is a copy of the
+    sources of this package that the model needs, in files next to its config. If the package is imported, the package
+    is used instead.
 
     >>> from hf_efficient_attn.models.adaptive_span import AdaptiveSpanConfig
     >>> include_code(AdaptiveSpanConfig()).auto_map["AutoModel"]
@@ -249,7 +254,7 @@ def refuse_own_patterns(config: PreTrainedConfig) -> None:
 
 
 def pattern_kinds(saved: Any, is_pattern: bool = False) -> set[str]:
-    """Return the kinds of all patterns in the dict of a config, with their parts.
+    """Return the kinds of all patterns in the dict of a config, including the parts of patterns.
 
     >>> sorted(pattern_kinds({"text_config": {"attention_pattern": [None, {"kind": "causal"}]}, "kind": "other"}))
     ['causal']
@@ -257,7 +262,7 @@ def pattern_kinds(saved: Any, is_pattern: bool = False) -> set[str]:
     if isinstance(saved, list):
         return {kind for entry in saved for kind in pattern_kinds(entry, is_pattern)}
     if is_pattern and isinstance(saved, str):
-        # names and modes in the fields of patterns are no expressions
+        # strings in fields of patterns may be names or modes instead of expressions
         with suppress(ConfigurationError):
             return pattern_kinds(parse_pattern(saved).to_dict(), is_pattern)
     if not isinstance(saved, dict):
@@ -274,7 +279,7 @@ def has_copy(config: Any) -> bool:
 
 
 def copy_map(config: PreTrainedConfig) -> dict[str, str]:
-    """Return the `auto_map` of a config that is saved with a copy: all in one file, so that it is run once."""
+    """Return the `auto_map` of a config that is saved with a copy. It names a single file, which then runs once."""
     return {name: f"{_modules(config)[0]}.{cls}" for name, cls in stub_classes(config).items()}
 
 
@@ -289,7 +294,7 @@ def copy_files(config: PreTrainedConfig) -> dict[str, str]:
         return {**_sources((AUTO_CLASSES, PATTERNS)), f"{SPARSIFIED}.py": _sparsified()}
     modeling, name = _modeling(config), f"{_modules(config)[0]}.py"
     roots = (modeling, INTERFACE, PATTERNS, ARCHITECTURES)
-    # only models with indexers have them built
+    # only models with indexers need the code that builds them
     files = _sources((*roots, INDEXERS) if has_indexer(config) else roots)
     needed = {PATTERNS: "__all__ as _", INTERFACE: "register_attention", ARCHITECTURES: "name_classes"}
     if has_indexer(config):
@@ -304,8 +309,11 @@ def copy_files(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def _sparsified() -> str:
-    """Return the module of sparsified models, the same for all: a copy that is saved again may be of several."""
-    # what the other module finds by any name, this one finds, too
+    """Return the source of the module of sparsified models.
+
+    It is the same for all models, because `keep_copy` saves the first copy that was loaded with every model.
+    """
+    # with the other module's `__getattr__`, this module finds the same names
     name = "__getattr__"
     lines = [
         f"{SPARSIFIED_ORIGIN} {VERSION}; licensed under Apache-2.0.",
@@ -324,7 +332,7 @@ def _sparsified() -> str:
 
 
 def _modules(config: PreTrainedConfig) -> list[str]:
-    """Return the names of the files in which a copy has the classes of a config."""
+    """Return the names of the modules of a copy that define the classes of a config, that of the model first."""
     if is_in_tree(config):
         return [SPARSIFIED] if has_pattern_inside(config) else []
     return [flat_name(_modeling(config)), flat_name(type(config).__module__)]

@@ -1,4 +1,4 @@
-"""What transformers makes of a saved model, or a sentence on why it cannot read it."""
+"""Read saved configs; errors of transformers become an InputError that names the path."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +23,12 @@ def load_config(path: str | PathLike[str]) -> PreTrainedConfig:
 
 @contextmanager
 def readable(path: str | PathLike[str]) -> Iterator[None]:
-    """Raise what transformers raises while it reads `path` as InputError; our own errors stay as they are."""
+    """Turn errors that transformers raises while it reads `path` into InputError; errors of this package pass."""
     try:
         yield
     except EfficientAttentionError:
         raise
-    # transformers, and the classes of configs and weights, raise what they like
+    # transformers, and classes of configs and weights, raise errors of any type
     except Exception as error:
         what = f"{type(error).__name__}: {cut(str(error), 200, 60)}"
         raise InputError(f"transformers cannot read {path} ({what}).") from error

@@ -1,4 +1,4 @@
-"""A config that needs a stub, or has a copy of the sources, is saved with it and an `auto_map` of its classes."""
+"""Save configs with their stub or their copy of the sources, and with an `auto_map` of its classes."""
 
 import functools
 from pathlib import Path
@@ -14,12 +14,12 @@ from hf_efficient_attn.hub.stub import ENTRY, FILE, HEAD, MODULE, stub_classes, 
 from hf_efficient_attn.models.config.library import LibraryConfig
 
 MARK = "_writes_stubs"
-# what the files that are written here begin with, in all versions
+# beginnings of the files that this module writes, in all versions of the package
 BEGINNINGS = tuple(each.encode() for each in (HEAD, ORIGIN, SPARSIFIED_ORIGIN))
 
 
 def write_stubs() -> None:
-    """Have all configs that need a stub saved with it, and Trainer push it; may be called again."""
+    """Save the stub with every config that needs one, and let Trainer push it. Calling this again changes nothing."""
     before_saving(place_code, MARK)
     if not hasattr(CallbackHandler.on_push_begin, MARK):
         handler_class: Any = CallbackHandler
@@ -32,7 +32,7 @@ def name_classes(config: Any) -> None:
         config.auto_map = {**config.auto_map, **copy_map(config)}
         return
     found = getattr(config, "auto_map", None)
-    # a damaged one has said nothing
+    # an invalid `auto_map` counts as empty
     known = found if isinstance(found, dict) else {}
     others = {name: entry for name, entry in known.items() if not (isinstance(entry, str) and ENTRY.fullmatch(entry))}
     stub = {name: f"{MODULE}.{cls}" for name, cls in stub_classes(config).items()}
@@ -43,7 +43,7 @@ def name_classes(config: Any) -> None:
 
 
 def place_code(config: PreTrainedConfig, folder: Path) -> None:
-    """Write the stub or the copy that a config needs into its folder; remove others that were written there."""
+    """Write the stub or the copy that a config needs into its folder, and remove files of an earlier one."""
     name_classes(config)
     files = code_files(config)
     for name, text in files.items():
@@ -54,7 +54,7 @@ def place_code(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def written_files(folder: Path) -> list[Path]:
-    """Return the files of code in a folder that this package has written."""
+    """Return the code files in a folder that this package has written."""
     return [file for file in folder.glob("*.py") if file.is_file() and is_written_here(file)]
 
 
@@ -64,9 +64,9 @@ def is_written_here(file: Path) -> bool:
 
 
 def with_code(on_push_begin: Any) -> Any:
-    """Return the event before a push of Trainer, which copies config and weights of a checkpoint beside its folder.
+    """Return `on_push_begin`, which then also copies the code of a checkpoint into the output folder.
 
-    Trainer pushes these copies; the code that lies in the checkpoint is copied there, too.
+    Trainer pushes the output folder, into which it copies config and weights of the checkpoint, but not the code.
     """
 
     @functools.wraps(on_push_begin)
@@ -81,7 +81,7 @@ def with_code(on_push_begin: Any) -> Any:
 
 
 def code_files(config: PreTrainedConfig) -> dict[str, str]:
-    """Return the files of code that are saved with a config, by name."""
+    """Return the code files that are saved with a config, by name."""
     if has_copy(config):
         return copy_files(config)
     return {FILE: stub_text(config)} if stub_classes(config) else {}

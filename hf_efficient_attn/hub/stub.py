@@ -1,8 +1,8 @@
-"""The stub: a module beside a saved config that imports this package, for programs that do not.
+"""The stub: a module next to a saved config that imports this package, for programs that do not import it themselves.
 
-transformers runs it where `trust_remote_code=True` and the package is installed but not imported, as in the command
-lines of lm-eval, TRL and transformers itself, and says "pip install hf_efficient_attn" where it is not installed. Where
-the package is imported, transformers knows its classes and runs no code of a repository.
+With `trust_remote_code=True`, transformers runs it if the package is installed but not imported, as in the command
+lines of lm-eval, TRL and transformers itself. If the package is not installed, transformers says "pip install
+hf_efficient_attn". If it is imported, transformers knows its classes and runs no code of a repository.
 """
 
 import re
@@ -18,15 +18,15 @@ from hf_efficient_attn.models.register import FAMILIES, auto_classes
 MODULE = "modeling_hf_efficient_attn"
 FILE = f"{MODULE}.py"
 HEAD = '"""Import the package hf_efficient_attn, which computes this model."""\n'
-# where the stub of a model of transformers finds classes by the names of transformers' Auto classes
+# the module that the stub of a model of transformers imports its classes from
 AUTO_CLASSES = "hf_efficient_attn.hub.auto_classes"
-# an entry of auto_map that names a class of the stub, or of the copy of a sparsified model; before "--" stands the
-# repository of the code
+# an entry of auto_map that names a class of the stub, or of the copy of a sparsified model; the repository of the code
+# may precede it, followed by "--"
 ENTRY = re.compile(rf"([^-]+(-[^-]+)*--)?({MODULE}|{SPARSIFIED})\.\w+")
 
 
 def stub_classes(config: PreTrainedConfig) -> dict[str, str]:
-    """Return the class in the stub for each Auto class that loads a model with this config; empty: it needs no stub.
+    """Return the class in the stub for each Auto class that loads a model with this config; empty if it needs no stub.
 
     >>> from hf_efficient_attn.models.adaptive_span import AdaptiveSpanConfig
     >>> list(stub_classes(AdaptiveSpanConfig()).items())[:2]
@@ -51,7 +51,7 @@ def stub_text(config: PreTrainedConfig) -> str:
 
 
 def family_classes() -> dict[type, dict[str, Any]]:
-    """Return the classes of each family by the names of their Auto classes, by its config's class."""
+    """Return a dict from the config class of each family to its classes by the names of their Auto classes."""
     families = [auto_classes(family) for family in FAMILIES]
     return {classes["AutoModel"].config_class: classes for classes in families}
 

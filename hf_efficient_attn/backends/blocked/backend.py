@@ -30,7 +30,7 @@ class Estimate:
     Attributes:
         num_pairs, num_gathered, num_runs, num_moved, num_mask_bytes: as in `BlockLayout`.
         scores_time: time of the scores, in scores of dense attention, as if no block were shorter than those measured.
-        num_short_reads: keys that shorter blocks read, as far as their few queries do not pay for it.
+        num_short_reads: keys of shorter blocks, each weighted by the share of queries that its block lacks.
         block_tokens: the length in queries of the blocks that hold most pairs.
         refusal: why the layout is refused, as a sentence; None: it is computed.
     """
@@ -46,7 +46,7 @@ class Estimate:
     refusal: str | None = None
 
     def time(self, costs: Costs) -> float:
-        """Return the time in scores of dense attention; infinite where the layout is refused."""
+        """Return the time in scores of dense attention; infinite if the layout is refused."""
         if self.refusal is not None:
             return inf
         reading = costs.key * self.num_short_reads + costs.gathered * self.num_gathered
@@ -67,8 +67,9 @@ def forward_estimate(call: AttentionCall) -> Estimate:
 
 @cached()
 def estimate(layout: Layout, blocks: BlockCosts) -> Estimate:
-    """Return how much the backend computes for a layout, taken as one whole document, or as several that its
-    pattern fits.
+    """Return how much the backend computes for a layout of one whole document.
+
+    If the pattern fits only a shorter length, the layout is taken as several documents of that length.
     """
     fitted = layout.fitted
     documents = max(1, layout.num_keys // fitted.num_keys)
@@ -106,7 +107,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return one sentence why this backend cannot compute a call; None: it can."""
+    """Return one sentence on why this backend cannot compute a call; None: it can."""
     if call.inputs.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         return f"dtype {call.inputs.dtype} is none of {known}; convert the inputs."
@@ -131,7 +132,7 @@ def cost(call: AttentionCall) -> float:
 
 
 def rank(call: AttentionCall) -> int | None:
-    """Return its rank for every call, since its operator is opaque to compilers: behind kernels for some calls."""
+    """Return its rank for every call, because compilers do not trace its operator; special kernels rank before it."""
     return RANK
 
 

@@ -1,4 +1,4 @@
-"""A call divided into slices: one document, one partition of its block layout, heads that are computed together."""
+"""Divide a call into slices: one document, one partition of its block layout, heads that are computed together."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ class CallSlice:
 
     Attributes:
         example: index in the batch.
-        heads, key_heads: query heads and the key heads that they read, as slices of equal length.
+        heads, key_heads: query heads and the key heads that they attend to, as slices of equal length.
         queries, keys: rows of the query and key tensors, as slices.
         query_offset: position of the first of these queries in their document.
         masked_key_bias: [keys] of 0 and -inf; None: no key is masked.
@@ -35,9 +35,9 @@ class CallSlice:
     masked_key_bias: Tensor | None = None
 
     def take(self, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return [heads, queries, ...] of tensors [batch, heads, queries, ...], and the same of keys, in their order.
+        """Return the slice of tensors [batch, heads, tokens, ...] as [heads, tokens, ...], in the partition's order.
 
-        Those in the order of a range are views.
+        If the order is a range, they are views.
         """
         found, partition = [], self.partition
         axes = (
@@ -52,7 +52,7 @@ class CallSlice:
     def put_back(
         self, of_queries: Sequence[Tensor], queries: Sequence[Tensor], of_keys: Sequence[Tensor], keys: Sequence[Tensor]
     ) -> None:
-        """Write what `take` has taken back into the tensors; views need no writing."""
+        """Write what `take` returned back into the tensors; views need no writing."""
         if not isinstance(self.partition.queries, range):
             for tensor, part in zip(of_queries, queries, strict=True):
                 tensor[self.example, self.heads, self.queries].index_copy_(1, self.partition.queries, part)
@@ -64,7 +64,7 @@ class CallSlice:
 def call_slices(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Iterator[CallSlice]:
     """Yield the slices of a call; together they hold every allowed pair once.
 
-    q may have a multiple of the layout's heads, into which examples are folded, if all examples are alike.
+    If all examples are alike, they may be folded into the heads: q then has a multiple of the layout's heads.
     """
     layout, tokens, group = call.layout, call.tokens, q.shape[1] // k.shape[1]
     num_folded = q.shape[1] // layout.num_heads
@@ -93,25 +93,25 @@ def call_slices(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) ->
 
 
 def blank_rows(call: AttentionCall, costs: BlockCosts, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Yield heads and queries to which no run is the first to write, in any example."""
+    """Yield the heads and queries that no first run of any example writes, so that they must be filled."""
     if not call.tokens.is_empty:
         # documents may leave out queries
         yield slice(None), slice(None)
         return
     for blank in compile_layout(call.layout, costs, device).blanks:
-        # of all heads, to which examples may be folded
+        # all heads, into which examples may be folded
         is_all = blank.num_heads == call.layout.num_heads
         heads = slice(None) if is_all else slice(blank.first_head, blank.first_head + blank.num_heads)
         yield heads, slice(blank.first_query, blank.first_query + blank.num_queries)
 
 
 def shares_queries(call: AttentionCall) -> bool:
-    """Return whether a query may be in several slices of other keys: documents of another axis may repeat."""
+    """Return whether a query may be in several slices: its document may have keys in several places of another axis."""
     return call.layout.is_cross and not call.tokens.is_empty
 
 
 def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of query heads and of the key heads they read, where `group` query heads share a key head.
+    """Yield slices of query heads and of the key heads they attend to; `group` query heads share a key head.
 
     >>> list(head_slices(0, 4, 2))
     [(slice(0, 4, 2), slice(0, 2, None)), (slice(1, 4, 2), slice(0, 2, None))]
@@ -123,14 +123,14 @@ def head_slices(first: int, count: int, group: int) -> Iterator[tuple[slice, sli
 
 
 def masked_key_bias(tokens: TokenMask, example: int, document: Document) -> Tensor | None:
-    """Return the bias of the masked keys within a document, [keys] of 0 and -inf; None where no key is masked."""
+    """Return the bias of the masked keys within a document, [keys] of 0 and -inf; None if no key is masked."""
     if not document.has_holes or tokens.key_mask is None:
         return None
     mask = tokens.key_mask[example, document.start : document.stop]
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
-# The tensors of one run as blocks, and back again: views where a run is regular, copies only where it is not.
+# The tensors of one run as blocks, and back again: views if a run is regular, copies otherwise.
 
 
 def in_order(tensor: Tensor, order: range | Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def query_blocks(tensors: Sequence[Tensor], run: Run) -> list[Tensor]:
 
 
 class Scratch:
-    """Memory for gathered blocks of keys, one for all chunks of a call: fresh pages would cost more than the copies."""
+    """Memory for gathered blocks of keys, reused by all chunks of a call: new pages would cost more than the copies."""
 
     def __init__(self) -> None:
         self.memory: Tensor | None = None
@@ -192,7 +192,7 @@ def key_blocks(tensors: Sequence[Tensor], run: Run, scratch: Sequence[Scratch]) 
 
 
 def has_contiguous_tokens(tensor: Tensor) -> bool:
-    """Return whether neighbouring tokens of [heads, tokens, width] are neighbours in memory, too."""
+    """Return whether neighbouring tokens of [heads, tokens, width] are also neighbours in memory."""
     return tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]
 
 
@@ -206,7 +206,7 @@ def tokens_of(run: Run) -> Tensor:
 def take(tensor: Tensor, places: Tensor, taken: Tensor) -> None:
     """Write the tokens at `places` of [heads, tokens, width] to [heads, places, width].
 
-    Head by head, since for more dimensions torch would first copy all tokens that are not contiguous.
+    It does so head by head, because with more dimensions torch would first copy all tokens that are not contiguous.
     """
     for source, target in zip(tensor, taken, strict=True):
         torch.index_select(source, 0, places, out=target)
@@ -240,7 +240,7 @@ def add_key_blocks(total: Tensor, blocks: Tensor, run: Run) -> None:
     elif run.key_step == 0:
         total.narrow(1, run.first_key, run.key_tokens).add_(blocks[:, 0] if run.num_blocks == 1 else blocks.sum(1))
     elif run.num_blocks * run.key_step < run.key_tokens:
-        # in as few and as long operations as possible: other work on a core makes each of them wait
+        # few long operations, because each one waits if a core has other work
         for block in range(run.num_blocks):
             total.narrow(1, run.first_key + block * run.key_step, run.key_tokens).add_(blocks[:, block])
     else:

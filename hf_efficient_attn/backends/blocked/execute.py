@@ -35,13 +35,13 @@ from hf_efficient_attn.backends.machine_costs import costs_of
 from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.call import AttentionCall, join_sinks
 
-# Examples that are alike, counted as heads: one slice is computed instead of one for each of them.
+# Examples that are alike are folded into the heads: one slice is computed instead of one per example.
 
 
 def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[AttentionCall, tuple[Tensor, ...]]:
     """Return the tensors with the examples folded into the heads, if all are alike and views suffice.
 
-    Each slice costs a fixed time: this makes one slice of what would be one per example. The layout stays that of
+    Each slice costs a fixed time, and folding leaves one slice instead of one per example. The layout stays that of
     one example, for which it is compiled.
     """
     batch_size, num_heads = tensors[0].shape[:2]
@@ -54,7 +54,7 @@ def fold_batch(call: AttentionCall, tensors: tuple[Tensor, ...]) -> tuple[Attent
 
 
 def fold_values(values: Tensor, batch_size: int, num_heads: int) -> Tensor:
-    """Return the values of a term with the examples folded into the heads; [1, 1, ...] where all are alike."""
+    """Return the values of a term with the examples folded into the heads; [1, 1, ...] if all are alike."""
     if values.shape[:2] == (1, 1):
         return values
     return values.expand(batch_size, num_heads, -1, -1).flatten(0, 1)[None]
@@ -72,20 +72,19 @@ def is_foldable(tensor: Tensor, num_heads: int) -> bool:
     return tensor.shape[1] == num_heads and (num_heads == 1 or tensor.stride(0) == num_heads * tensor.stride(1))
 
 
-# elements of the largest buffer of one kernel call: on CPUs small enough for the allocator to reuse it; elsewhere
-# larger, since a launch costs more than memory that the allocator keeps anyway
+# elements of the largest buffer of one kernel call: on CPUs small enough for the allocator to reuse it; on GPUs
+# larger, because a launch costs more than memory that the allocator keeps anyway
 MAX_BUFFER = 1 << 21
 MAX_BUFFER_OFF_CPU = 1 << 25
-# of the scores that are computed explicitly on CPUs: each of many operations reads them, so that they fit in a core's
-# cache
+# elements of the scores of `Explicit` on CPUs: many operations read them, so they must fit in a core's cache
 MAX_SCORES = 1 << 19
-# elements per thread in one call of the fused operator, so that they fit in a core's cache: of its output, or of
-# gathered keys; in a backward pass with their gradients
+# elements per thread in one call of the fused operator: its output, or gathered keys, fit in a core's cache; in a
+# backward pass together with their gradients
 MAX_PER_THREAD = 1 << 19
 
 
 def parts_of(call: AttentionCall) -> tuple[AttentionCall, ...]:
-    """Return disjoint calls that together are this one; the first leaves out a term where it is known to be 0."""
+    """Return disjoint calls that together are this one; the first has the pairs whose only term is known to be 0."""
     idle = call.terms[0].label.idle if len(call.terms) == 1 else None
     if idle is None or call.dropout > 0.0:
         return (call,)
@@ -106,7 +105,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
         states = plain_rows(q, k, v) if fused else (q, k, v)
         own, (queries, keys, values, *results) = fold_batch(part, (*states, total, lse))
         compute = partial(forward_part, seed=seed, fused=fused, writes=number == 0)
-        # the draws of dropout are those of all heads
+        # dropout, which is never fused, is drawn for all heads at once
         over_heads(compute, own, (queries, *results), (keys, values), may_divide=fused)
     if call.sinks is not None:
         total, lse = join_sinks(total, lse, call.sinks)
@@ -130,7 +129,7 @@ def forward_part(
     Args:
         of_queries: q, output, log-sum-exp; examples may be folded into their heads.
         of_keys: k, v.
-        seed: of dropout.
+        seed: seed of dropout.
         writes: whether output and log-sum-exp hold nothing so far.
     """
     (q, out_rows, lse_rows), (k, v) = of_queries, of_keys
@@ -158,7 +157,7 @@ def forward_run(
     bias: Tensor | None,
     writes: bool,
 ) -> None:
-    """Compute a run, and write it to the output and the log-sum-exp if it is the first of its queries, or join it."""
+    """Compute a run; write it to output and lse if it is the first run of its queries, otherwise join it to them."""
     q, total, lse = query_blocks(queries, run)
     k, v = keys
     out, run_lse = kernel.forward(q, k, v, bias)
@@ -170,7 +169,7 @@ def forward_run(
         total.copy_(out)
         lse.copy_(run_lse)
         return
-    # the share of the run in the softmax; 0 where neither side has a key
+    # the share of the run in the softmax; 0 if neither side has a key
     share = torch.sigmoid(run_lse - lse).nan_to_num_(0.0)
     total.lerp_(out.to(total.dtype), share[..., None])
     lse.copy_(torch.logaddexp(lse, run_lse))
@@ -227,7 +226,7 @@ def backward_part(
     Args:
         of_queries: q, grad, out, lse, delta if it is not None, dq; examples may be folded into their heads.
         of_keys: k, v, dk, dv.
-        seed: of dropout.
+        seed: seed of dropout.
         writes: whether dq holds nothing so far.
     """
     (q, *rows), (k, v, dk, dv) = of_queries, of_keys
@@ -261,7 +260,7 @@ def backward_run(
 ) -> Tensor | None:
     """Add the gradients of a run to dq, dk and dv; return that of its scores if the kernel computes it.
 
-    That of the first run of some queries is written to dq if `writes`.
+    If `writes`, the first run of its queries overwrites dq instead.
     """
     q, grad, out, lse, *delta, dq = query_blocks(queries, run)
     k, v = keys
@@ -276,7 +275,7 @@ def backward_run(
 
 
 class Kernels:
-    """Makes the kernels of the runs in turn, and the same ones again for the backward pass."""
+    """Makes the kernels of runs one by one; the backward pass makes the same ones in the same order."""
 
     def __init__(self, call: AttentionCall, seed: int, is_fused: bool, device: torch.device) -> None:
         self.call = call
@@ -284,7 +283,7 @@ class Kernels:
         self.is_fused = is_fused
         self.device = device
         self.count = 0
-        # for keys and for values
+        # one for keys, one for values
         self.scratch = (Scratch(), Scratch())
         self.lookups = TermLookups(call.terms)
 
@@ -297,7 +296,7 @@ class Kernels:
         return Explicit(call.scale, terms, self.drop(), call.dropout, call.softcap, call.sinks is not None)
 
     def drop(self) -> Callable[[tuple[int, ...]], Tensor] | None:
-        """Return a function that draws which weights are dropped; the same count gives the same draw."""
+        """Return a function that draws which weights are dropped, the same ones for the same seed and count."""
         return dropper(self.call.dropout, self.seed + self.count, self.device)
 
 
@@ -310,7 +309,7 @@ def backward_queries(num_heads: int, fused: bool, head_dim: int, device: torch.d
     """Return how many queries of a run are computed together in a backward pass."""
     copies = max(1.0, run.key_tokens / run.block_tokens) if run.num_blocks > 1 else 1.0
     copies *= 1 if run.gathered is None else 2
-    # chunks with dropout are those of the forward pass
+    # dropout is drawn per chunk, so chunks that are not fused must be those of the forward pass
     width = head_dim * copies if fused else buffer_width(run, head_dim, fused)
     return int(max_buffer(run, fused, device, threads) / (num_heads * width))
 

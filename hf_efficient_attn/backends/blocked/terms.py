@@ -15,18 +15,18 @@ from hf_efficient_attn.layout.block_layout import Run
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache
 from hf_efficient_attn.layout.score_terms import Label, Term, look_up
 
-# of the labels of all runs together
+# of the cached labels of all runs together
 CACHE_BYTES = 256 * MEBIBYTE
 _labels: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 
 
 @dataclass(frozen=True)
 class TermLookup:
-    """The part of one term that a run reads.
+    """The part of one term that a run uses.
 
     Attributes:
         term: values [batch or 1, heads or 1, queries or 1, values of a query].
-        labels: of the run's pairs, [blocks or 1, queries, keys].
+        labels: the labels of the run's pairs, [blocks or 1, queries, keys].
     """
 
     term: Term
@@ -42,7 +42,7 @@ class TermLookup:
     def add_gradient(self, gradient: Tensor, d_scores: Tensor) -> None:
         """Add the gradient of the run to `gradient`, which has the shape of the values, from that of its scores."""
         labels, values, target = self.labels, self.values, self.select(gradient)
-        # pairs that read the same value by the same label add up first
+        # first add up pairs that have the same value and the same label
         d_scores = d_scores.sum_to_size(torch.broadcast_shapes(values[..., :1].shape, labels.shape))
         if values.shape[-1] == 1:
             d_values = self.term.label.gradient(values, labels, d_scores).sum_to_size(values.shape)
@@ -85,13 +85,13 @@ class TermLookup:
 
 @dataclass
 class SharedRows:
-    """What the chunks of a run of one block read of a term by distance: the same scores, moved from chunk to chunk.
+    """The scores of a term by distance, which the chunks of a run of one block share, moved from chunk to chunk.
 
     Attributes:
-        lookup: of the last query of the first chunk, which meets all distances of the others, too: a query's scores are
-            those of the query behind it, moved by one key.
-        num_queries: of the first chunk.
-        moved: how many keys before those of the first chunk there are, for the later ones.
+        lookup: the lookup for the last query of the first chunk, over the distances of all queries: a query's scores
+            are those of the next query, moved by one key.
+        num_queries: number of queries of the first chunk.
+        moved: how many more keys the lookup has before those of the first chunk, for later chunks.
         sums: gradients of scores, added up over chunks, in the rows of `as_pairs`; None: there are none so far.
     """
 
@@ -106,7 +106,7 @@ class SharedRows:
 
     @cached_property
     def rows(self) -> Tensor:
-        """The scores by distance, once for each query: [heads or 1, 1, queries, distances]."""
+        """The scores by distance, repeated for each query: [heads or 1, 1, queries, distances]."""
         scores = self.lookup.scores
         return scores.expand(*scores.shape[:2], self.num_queries, self.lookup.labels.shape[-1]).contiguous()
 
@@ -122,12 +122,12 @@ class SharedRows:
             self.lookup.add_gradient(gradient, self.sums.sum(-2, keepdim=True))
 
     def of_chunk(self, rows: Tensor, run: Run, chunk: Run) -> Tensor:
-        """Return the part [heads or 1, 1, queries, keys] of `as_pairs` that a chunk reads, a view."""
+        """Return the part [heads or 1, 1, queries, keys] of `as_pairs` for a chunk, a view."""
         first = self.moved - (chunk.first_query - run.first_query)
         return self.as_pairs(rows)[:, :, : chunk.block_tokens, first : first + chunk.key_tokens]
 
     def as_pairs(self, rows: Tensor) -> Tensor:
-        """Return rows by distance as rows by key, a view: in memory, rows one entry shorter begin one earlier each."""
+        """Return rows by distance as rows by key: a view with rows one entry shorter, so each starts one earlier."""
         num_queries, num_distances = rows.shape[2:]
         read = rows.flatten(2)[..., : num_queries * (num_distances - 1)]
         return read.unflatten(-1, (num_queries, num_distances - 1))[..., num_queries - 1 :]
@@ -140,7 +140,7 @@ class TermLookups:
         self.terms = terms
         self.labels: dict[object, Tensor] = {}
         self.shared: dict[object, TermLookup] = {}
-        # of the last run that had any, for each term
+        # for each term, the shared rows of the last run that had any
         self.rows: dict[int, tuple[object, SharedRows]] = {}
 
     def scores(self, call_slice: CallSlice, run: Run, chunk: Run) -> list[Tensor]:
@@ -168,11 +168,11 @@ class TermLookups:
 
     @cached_property
     def gradients(self) -> list[Tensor]:
-        """What has been added to them so far, but for the rows that are kept."""
+        """The gradients so far, without those of the shared rows that are kept."""
         return [torch.zeros_like(wide(term.values)) for term in self.terms]
 
     def shared_rows(self, number: int, call_slice: CallSlice, run: Run, chunk: Run) -> SharedRows:
-        """Return the rows that a chunk shares with others; those of another run before it are dropped."""
+        """Return the rows that a chunk shares with others; rows of an earlier run are dropped."""
         term = self.terms[number]
         example = call_slice.example if len(term.values) > 1 else 0
         key = (example, call_slice.heads, first_distance(call_slice, run), run.block_tokens, run.key_tokens)
@@ -193,19 +193,19 @@ class TermLookups:
         return kept[1]
 
     def drop_rows(self, number: int) -> None:
-        """Forget the rows of a term, and add their gradient to its own."""
+        """Forget the rows of a term, and add their gradient to that of the term."""
         _, rows = self.rows.pop(number, (None, None))
         if rows is not None:
             rows.add_gradient(self.gradients[number])
 
     def lookup(self, number: int, call_slice: CallSlice, run: Run) -> TermLookup:
-        """Return the part of one term that a run reads; it may be shared with an earlier run."""
+        """Return the part of one term that a run uses; it may be shared with an earlier run."""
         term = self.terms[number]
         device = term.values.device
         are_alike = has_equal_steps(call_slice, run) and run.key_step == run.block_tokens
         if not (are_alike and term.label.is_invariant):
             return TermLookup(term, call_slice, run, kept_labels(term.label, call_slice, run, device))
-        # if the labels of all blocks are the same, they depend on nothing else
+        # all blocks have the same labels, which depend on nothing else
         place = (number, *first_distance(call_slice, run), run.block_tokens, run.key_tokens)
         if place not in self.labels:
             self.labels[place] = labels_of(term.label, call_slice, replace(run, num_blocks=1), device)
@@ -216,7 +216,7 @@ class TermLookups:
 
 
 def is_of_rows(term: Term, call_slice: CallSlice, run: Run) -> bool:
-    """Return whether the chunks of a run share the rows of a term: heads have numbers for distances, and one block."""
+    """Return whether the chunks of a run share the rows of a term: values per distance and head, a run of one block."""
     is_by_distance = term.label.is_invariant and term.values.shape[2] == 1
     return is_by_distance and run.num_blocks == 1 and has_equal_steps(call_slice, run)
 
@@ -224,9 +224,9 @@ def is_of_rows(term: Term, call_slice: CallSlice, run: Run) -> bool:
 def kept_labels(label: Label, call_slice: CallSlice, run: Run, device: torch.device) -> Tensor:
     """Return `labels_of`, computed once: labels may take many operations, and are the same at every call."""
     where = (run.first_query, run.num_blocks, run.block_tokens, run.first_key, run.key_tokens, run.key_step)
-    # two runs of a partition may have the same queries
+    # two runs of a partition may differ only in the keys that they gather
     gathered = None if run.gathered is None else run.gathered.data_ptr()
-    # weak, since a cache counts what its keys hold, and all runs of a partition would count its masks
+    # weak, because the cache counts the memory of its keys: every run would count the masks of its partition
     key = (label, ref(call_slice.partition), call_slice.query_offset, where, gathered, device)
     return _labels.get(key, lambda: labels_of(label, call_slice, run, device))
 
@@ -253,7 +253,7 @@ def first_distance(call_slice: CallSlice, run: Run) -> tuple[int, int]:
 
 
 def has_equal_steps(call_slice: CallSlice, run: Run) -> bool:
-    """Return whether neighbouring queries of a run, and neighbouring keys, are equally far from each other."""
+    """Return whether neighbouring queries of a run are as far apart as its neighbouring keys."""
     queries, keys = call_slice.partition.queries, call_slice.partition.keys
     if not isinstance(queries, range) or not isinstance(keys, range):
         return False

@@ -1,7 +1,7 @@
 """The flash backend: FlashAttention-4's kernels, for windows, for windows with global tokens, and for masks.
 
 For NVIDIA GPUs; optional (`pip install --pre "hf_efficient_attn[flash]"`), pure Python, compiled in seconds at the
-first call of each kind. On Hopper and Blackwell it computes forward and backward passes, on Ampere forward passes.
+first call of each kind. On Hopper and Blackwell it computes forward and backward passes, on Ampere only forward passes.
 """
 
 from functools import partial
@@ -29,19 +29,19 @@ NAME = "flash"
 attend = partial(operator.attend, name=NAME)
 RANK = 15
 DTYPES = (torch.bfloat16, torch.float16)
-# a load of the kernels, in numbers
+# elements that kernels load at once
 ALIGNMENT = 8
 GENERATIONS = (AMPERE, 9, BLACKWELL, 11)
-# time to join a row of one more output and to add its gradient, in scores of dense attention: by the bytes that are
-# moved, not measured
+# time to join a row of one more output and to add its gradient, in scores of dense attention; estimated from the bytes
+# that are moved, not measured
 SCORES_PER_JOINED_ROW = 100
-# of the tables of blocks: partial and full ones, of rows and of columns
+# in the tables of blocks: partial and full, by rows and by columns
 BYTES_PER_TILE = 16
 TILE_PAIRS = 128 * 128
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return one sentence why this backend cannot compute a call; None: it can."""
+    """Return one sentence on why this backend cannot compute a call; None: it can."""
     if call.inputs.device != "cuda":
         return f"flash runs on NVIDIA GPUs, not on {call.inputs.device}: use blocked or sdpa."
     reason = _refused(call)
@@ -57,10 +57,10 @@ def missing(call: AttentionCall) -> str | None:
     return PACKAGE if is_able else None
 
 
-# a constant in programs that are being compiled
+# compiled programs take the result as a constant
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_installed(is_here: bool) -> bool:
-    # a device that is only explained has what it needs
+    # a GPU that is only explained is assumed to have it
     return not is_here or is_installed()
 
 
@@ -69,12 +69,12 @@ def _not_installed() -> str:
 
 
 def _refused(call: AttentionCall) -> str | None:
-    """Return why kernels do not compute a call, what takes least to find out first; None: they do."""
+    """Return why kernels do not compute a call; None: they do. The quickest checks come first."""
     return _refused_numbers(call) or _refused_layout(call) or _refused_sizes(call)
 
 
 def _refused_numbers(call: AttentionCall) -> str | None:
-    """Return what of a call, besides its layout, kernels do not compute; None: nothing."""
+    """Return what kernels cannot compute in a call, its layout aside; None: nothing."""
     inputs, generation = call.inputs, gpu_generation(call.inputs.device)
     if inputs.dtype not in DTYPES:
         return f"computes in bfloat16 and float16, not in {inputs.dtype}: use one of these, or flex"
@@ -131,9 +131,9 @@ def _refused_layout(call: AttentionCall) -> str | None:
 
 
 def _refused_sizes(call: AttentionCall) -> str | None:
-    """Return why a GPU has no kernel for the head sizes, or for gradients and masks at all; None: it has."""
+    """Return why a GPU has no kernel for the head sizes, or none for gradients or masks; None: it has one."""
     inputs, generation = call.inputs, gpu_generation(call.inputs.device)
-    # of a program that is being compiled, lengths may be symbols
+    # while compiling, lengths may be symbols
     needs_mask = inputs.is_compiling or call.chosen is not None or may_need_mask(call.layout, call.tokens)
     largest = largest_head(generation, needs_mask)
     if any(dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)):
@@ -146,7 +146,7 @@ def _refused_sizes(call: AttentionCall) -> str | None:
     return None
 
 
-# a constant in programs that are being compiled
+# compiled programs take the result as a constant
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_known_at_any_length(text: str) -> bool:
     pattern = read_call_text(text)[0]
@@ -161,7 +161,7 @@ def is_fastest(call: AttentionCall) -> bool:
 def cost(call: AttentionCall) -> float:
     """Return the estimated time for one example in scores of dense attention."""
     if call.chosen is not None:
-        # chosen by name alone: no GPU has measured it
+        # used only by name: it has not been measured on a GPU
         return inf
     costs, work = costs_of(call), work_of(call.layout.fitted)
     fixed = costs.flash_call * work.num_kernels / call.inputs.batch_size
@@ -187,7 +187,7 @@ def computed_pairs(call: AttentionCall) -> int:
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return the memory of a second output, which parts are joined from, and of tables of blocks."""
+    """Return the memory of the outputs that are joined, and of tables of blocks."""
     layout, inputs = call.layout, call.inputs
     num_joined = work_of(layout.fitted).num_joined
     outputs = (num_joined + (num_joined > 0)) * layout.num_rows * inputs.value_dim * inputs.dtype.itemsize

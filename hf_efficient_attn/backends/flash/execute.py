@@ -1,7 +1,7 @@
-"""Forward and backward of a whole call by FlashAttention-4: one kernel a part, joined by log-sum-exp.
+"""Forward and backward of a whole call by FlashAttention-4: one kernel per part, joined by log-sum-exp.
 
-The backward pass of every part is given the output and the log-sum-exp of all of them together, so that its weights,
-and what is subtracted from their gradients, are those of the whole row.
+The backward pass of every part gets the output and the log-sum-exp of all parts together, so that its weights, and what
+is subtracted from their gradients, are those of the whole row.
 """
 
 import sys
@@ -37,9 +37,9 @@ from hf_efficient_attn.layout.selected_keys import ChosenKeys, in_range
 from hf_efficient_attn.layout.token_locations import axis_locations
 from hf_efficient_attn.layout.transfer import device_numbers
 
-# queries that a kernel computes at once, at most
+# most queries that a kernel computes at once
 TILE = 256
-# of the dimensions [batch, tokens, heads, width], as kernels take them
+# dimensions of the tensors that kernels take, [batch, tokens, heads, width]
 TOKENS, HEADS = 1, 2
 
 
@@ -61,7 +61,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
         for each, axis in zip(zip(*found, strict=True), (HEADS, 1), strict=True)
     )
     out = out.transpose(1, 2)
-    # as the operator says beforehand
+    # in the memory order that the operator promises while tracing
     out, lse = stored_as(empty_output(q, v, q.dtype), out), lse.contiguous()
     masked = call.masked_queries
     if masked is not None:
@@ -71,7 +71,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
 
 
 def stored_as(like: Tensor, result: Tensor) -> Tensor:
-    """Return a result in the dtype and the memory order of another tensor, itself if it has these."""
+    """Return a result in the dtype and the memory order of another tensor, without a copy if it has them."""
     is_same = result.stride() == like.stride() and result.dtype == like.dtype
     return result if is_same else like.copy_(result)
 
@@ -81,14 +81,14 @@ def forward_heads(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [batch, tokens, heads, width] and the log-sum-exp [batch, heads, tokens] of some heads.
 
-    sinks: of these heads; each row counts its sink in one kernel.
+    sinks: the sinks of these heads; each row counts its sink in one kernel only.
     """
     q, k, v = states
     shape, device = q.shape[:3], q.device
     kernels = [kernel_of(part, call, device, len(q)) for part in heads.parts]
     joined = [kernel for kernel in kernels if not kernel.part.is_whole_row]
     if not joined:
-        # other rows have no keys
+        # rows that are not whole rows of a part have no keys
         out = q.new_zeros(*shape, v.shape[-1])
         of_none = torch.full((1,), -torch.inf, device=device) if sinks is None else sinks.float()
         lse = of_none[:, None].expand(shape[0], shape[2], shape[1]).clone()
@@ -159,14 +159,14 @@ def backward_heads(
     Args:
         rows: q, output and its gradient, [batch, tokens, heads, width].
         keys: k and v.
-        lse: by which exp(score - lse) is the weight of a pair, [batch, heads, tokens].
+        lse: [batch, heads, tokens]; exp(score - lse) is the weight of a pair.
     """
     (q, out, grad), (k, v), device = rows, keys, rows[0].device
     totals: list[Tensor] = []
     of_rest = lse
     for part in heads.parts:
         if part.is_whole_row:
-            # their weights in all other parts are 0
+            # in other parts, these rows get weights of 0
             of_rest = lse.index_fill(2, indices_on(part, "queries", device), torch.inf)
     for part in heads.parts:
         kernel = kernel_of(part, call, device, len(q))
@@ -189,9 +189,9 @@ class Kernel:
     """A kernel call of one part.
 
     Attributes:
-        options: of both passes.
-        forward_options, backward_options: of one of them.
-        num_examples: how many there are.
+        options: options of both passes.
+        forward_options, backward_options: options of one pass.
+        num_examples: the batch size.
     """
 
     part: Part
@@ -234,7 +234,7 @@ class Kernel:
         return tuple(map(self._put_back, found))  # type: ignore[return-value]
 
     def _index(self, name: str, device: torch.device) -> Tensor | None:
-        """Return which of the queries or keys are taken, in their order; None: all of them in theirs."""
+        """Return the indices of the queries or keys that are taken, in their order; None: all, in order of position."""
         name = name if self.part.order is None else "order"
         return None if getattr(self.part, name) is None else indices_on(self.part, name, device)
 
@@ -245,7 +245,7 @@ class Kernel:
             index = self._index(name, tensors[0].device)
             for tensor in tensors:
                 taken = tensor if index is None else tensor.index_select(TOKENS, index)
-                # kernels read rows of contiguous numbers
+                # kernels take only contiguous rows
                 taken = taken if taken.stride(-1) == 1 else taken.contiguous()
                 found.append(taken if self.part.bounds is None else taken.flatten(0, 1))
         return found
@@ -293,7 +293,7 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
 
 
 def selected_tables_of(call: AttentionCall, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the tables of selected blocks, by rows and by columns, which are made on the device."""
+    """Return the options with the tables of selected blocks, by rows and by columns, made on the device."""
     size, needs_grad = flash.block_size(flash.generation_of(device)), call.inputs.needs_grad
     chosen = cast(ChosenKeys, call.chosen)
     found = selected_tables(chosen, call.layout, call.tokens, None, size, device, needs_grad)
@@ -302,7 +302,7 @@ def selected_tables_of(call: AttentionCall, device: torch.device) -> tuple[dict[
 
 
 def refuse_deterministic(call: AttentionCall) -> None:
-    """Raise UnsupportedBackendError if gradients that blocks add up in any order are forbidden."""
+    """Raise UnsupportedBackendError if torch forbids adding up gradients of blocks in any order."""
     is_forbidden = torch.are_deterministic_algorithms_enabled()
     if is_forbidden and call.inputs.needs_grad and not torch.is_deterministic_algorithms_warn_only_enabled():
         raise UnsupportedBackendError(
@@ -312,7 +312,7 @@ def refuse_deterministic(call: AttentionCall) -> None:
 
 
 def packed_bounds(part: Part, num_examples: int) -> tuple[int, ...]:
-    """Return where sequences begin in the tokens of all examples, and the last one ends."""
+    """Return the starts of sequences in the tokens of all examples, and the end of the last one."""
     bounds = part.bounds or ()
     if part.order is None:
         return bounds
@@ -331,7 +331,7 @@ def tables_of(layout: Layout, documents: Documents | None, device: torch.device,
 
 
 def stored(tables: tuple[Tensor, ...], size: tuple[int, int]) -> Any:
-    """Return tables as kernels take them, which look at strides, also of dimensions of one row."""
+    """Return tables as kernels take them: contiguous, also in the strides of dimensions of size 1."""
     return flash.library().tables(*(each.clone(memory_format=torch.contiguous_format) for each in tables), size)
 
 
@@ -351,7 +351,7 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
         aux.append(tensor.contiguous())
         return len(aux) - 1
 
-    # numbers that differ between calls are looked up, for which no kernel is compiled anew
+    # numbers that differ between calls are looked up, so that kernels need not be compiled again
     of_offset = -1 if layout.query_offset == 0 else kept(device_numbers((layout.query_offset,), device, torch.int32))
     of_queries = -1 if part.queries is None else kept(indices_on(part, "queries", device), 0)
     of_keys = -1 if part.keys is None else kept(indices_on(part, "keys", device))
@@ -403,7 +403,7 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
             found = found & (look(aux[locations[2]], batch, row) == document) & (document >= 0)
         return found
 
-    # kernels are compiled once for all functions with this text, and may be kept on disk
+    # all functions with this text share one compiled kernel, which may be kept on disk
     numbers_of = () if selected is None else (selected.queries_per_choice, selected.block_tokens, num_selected)
     indices = (of_offset, of_queries, of_keys, of_blocks, of_selected, locations)
     kinds = (part.mask, part.excluded, tokens, num_lists, most, numbers_of, heads_per_choice, has_one, *indices)
@@ -415,12 +415,12 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
 
 @lru_cache
 def source_of(cls: type) -> str:
-    """Return a hash of the file that defines a class, or its name where there is none."""
+    """Return a hash of the file that defines a class, or its name if there is none."""
     path = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__qualname__ if path is None else sha256(Path(path).read_bytes()).hexdigest()
 
 
-# the layers of a forward pass, and its backward pass, share them
+# the layers of a forward pass and of its backward pass share locations
 _located: BoundedCache[list[Tensor]] = BoundedCache(SMALL_BYTES)
 
 

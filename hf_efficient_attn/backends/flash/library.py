@@ -1,8 +1,8 @@
-"""FlashAttention-4 (`pip install --pre flash-attn-4`): the functions of it that are called, and on which GPUs they run.
+"""FlashAttention-4 (`pip install --pre flash-attn-4`): the functions that are called, and the GPUs they run on.
 
-Its kernels are written in CuTe DSL and compiled at the first call of each kind, in seconds. The public functions of the
-package have no backward pass for a part of the keys, so that those below them are called; `library` checks that they
-take the arguments that are given.
+Its kernels are written in CuTe DSL and compiled at the first call of each kind, in seconds. Its public functions
+have no backward pass for a part of the keys, so the private functions below them are called; `library` checks that
+these take the arguments that are passed.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,16 @@ AMPERE, HOPPER, BLACKWELL = 8, 9, 10
 
 
 class Library(NamedTuple):
-    """What is called of FlashAttention-4.
+    """The functions of FlashAttention-4 that are called.
 
     Attributes:
         forward: (q, k, v, **options) -> (out, lse, ...).
         backward: (q, k, v, out, grad, lse, **options) -> (dq, dk, dv).
         combine: (outs [parts, batch, tokens, heads, width], lses [parts, batch, tokens, heads], out, lse): writes the
             last two.
-        tables: makes tables of blocks: partial counts, partial indices, full counts, full indices, block_size.
-        jit: makes a function of pairs one that kernels can call.
-        look: (tensor of integers, *indices) -> its entry, where a kernel calls a function of pairs.
+        tables: (partial counts, partial indices, full counts, full indices, block_size) -> tables of blocks.
+        jit: turns a function of pairs into one that kernels can call.
+        look: (tensor of integers, *indices) -> its entry; for use in a function of pairs.
     """
 
     forward: Callable[..., Any]
@@ -50,7 +50,7 @@ def library() -> Library:
     """Return the functions of the installed version.
 
     Raises:
-        ImportError: it is not installed, or lacks arguments that are given.
+        ImportError: it is not installed, or its functions do not take the arguments that are passed.
     """
     from cutlass import Int32, cute
     from flash_attn.cute import block_sparsity, interface, utils
@@ -77,7 +77,7 @@ def library() -> Library:
 
 @lru_cache
 def is_installed() -> bool:
-    """Return whether FlashAttention-4 is installed in a version that takes what is given."""
+    """Return whether FlashAttention-4 is installed in a version that takes the arguments that are passed."""
     if find_spec("flash_attn") is None or find_spec("flash_attn.cute") is None:
         return False
     try:
@@ -93,7 +93,7 @@ def block_size(generation: int) -> tuple[int, int]:
 
 
 def largest_head(generation: int, has_mask: bool) -> int:
-    """Return up to which head size a GPU's kernels compute windows, or masks by tables of blocks."""
+    """Return the largest head size for which a GPU's kernels compute windows, or masks with tables of blocks."""
     return 256 if generation == HOPPER and not has_mask else 128
 
 

@@ -1,7 +1,7 @@
-"""How a call is divided among kernels: a window, other keys by a mask or gathered, queries that attend to everything.
+"""Divide a call among kernels: a window, other keys with a mask or gathered, queries that attend to everything.
 
-The parts hold every allowed pair once, so that their log-sum-exp joins the outputs. Queries that attend to (almost) all
-keys are computed apart, and other parts leave them out.
+The parts hold every allowed pair once, so that their outputs can be joined by log-sum-exp. Queries that attend to
+(almost) all keys are computed separately, and their rows in other parts are not used.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from hf_efficient_attn.patterns.bands import Causal, Full
 from hf_efficient_attn.patterns.intervals import complement, intersect, union
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# (tokens before, tokens after) the query, where the last query has the last key; None: no limit
+# (tokens before, tokens after) the query, if the last query is at the last key; None: no limit
 Window = tuple[int | None, int | None]
-# heads with more patterns share one kernel, which looks up blocks
+# if heads have more patterns than this, they share one kernel, which looks up blocks
 MAX_GROUPS = 4
-# more tokens than this part of all are not gathered
+# largest share of all tokens that is gathered
 MOST_GATHERED = 1 / 8
-# blocks that are looked up: of at least so many tokens, and at most so many for a block of queries
+# of blocks that are looked up: fewest tokens of a block, and most blocks for a block of queries
 MIN_BLOCK_TOKENS, MOST_BLOCKS = 16, 16
 # queries and keys that a kernel computes at once
 TILE = 128
@@ -40,15 +40,15 @@ class Part:
     """The pairs of one kernel call; without window and mask all of its queries attend to all of its keys.
 
     Attributes:
-        window: limits that the kernel knows itself.
+        window: limits of a window, which the kernel has as an option.
         queries, keys: the indices of the tokens that are gathered for it; None: all, in order.
-        order: the indices of all tokens, queries and keys alike, in the order in which they are packed; None: theirs.
-        bounds: where sequences begin, and the last one ends: within an example with an order, without one in the
-            tokens of all examples; None: every example is one.
+        order: the indices of all tokens, queries and keys alike, in the order in which they are packed; None: in order.
+        bounds: the starts of sequences and the end of the last one: within an example if there is an order, otherwise
+            in the tokens of all examples; None: every example is one sequence.
         mask: pairs that are allowed, computed from positions.
-        blocks: pairs that are allowed, too, looked up by blocks of tokens, for each head.
+        blocks: further pairs that are allowed, looked up by blocks of tokens, for each head.
         excluded: pairs of mask and blocks that another part holds.
-        is_whole_row: whether it holds all keys of its queries, which no other part then counts.
+        is_whole_row: whether it holds all keys of its queries, whose rows in other parts are then not used.
     """
 
     window: Window | None = None
@@ -74,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class HeadParts:
-    """Parts of neighbouring heads: the first, their number, and what is computed of them."""
+    """The parts of neighbouring heads: the first head, the number of heads, and the parts."""
 
     first: int
     count: int
@@ -86,7 +86,7 @@ class HeadParts:
         return slice(self.first, self.first + self.count)
 
     def key_heads(self, group: int) -> slice:
-        """Return the key heads, where `group` query heads share one."""
+        """Return the key heads; `group` query heads share one."""
         return slice(self.first // group, (self.first + self.count) // group)
 
 
@@ -107,14 +107,14 @@ def parts_of(layout: Layout, documents: Documents | None) -> tuple[HeadParts, ..
 
 @cached()
 def selected_parts(layout: Layout) -> tuple[HeadParts, ...]:
-    """Return the part of selected blocks: what the pattern allows, of which the call's mask leaves the selected."""
+    """Return the part of selected blocks: all pairs of the pattern, of which the mask allows only the selected ones."""
     return (HeadParts(0, layout.num_heads, (Part(mask=layout.pattern),)),)
 
 
 def whole_parts(members: Sequence[Pattern], drawn: Pattern | None, layout: Layout) -> tuple[Part, ...]:
     """Return the parts of the union of some members over one whole document.
 
-    drawn: that union; None: heads draw members of their own.
+    drawn: that union; None: each head draws its own members.
     """
     rows, columns, others = divided(members, layout)
     if drawn is None and not all(has_all_keys(each, layout) for each in rows):
@@ -150,15 +150,16 @@ def tokens_of(members: Sequence[Pattern], layout: Layout, of_keys: bool) -> tupl
 
 
 def simplest(columns: Sequence[Pattern], keys: tuple[int, ...], layout: Layout) -> Pattern:
-    """Return a pattern that is that of the columns on their keys; if possible one without the positions of the keys,
-    for which no kernel need be compiled anew.
+    """Return a pattern that equals the columns on their keys, if possible one without the positions of the keys.
+
+    Kernels need not be compiled again when only these positions change.
     """
     joined: Pattern = reduce(or_, columns)
     num_queries, num_keys, offset = layout.extent
     found = joined.num_pairs(num_queries, num_keys, offset)
     if found == num_queries * len(keys):
         return Full()
-    # keys that queries from their own position on attend to
+    # pairs if every query attends to the keys that are not after it
     after = sum(max(0, num_queries - max(0, key - offset)) for key in keys)
     return Causal() if joined.is_causal and found == after else joined
 
@@ -174,7 +175,7 @@ def is_held(row: Pattern, others: Sequence[Pattern], layout: Layout) -> bool:
 
 
 def document_parts(pattern: Pattern, layout: Layout, documents: Documents) -> tuple[Part, ...]:
-    """Return the part of documents: packed sequences for a window, or a mask that knows the documents."""
+    """Return the part of documents: packed sequences with a window, or a mask that compares documents."""
     bounds = packed_bounds(documents, layout)
     limits = pattern.band_limits
     window = None if limits is None or bounds is None else window_of(limits, 0, layout)
@@ -182,9 +183,10 @@ def document_parts(pattern: Pattern, layout: Layout, documents: Documents) -> tu
 
 
 def packed_bounds(documents: Documents, layout: Layout) -> tuple[int, ...] | None:
-    """Return where the sequences of all examples begin, masked tokens between them included, and the last one ends.
+    """Return the starts of the sequences of all examples and of masked tokens between them, and the end of the last.
 
-    None: a document has masked tokens or global tokens of its own inside, or queries are others than keys.
+    None: a document contains masked tokens or has its own global tokens, or the queries are not the same tokens as the
+    keys.
     """
     num_tokens = layout.num_keys
     if layout.is_cross or layout.num_queries != num_tokens:
@@ -215,12 +217,12 @@ def divided(members: Sequence[Pattern], layout: Layout) -> tuple[list[Pattern], 
 
 
 def is_few(tokens: Sequence[int], num_tokens: int) -> bool:
-    """Return whether tokens are so few that they are gathered."""
+    """Return whether tokens are few enough to be gathered."""
     return len(tokens) <= MOST_GATHERED * num_tokens
 
 
 def is_drawn(member: Pattern) -> bool:
-    """Return whether heads draw or have a pattern of their own."""
+    """Return whether heads draw their patterns, or have different ones."""
     return member.is_random or member.num_head_patterns > 1
 
 
@@ -232,7 +234,7 @@ def has_all_keys(row: Pattern, layout: Layout) -> bool:
 
 
 def core_part(member: Pattern, layout: Layout) -> Part | None:
-    """Return the part of a member whose windows a kernel knows: a band, or a band of every n-th token."""
+    """Return the part of a member that is a window for a kernel: a band, or a band of every n-th token."""
     if is_drawn(member):
         return None
     if member.band_limits is not None:
@@ -253,10 +255,10 @@ def core_part(member: Pattern, layout: Layout) -> Part | None:
 
 
 def window_of(limits: Window, shift: int, layout: Layout) -> Window | None:
-    """Return the limits as the kernels count them; None: they do not know such ones.
+    """Return the limits as the kernels count them; None: kernels do not support them.
 
     limits: tokens before and after the query, itself not counted.
-    shift: how far the position that a kernel takes for a query lies after its own.
+    shift: how far the position that a kernel assumes for a query lies after the query's own.
 
     >>> from hf_efficient_attn.patterns.bands import Causal
     >>> layout = Layout(Causal(), 1, 4096, 4096)
@@ -281,7 +283,7 @@ def is_expression(pattern: Pattern) -> bool:
 
 
 def layout_with(pattern: Pattern, layout: Layout) -> Layout:
-    """Return the layout of another pattern, of one head if all have the same."""
+    """Return the layout with another pattern, with one head if all heads have the same pattern."""
     if is_drawn(pattern):
         return replace(layout, pattern=pattern)
     return replace(layout, pattern=pattern, num_heads=1, first_head=0, num_model_heads=None)
@@ -314,7 +316,7 @@ def listed_parts(layout: Layout) -> list[Part]:
 
 
 def may_need_mask(layout: Layout, tokens: TokenMask) -> bool:
-    """Return whether a kernel needs a function of pairs, or may: masks of keys may leave holes in a document."""
+    """Return whether a kernel may need a function of pairs, such as for masked keys that leave holes in a document."""
     if tokens.is_empty:
         return any(part.has_mask for part in listed_parts(layout.fitted))
     if tokens.key_mask is not None or tokens.global_mask is not None or layout.is_cross:
@@ -325,7 +327,7 @@ def may_need_mask(layout: Layout, tokens: TokenMask) -> bool:
 
 
 def shares_keys(layout: Layout, has_documents: bool, group: int) -> bool:
-    """Return whether heads that share keys, `group` of them, are computed by different kernels."""
+    """Return whether different kernels compute some of the `group` heads that share keys."""
     if has_documents:
         sizes = [(first, count) for first, count, _ in layout.fitted.head_groups()]
     else:
@@ -336,7 +338,7 @@ def shares_keys(layout: Layout, has_documents: bool, group: int) -> bool:
 class ListedBlocks(NamedTuple):
     """Blocks of `tokens` tokens, and the blocks of keys that each block of queries attends to.
 
-    table: int32 [heads or 1, blocks of queries, most of them], filled with -1.
+    table: int32 [heads or 1, blocks of queries, most blocks of keys], padded with -1.
     """
 
     tokens: int
@@ -369,7 +371,7 @@ def listed_blocks(layout: Layout) -> ListedBlocks | None:
 
 @cached()
 def listed_on(layout: Layout, device: torch.device) -> ListedBlocks:
-    """Return `listed_blocks`, which there are, with the table on a device."""
+    """Return `listed_blocks` of a layout that has them, with the table on a device."""
     found = cast(ListedBlocks, listed_blocks(layout))
     return ListedBlocks(found.tokens, send((found.table,), device)[0])
 
@@ -383,7 +385,7 @@ def indices_on(part: Part, name: str, device: torch.device) -> Tensor:
 
 
 class Work(NamedTuple):
-    """What kernels compute of one whole document: scores of all heads, kernels, and outputs that are joined."""
+    """What kernels compute for one whole document: scores of all heads, kernels, and outputs that are joined."""
 
     num_pairs: int
     num_kernels: int
@@ -407,7 +409,7 @@ def pairs_of_head(part: Part, layout: Layout) -> int:
         return _tiles(of_queries) * _tiles(num_keys if part.keys is None else len(part.keys)) * TILE**2
     if part.has_mask:
         masked = part.masked_layout(layout)
-        # the first head stands for all, which draw as many blocks
+        # the first head stands for all, because each draws the same number of blocks
         first = replace(masked, num_heads=1, num_model_heads=masked.num_model_heads or masked.num_heads)
         table = block_table(first, None, (TILE, TILE), CPU)
         return int((table.num_partial + table.num_full).sum()) * TILE**2

@@ -1,11 +1,11 @@
 """Attention by torch's flex_attention: one fused kernel, compiled for seconds at the first call of each kind.
 
-The compiled function of a kind is kept, and serves other lengths, batches and random draws. On CPU flex has no backward
-pass and returns no lse: `why_not` refuses gradients, and lse is computed separately.
+The compiled function of a kind is kept and reused for other lengths, batches and random draws. On CPUs flex has no
+backward pass and returns no lse: `why_not` refuses gradients, and lse is computed separately.
 
-Within a `torch.compile` of the caller's, the call of flex_attention becomes part of the program: an operator lists the
-blocks at run time, for any lengths and masks, and torch differentiates and fuses the rest. Drawn patterns are constants
-of the program, so that their length must be fixed.
+If the caller uses `torch.compile`, the call of flex_attention becomes part of the compiled program: an operator lists
+the blocks at run time, for any lengths and masks, and torch differentiates and fuses the rest. Drawn patterns are
+constants of the program, so that their length must be fixed.
 """
 
 import shutil
@@ -42,18 +42,18 @@ from hf_efficient_attn.layout.tracing import is_exporting
 
 NAME = "flex"
 RANK_WORTH_COMPILING = 20
-# of a call with dropout, which needs the log-sum-exp of the rows without it, to that of one without
+# cost of a call with dropout, divided by that without: it also needs the log-sum-exp of the rows without dropout
 DROPOUT_COST = 1.7
 CUDA_MIN_HEAD_DIM = 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# blocks of keys that a query may have chosen: a kernel compares every pair with each of them
+# most blocks of keys that a query may select: a kernel compares every pair with each of them
 MOST_SELECTED = 64
-# of the lists of partial and of full blocks
+# in the lists of partial and of full blocks
 BYTES_PER_BLOCK = 8
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return one sentence why this backend cannot compute a call; None: it can."""
+    """Return one sentence on why this backend cannot compute a call; None: it can."""
     device = call.inputs.device
     if call.query_start is not None:
         return "flex cannot compile a query_offset that is a tensor: use blocked."
@@ -75,7 +75,7 @@ def _refused_selection(call: AttentionCall) -> str | None:
             "flex cannot count blocks from the start of several documents of another sequence: use sdpa or "
             "reference, or counted_from='axis'."
         )
-    # lengths may be symbols to a compiler
+    # while compiling, lengths may be symbols
     is_known = not call.inputs.is_compiling and call.inputs.device in BLOCK_SIZES
     num_bytes = call.inputs.batch_size * working_bytes(call) if is_known else 0
     if num_bytes > MAX_TABLE_BYTES:
@@ -110,17 +110,17 @@ def _refused_program(call: AttentionCall) -> str | None:
             "torch.compile(..., dynamic=False), or blocked or sdpa."
         )
     if any(term.values.requires_grad and not is_parameter(term.values) for term in call.terms):
-        # torch's trace of the backward pass loses the gradient of what the program computes before
+        # torch's trace of the backward pass loses the gradients of values that the program computes itself
         return "flex learns no terms that a compiled program computes itself: use blocked there."
     if call.inputs.device == "cpu" and (call.terms or call.chosen is not None or not call.tokens.is_empty):
-        # torch's compiler for CPUs takes no captured tensors that the program computes itself
+        # with torch's compiler for CPUs, kernels cannot capture tensors that the program computes itself
         other = "blocked" if call.chosen is None else "gathered"
         return f"flex on cpu cannot be compiled with masks, terms or chosen keys: use {other} or sdpa there."
     return None
 
 
 def is_parameter(values: Tensor) -> bool:
-    """Return whether the values of a term go into a program, and from there into a kernel, as they are."""
+    """Return whether the values of a term enter a compiled program, and then its kernel, unchanged."""
     return values.is_leaf and by_pair(values) is values
 
 
@@ -152,7 +152,7 @@ def is_fastest(call: AttentionCall) -> bool:
 
 
 def cost(call: AttentionCall) -> float:
-    """Return the estimated time for one example in scores of dense attention; infinite where compiling does not pay."""
+    """Return the estimated time for one example in scores of dense attention; infinite if used only by name."""
     if is_only_by_name(call):
         return inf
     costs = costs_of(call)
@@ -161,15 +161,15 @@ def cost(call: AttentionCall) -> float:
 
 
 def rank(call: AttentionCall) -> int | None:
-    """Return its rank where compiling is worth it, otherwise None."""
+    """Return its rank if compiling is worth it, otherwise None."""
     return None if is_only_by_name(call) else RANK_WORTH_COMPILING
 
 
 def is_only_by_name(call: AttentionCall) -> bool:
-    """Return whether "auto" leaves a call to others: on CPUs, for a step of cached decoding, and for chosen keys.
+    """Return whether "auto" leaves a call to others: on CPUs, for a step of cached decoding, and for selected keys.
 
-    Each step has another length, for which the blocks would have to be listed again; chosen keys have not been measured
-    on a GPU, and what they take depends on what was chosen, for which no device is asked.
+    Each decoding step has another length, for which the blocks would have to be listed again. Selected keys have not
+    been measured on a GPU, and their cost depends on contents of tensors, which would have to be read from the device.
     """
     return call.chosen is not None or call.inputs.device == "cpu" or call.layout.num_queries == 1
 
@@ -190,9 +190,9 @@ def remark(call: AttentionCall) -> str:
 
 
 def computed_pairs(call: AttentionCall) -> int:
-    """Return the scores of all blocks that hold an allowed pair, in all heads.
+    """Return the number of scores in all blocks that hold an allowed pair, in all heads.
 
-    Of chosen blocks, those of the first example; without their contents, all that the pattern allows.
+    With selected blocks, those of the first example are counted; without their contents, all that the pattern allows.
     """
     layout, block_size, chosen = call.layout, BLOCK_SIZES[call.inputs.device], cast(ChosenBlocks | None, call.chosen)
     if chosen is not None and chosen.blocks.device.type != "meta":
@@ -209,7 +209,7 @@ def computed_pairs(call: AttentionCall) -> int:
 
 
 def working_bytes(call: AttentionCall) -> int:
-    """Return that of the tables of chosen blocks, of each head its own; beyond its tensors a kernel needs little."""
+    """Return the memory of the tables of selected blocks, one per head; a kernel needs little else but its tensors."""
     if call.chosen is None:
         return 0
     layout, sizes = call.layout, BLOCK_SIZES[call.inputs.device]
@@ -217,7 +217,7 @@ def working_bytes(call: AttentionCall) -> int:
     return BYTES_PER_BLOCK * num_blocks * (2 if call.inputs.needs_grad else 1)
 
 
-# a constant in programs that are being compiled
+# compiled programs take the result as a constant
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _compiler(device: str) -> tuple[str, bool]:
     return _found_compiler(device)
@@ -227,7 +227,7 @@ def _compiler(device: str) -> tuple[str, bool]:
 def _found_compiler(device: str) -> tuple[str, bool]:
     """Return the name of the compiler for a device's kernels, and whether it is installed."""
     if device == "cuda":
-        # a device that is only explained has what it needs
+        # a GPU that is only explained is assumed to have it
         return "triton", find_spec("triton") is not None or not is_there(device)
     compilers = [environ.get("CXX", "g++"), "clang++", "cl"]
     return "a C++ compiler", any(shutil.which(compiler.split()[0]) for compiler in compilers if compiler)
@@ -237,7 +237,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     """Return output and lse; see `Backend`. Ask `why_not` first."""
     is_cpu = call.inputs.device == "cpu"
     if is_cpu:
-        # flex refuses tensors that require gradients even where none are recorded
+        # flex refuses tensors that require gradients even if none are recorded
         q, k, v = (
             tensor.detach() if any(memory_order(tensor)) else tensor.detach().contiguous() for tensor in (q, k, v)
         )
@@ -246,7 +246,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, need_lse: bool 
     if not need_lse:
         return out, None
     if call.sinks is not None:
-        # why_not has refused devices whose kernels return none
+        # `why_not` has refused devices whose kernels return no lse
         out, lse = join_sinks(out, cast(Tensor, lse), call.sinks)
         masked = call.masked_queries
         lse = lse if masked is None else lse.masked_fill(masked[..., 0], -torch.inf)
@@ -288,7 +288,7 @@ def _dropped(
     """
     seed = draw_seed(q.device)
     dropout = Dropout(call.dropout, in_memory(seed) if torch.compiler.is_compiling() else seed)
-    # no output of it is used
+    # only its lse is used
     _, whole = run(q, k, v.detach()[..., :CUDA_MIN_HEAD_DIM], mods, mask, call.scale, need_lse=True)
     out, kept = run(q, k, v, mods.with_dropout(dropout), mask, call.scale, need_lse=True)
     total = cast(Tensor, whole.lse)

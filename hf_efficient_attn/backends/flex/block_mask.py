@@ -78,7 +78,7 @@ def _tables(
     return (*partial, *full, *by_column(*partial), *by_column(*full)) if needs_grad else (*partial, *full)
 
 
-# it reads masks on the host, which a CUDA graph cannot replay
+# the operator reads masks on the host, which a CUDA graph cannot replay
 @torch.library.custom_op("hf_efficient_attn::flex_blocks", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def blocks_operator(
     masks: list[Tensor | None],
@@ -90,10 +90,10 @@ def blocks_operator(
     needs_grad: bool,
     device: torch.device,
 ) -> list[Tensor]:
-    """Return the tables of a BlockMask, four, or eight with gradients; opaque, since a compiler cannot trace this.
+    """Return the tables of a BlockMask, four, or eight with gradients. A compiler cannot trace this.
 
     Args:
-        chosen, chosen_text: the tensors of chosen blocks, and what else they are, by `write_chosen_text`; "": all keys.
+        chosen, chosen_text: the tensors of selected blocks, the rest as `write_chosen_text` writes it; "": all keys.
         shape: (batch or 1, heads, queries, keys).
     """
     batch_size, num_heads, num_queries, num_keys = shape
@@ -106,7 +106,7 @@ def blocks_operator(
     else:
         tables = _tables(layout, documents, device, needs_grad)
     lead = batch_size, num_heads if chosen_text else _num_table_heads(layout.pattern, num_heads)
-    # copies, since a compiled program may write into what an operator returned
+    # copies, because a compiled program may write into the results of an operator
     return [table.expand(*lead, *table.shape[2:]).clone(memory_format=torch.contiguous_format) for table in tables]
 
 
@@ -129,11 +129,11 @@ def _(
 
 
 def _num_table_heads(pattern: Pattern, num_heads: int) -> int:
-    """Return how many heads the tables have, whatever is drawn: 1 if all are alike."""
+    """Return how many heads the tables have: 1 if all heads are alike, whatever is drawn."""
     return 1 if pattern.num_head_patterns == 1 and not pattern.is_random else num_heads
 
 
-# The order in which flex takes the tokens of a call: scattered global ones first, as each would fill whole blocks.
+# The order in which flex takes the tokens of a call: scattered global tokens first, since each needs whole blocks.
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,9 +141,9 @@ class Order:
     """An order of tokens.
 
     Attributes:
-        kind: as block tables know it.
-        positions: that of the token at each place, int [tokens].
-        places: that of the token at each position, int [tokens].
+        kind: the order in the form that block tables take.
+        positions: the position of the token at each place, int [tokens].
+        places: the place of the token at each position, int [tokens].
     """
 
     kind: GlobalsFirst
@@ -155,12 +155,12 @@ class Order:
         return Sorted.apply(tensor, self.positions, self.places)  # type: ignore[no-any-return, no-untyped-call]
 
     def sort_back(self, tensor: Tensor) -> Tensor:
-        """Return what `sort` was given, by what it returned."""
+        """Return [batch, heads, tokens, ...], which `sort` has sorted, with the tokens in the order of positions."""
         return Sorted.apply(tensor, self.places, self.positions)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Sorted(torch.autograd.Function):
-    """Tokens in another order; the gradient is sorted back, where that of any selection would be added up."""
+    """Tokens in another order. The gradient is sorted back, not added up as for an arbitrary `index_select`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class Sorted(torch.autograd.Function):
 
 
 def order_of(call: AttentionCall, device: torch.device) -> Order | None:
-    """Return the order of a call; None: that of the positions, as in every program of a caller's own."""
+    """Return the order of a call; None: that of the positions, as always while compiling."""
     keeps_order = call.chosen is not None or any(term.values.shape[2] > 1 for term in call.terms)
     return None if torch.compiler.is_compiling() or keeps_order else _order(call.layout, documents_of(call), device)
 

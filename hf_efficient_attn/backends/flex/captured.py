@@ -12,8 +12,6 @@ from hf_efficient_attn.layout.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.selected_keys import AXIS, in_range
 from hf_efficient_attn.layout.token_locations import TokenLocations
 
-# Tensors that a kernel captures: the values of terms, and the locations of the tokens of every example.
-
 
 def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
     """Return a tensor as a kernel captures it; `dims` are its batch and its length.
@@ -28,9 +26,9 @@ def captured(tensor: Tensor, dims: tuple[int, int]) -> Tensor:
 
 
 def by_pair(values: Tensor) -> Tensor:
-    """Return the values of a term, [.., .., queries or 1, labels], such that a pair finds its own by query or label.
+    """Return the values of a term, [.., .., queries or 1, labels], with a second label if there is only one value.
 
-    torch compiles no backward pass where a head has a single value for all of its pairs: it gets a second label.
+    torch cannot compile the backward pass if a head has a single value for all of its pairs.
     """
     return pad(values, (0, 1)) if values.shape[2] == values.shape[3] == 1 and values.requires_grad else values
 
@@ -48,7 +46,7 @@ def _captured_numbers(tensor: Tensor) -> Tensor:
 
 @torch.library.custom_op("hf_efficient_attn::in_memory", mutates_args=())
 def in_memory(tensor: Tensor) -> Tensor:
-    """Return a copy that a compiler has to write to memory, as kernels of flex capture no tensor still to compute."""
+    """Return a copy that a compiler must write to memory: kernels of flex cannot capture a tensor not yet computed."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -65,12 +63,12 @@ def kind_of(tensor: Tensor) -> object:
 
 @dataclass(frozen=True)
 class SelectedBlocks:
-    """The blocks that each query has chosen, as a kernel reads them.
+    """The blocks that each query has selected, as a kernel looks them up.
 
     Attributes:
-        numbers: int32 [batch or 1, heads or 1, choices, k]; too large a number is that of no block.
+        numbers: int32 [batch or 1, heads or 1, choices, k]; a number that is too large stands for no block.
         heads_per_choice: how many neighbouring heads share a choice.
-        queries_per_choice: how many neighbouring queries do.
+        queries_per_choice: how many neighbouring queries share a choice.
         block_tokens: how many keys a block has.
         counts_axis: whether blocks are counted from the first key; otherwise from the start of a document.
     """
@@ -88,7 +86,7 @@ class SelectedBlocks:
         return (*numbers, self.numbers.shape[3], kind_of(self.numbers))
 
     def holds(self, example: Tensor, head: Tensor, query: Tensor, place: Tensor) -> Tensor:
-        """Return whether a query has chosen the block of the key at a place that blocks are counted from."""
+        """Return whether a query has selected the block of a key; `place` counts from the start of the first block."""
         block = place // self.block_tokens
         found = block < 0
         for number in range(self.numbers.shape[3]):
@@ -106,7 +104,7 @@ class SelectedBlocks:
 
 
 def selected_blocks_of(call: AttentionCall) -> SelectedBlocks:
-    """Return the choice of a call as its kernel captures it."""
+    """Return the selected blocks of a call as its kernel captures them."""
     chosen, layout = cast(ChosenBlocks, call.chosen), call.layout
     numbers = in_range(chosen.blocks, layout.num_keys).to(torch.int32)
     return SelectedBlocks(

@@ -42,8 +42,8 @@ def memory_order(tensor: Tensor) -> tuple[bool, bool]:
 def _compiled(kind: object) -> Callable[..., tuple[Tensor, AuxOutput]]:
     """Return the function compiled for calls of one kind, whatever their lengths.
 
-    torch gives up on code that was compiled a few times, and treats as dynamic what differed between calls of code of
-    the same name. Every kind therefore gets code and a name of its own.
+    torch stops compiling code that it has compiled a few times, and makes dynamic whatever differs between calls of
+    code with the same name. Every kind therefore gets its own code object and name.
     """
     own = FunctionType(_flex.__code__.replace(co_name=f"flex_{next(_numbers)}"), _flex.__globals__)
     return torch.compile(own, fullgraph=True)
@@ -52,9 +52,9 @@ def _compiled(kind: object) -> Callable[..., tuple[Tensor, AuxOutput]]:
 def _flex(
     q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod | None, mask: BlockMask, scale: float, aux: AuxRequest
 ) -> tuple[Tensor, AuxOutput]:
-    # torch's kernel for few queries, which it takes below 128, stacks those of heads that share keys: it fails where
-    # they are then too many for its blocks
+    # below 128 queries, torch would take a kernel that stacks the queries of heads that share keys, and fails if
+    # these are then too many for its blocks
     is_single = q.shape[2] == 1
-    # a branch, since a compiler takes no option whose value it does not know
+    # a branch, because a compiler must know the value of an option
     options: FlexKernelOptions = {} if is_single else {"FORCE_USE_FLEX_ATTENTION": True}
     return flex_attention(q, k, v, score_mod, mask, scale, enable_gqa=True, kernel_options=options, return_aux=aux)

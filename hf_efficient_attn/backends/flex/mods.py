@@ -1,4 +1,4 @@
-"""The functions that a kernel of flex calls for every pair of query and key: is it allowed, and what is its score."""
+"""The functions that a kernel of flex calls for every pair: whether it is allowed, and what its score is."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from hf_efficient_attn.layout.token_locations import TokenLocations, axis_locati
 from hf_efficient_attn.layout.transfer import tables_on
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# The patterns of the heads in the form for kernels: drawn, and with tensors as lookup tables.
+# The patterns of the heads in the form that kernels take: drawn, and with tensors as lookup tables.
 
 
 # (first head, pattern) of each run of heads with equal patterns
@@ -57,7 +57,7 @@ def is_traceable(layout: Layout) -> bool:
 
 
 def is_causal(layout: Layout) -> bool:
-    """Return whether it is known that no key lies after its query."""
+    """Return whether the pattern is known to allow no key after its query."""
     return _is_constant_causal(layout_text(layout)) if torch.compiler.is_compiling() else layout.pattern.is_causal
 
 
@@ -79,13 +79,13 @@ def layout_text(layout: Layout) -> str:
 
 
 def _known(layout: Layout) -> tuple[str, int, int | None]:
-    """Return the parts of a layout that are no symbols: text, number of heads, length to draw for."""
-    # while compiling, a number may be a symbol; as an index it has a value
+    """Return the parts of a layout that are never symbols: text, number of heads, length to draw for."""
+    # while compiling, a number may be a symbol; `index` returns its value
     drawn_tokens = index(layout.drawn_tokens) if is_drawn(layout.pattern) else None
     return layout_text(layout), index(layout.num_heads), drawn_tokens
 
 
-# a compiler runs this while tracing, and treats the result as a constant; it could not call methods of an object
+# a compiler runs this while tracing, and takes the result as a constant; it cannot do so with methods
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _keep(text: str, num_heads: int, drawn_tokens: int | None, device: torch.device) -> str:
     """Store the groups where traced code can read them, and return their name there."""
@@ -132,19 +132,19 @@ def _undrawn_groups(pattern: Pattern, heads: Heads, device: torch.device) -> Gro
 
 def _with_tensors(groups: Groups, device: torch.device) -> Groups:
     for _, pattern in groups:
-        # computes what the pattern caches, which the compiler cannot trace
+        # fills caches of the pattern, which the compiler could not trace
         pattern.allowed(0, 0)
     tabled = tables_on([pattern for _, pattern in groups], device)
     return tuple((first, pattern) for (first, _), pattern in zip(groups, tabled, strict=True))
 
 
-# Which weights are dropped, decided by a hash of their place: a kernel keeps none of them, and its backward pass asks
-# again.
+# A hash of a weight's place decides whether it is dropped: a kernel does not keep the decisions, and its backward pass
+# computes them again.
 
 
-# of a hash decide
+# of a hash that decide
 BITS = 24
-# spreads neighbouring keys
+# a factor that spreads neighbouring keys
 GOLDEN = -1640531527
 
 
@@ -153,8 +153,8 @@ class Dropout:
     """Dropout of one call.
 
     Attributes:
-        probability: of each weight.
-        seed: an int32 tensor of no dimension, on the device; the same seed drops the same weights.
+        probability: the probability with which each weight is dropped.
+        seed: an int32 scalar tensor on the device; the same seed drops the same weights.
     """
 
     probability: float
@@ -170,7 +170,7 @@ class Dropout:
 
 
 def mixed(number: Tensor) -> Tensor:
-    """Return a hash of int32 numbers that maps them one to one, each bit of which depends on all of theirs.
+    """Return a one-to-one hash of int32 numbers; each bit of the result depends on all bits of a number.
 
     Two rounds of multiplication and xor-shift, with the factors of C. Wellons' "lowbias32", as products of int32 that
     overflow.
@@ -206,7 +206,7 @@ class Mods:
     kind: object
 
     def with_dropout(self, dropout: Dropout) -> "Mods":
-        """Return functions by which the scores of dropped weights are -inf."""
+        """Return functions with which the scores of dropped weights are -inf."""
 
         def score_mod(score: Tensor, *place: Tensor) -> Tensor:
             score = score if self.score_mod is None else self.score_mod(score, *place)
@@ -244,9 +244,9 @@ class PositionLookup:
     """Turns the indices of a kernel into positions.
 
     Attributes:
-        offset: position of the first query, an int tensor of no dimension; None: 0.
-        locations: those on the axis of the queries and on that of the keys; None: all examples are alike.
-        order: the position at each index, where all examples are alike; None: the index itself.
+        offset: position of the first query, an integer scalar tensor; None: 0.
+        locations: those on the axis of queries and on that of keys; None: all examples are alike.
+        order: the position at each index, if all examples are alike; None: the index itself.
     """
 
     offset: Tensor | None
@@ -322,7 +322,7 @@ def _mask_mod(layout: Layout, lookup: PositionLookup, device: torch.device) -> M
 
 
 def _of_selected(mask_mod: MaskMod, selected: SelectedBlocks, lookup: PositionLookup) -> MaskMod:
-    """Return the pairs whose key lies in a block that its query has chosen."""
+    """Return a function that allows only those pairs whose key lies in a block that the query has selected."""
 
     def of_selected(example: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         place = key if selected.counts_axis else lookup.positions(example, query, key)[1]
@@ -351,7 +351,7 @@ def _score_mod(terms: Sequence[Term], lookup: PositionLookup, softcap: float | N
 def structure_of(layout: Layout) -> object:
     """Return everything about a layout that the functions of a kernel depend on, except the entries of lookup tables.
 
-    The lengths of tables are included, since torch 2.13 generates wrong code for CPUs where they vary.
+    The lengths of tables are included, because torch 2.13 generates wrong code for CPUs if they vary.
     """
     return layout.pattern.is_causal, tuple((first, _structure(pattern)) for first, _, pattern in layout.head_groups())
 

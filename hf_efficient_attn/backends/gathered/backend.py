@@ -1,4 +1,4 @@
-"""The gathered backend: keys chosen by what tokens say, gathered tile by tile; forward and backward, on any device."""
+"""The gathered backend: keys selected by content, gathered tile by tile; forward and backward, on any device."""
 
 from functools import partial
 
@@ -14,21 +14,21 @@ NAME = "gathered"
 attend = partial(operator.attend, name=NAME)
 # before sdpa, which takes memory for all pairs
 RANK = 5
-# times, in scores of dense attention without a mask, on a CPU: per score with its mask, that of the explicit kernel,
-# per row of queries that is gathered and joined, per row of keys and values, and per call
+# times on a CPU, in scores of dense attention without a mask: of a score with its mask, fused and in `Explicit`
 SCORES_PER_SCORE, SCORES_PER_UNFUSED_SCORE = 2.0, 5.0
-# ... and where a mask of several heads lists the pairs
+# the same if a list of pairs gives the mask, which several heads share
 SCORES_PER_LISTED_SCORE, UNFUSED_PER_LISTED_SCORE = 1.4, 4.0
+# of a row of queries that is gathered and joined, of a row of keys and values, and of a call
 SCORES_PER_QUERY_ROW, SCORES_PER_KEY_ROW = 60, 40
 SCORES_PER_CALL, SCORES_PER_CALL_WITH_GRADIENTS = 5e5, 1.5e6
-# ... elsewhere; estimated, not measured
+# time of a score on other devices; estimated, not measured
 SCORES_PER_SCORE_ELSEWHERE = 12.0
-# of a mask, and of scores and weights of the explicit kernel; of a query's log-sum-exp, and its largest and total
+# per pair: mask, and scores and weights of `Explicit`; per row: log-sum-exp, and the largest and total so far
 BYTES_PER_PAIR, NUMBERS_PER_ROW = 20, 3
 
 
 def why_not(call: AttentionCall) -> str | None:
-    """Return one sentence why this backend cannot compute a call; None: it can."""
+    """Return one sentence on why this backend cannot compute a call; None: it can."""
     if call.chosen is None:
         return "gathered computes only keys that are selected by content (chosen=...), and this call has none."
     if call.lse_needs_grad:
@@ -52,7 +52,7 @@ def missing(call: AttentionCall) -> str | None:
 
 
 def is_fastest(call: AttentionCall) -> bool:
-    """Return False: all pairs of a short input may take less time."""
+    """Return False: computing all pairs of a short input may take less time."""
     return False
 
 
@@ -79,7 +79,7 @@ def _work(call: AttentionCall) -> TileWork:
 
 
 def rank(call: AttentionCall) -> int | None:
-    """Return its rank for every call, since its operator is opaque to compilers."""
+    """Return its rank for every call, because compilers do not trace its operator."""
     return RANK
 
 

@@ -1,4 +1,4 @@
-"""Forward and backward of a call with chosen keys: tiles are gathered, a kernel computes them, and lse joins them."""
+"""Forward and backward of a call with selected keys: a kernel computes gathered tiles, and lse joins them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,14 +23,14 @@ from hf_efficient_attn.layout.call import AttentionCall, join_sinks
 from hf_efficient_attn.layout.grouped_reference import unit, unit_gradient
 from hf_efficient_attn.layout.selected_keys import MEAN, PLACES, Sizes, Tiles
 
-# The rows of a call, joined from those of tiles by their log-sum-exp, or as the mean of the groups that hold them.
+# The rows of a call, joined from the rows of tiles by log-sum-exp, or as the mean of the groups that hold them.
 
 
 class JoinedRows:
     """Output and log-sum-exp of every query so far, relative to the largest log-sum-exp of its tiles.
 
     Attributes:
-        out: [heads of all examples, queries, width], the sum of the outputs of tiles by their weights.
+        out: [heads of all examples, queries, width], the weighted sum of the outputs of tiles.
         total, largest: [heads of all examples, queries]; the log-sum-exp is largest + log(total).
     """
 
@@ -41,12 +41,12 @@ class JoinedRows:
         self.is_new = [True] * num_heads
 
     def join(self, numbers: Tensor, out: Tensor, lse: Tensor, bounds: tuple[int, int]) -> None:
-        """Join rows.
+        """Join rows of tiles.
 
         Args:
-            numbers: of the rows, head of all examples times queries plus query, [P].
+            numbers: the numbers of the rows, (example · heads + head) · queries + query, [P].
             out, lse: [P, width] and [P], the first overwritten; a row without keys has a log-sum-exp below NO_KEYS.
-            bounds: of the heads in which all rows lie.
+            bounds: the range of heads of all examples in which the rows lie.
         """
         lse = lse.masked_fill(lse < NO_KEYS, -torch.inf)
         heads = slice(*bounds)
@@ -54,7 +54,7 @@ class JoinedRows:
         before = None if all(self.is_new[heads]) else self.largest[heads].clone()
         flat.scatter_reduce_(0, numbers, lse, "amax")
         if before is not None:
-            # 1 where nothing was, nor is
+            # 1 for rows without keys before and now
             factor = (before - self.largest[heads]).nan_to_num_(0.0, neginf=-torch.inf).exp_()
             self.rescale(heads, factor, before > -torch.inf)
         self.is_new[heads] = [False] * (bounds[1] - bounds[0])
@@ -64,9 +64,9 @@ class JoinedRows:
         self.total.view(-1).index_add_(0, numbers, weight)
 
     def rescale(self, heads: slice, factor: Tensor, was_there: Tensor) -> None:
-        """Multiply what is there of some heads by factors [heads, queries].
+        """Multiply the sums of some heads by factors [heads, queries].
 
-        Most of them are 1, and parts are many: on CPUs only the other rows are touched.
+        There are many parts, and most factors are 1, so that on CPUs only the other rows are touched.
         """
         self.total[heads].mul_(factor)
         if factor.device.type != "cpu":
@@ -77,9 +77,9 @@ class JoinedRows:
         rows.index_copy_(0, changed, rows.index_select(0, changed) * factor.flatten()[changed, None])
 
     def finish(self, heads: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return output [*heads, queries, width] and log-sum-exp [*heads, queries]: 0 and -inf of rows without keys.
+        """Return output [*heads, queries, width] and log-sum-exp [*heads, queries]: 0 and -inf for rows without keys.
 
-        heads: the numbers of examples and of the heads of each.
+        heads: the number of examples, and the number of heads of each.
         """
         total = self.total.masked_fill(self.total == 0, 1.0)
         lse = total.log().add_(self.largest)
@@ -87,10 +87,10 @@ class JoinedRows:
 
 
 class SingleRows:
-    """The same where one tile holds all keys of a query, so that nothing is joined: rows go to where they stay.
+    """Like `JoinedRows`, if one tile holds all keys of a query: nothing is joined, rows are written to the output.
 
     Attributes:
-        out: [batch, heads, queries, width], zeros where no tile had keys; rows: its rows.
+        out: [batch, heads, queries, width], zeros if no tile has keys; rows: its rows.
         largest: the log-sum-exp, [heads of all examples, queries].
     """
 
@@ -101,11 +101,11 @@ class SingleRows:
         self.largest = torch.full((num_heads, num_queries), -torch.inf, dtype=dtype, device=out.device)
 
     def join(self, numbers: Tensor, places: Tensor, out: Tensor, lse: Tensor) -> None:
-        """Take rows.
+        """Write rows of tiles.
 
         Args:
-            numbers, out, lse: as in `JoinedRows.join`; `out` is overwritten here, too.
-            places: the numbers in `rows`, [P]; rows without keys may name any.
+            numbers, out, lse: as in `JoinedRows.join`.
+            places: the numbers of the rows in `rows`, [P]; any number for rows without keys.
         """
         has_none = lse < NO_KEYS
         lse = lse.masked_fill(has_none, -torch.inf)
@@ -123,7 +123,7 @@ class SingleRows:
 
 
 class MeanRows:
-    """The same for means: the sum of the outputs of all tiles of a query, divided by the number of its places."""
+    """Like `JoinedRows`, for means: the sum of the outputs of a query's tiles, divided by the number of its places."""
 
     def __init__(self, divisors: Tensor, width: int) -> None:
         self.divisors = divisors
@@ -135,24 +135,24 @@ class MeanRows:
         self.out.view(-1, self.out.shape[2]).index_add_(0, numbers, out)
 
     def finish(self, heads: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the output, and zeros for a log-sum-exp that nobody reads; see `JoinedRows.finish`."""
+        """Return the output, and zeros for a log-sum-exp that is not used; see `JoinedRows.finish`."""
         out = self.out.div_(self.divisors[..., None])
         return out.unflatten(0, heads), torch.zeros_like(self.divisors).unflatten(0, heads)
 
 
-# pairs that are computed together: on CPUs so few that their buffers stay in a cache, more if there are none because
-# the kernel needs no mask, and elsewhere as many as are worth a launch
+# pairs that are computed together: on CPUs few enough for their buffers to stay in a cache, more if there are no
+# buffers because the kernel needs no mask, and on other devices enough to be worth a launch
 MOST_PAIRS, MOST_BARE_PAIRS, MOST_PAIRS_OFF_CPU = 1 << 20, 1 << 22, 1 << 24
-# ... or any number where neither they nor a mask of them are kept
+# any number, if neither the pairs nor a mask of them are kept
 ANY_PAIRS = 1 << 60
 Joined = JoinedRows | SingleRows | MeanRows
 Part = tuple[Tiles, Tensor | None, "FusedCPU | Explicit", list[TileTerm]]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return out [B, H, Nq, Dv] in q's dtype, lse [B, H, Nq], and which queries read themselves alone, of that shape.
+    """Return out [B, H, Nq, Dv] in q's dtype, lse [B, H, Nq], and which queries attend only to themselves [B, H, Nq].
 
-    lse is in float32 or float64; the last is empty unless queries read themselves last.
+    lse is in float32 or float64; the last tensor is empty unless the selection has `reads_self_last`.
     """
     dtype, (q, k, v) = q.dtype, costs_of(call).forward.in_fast_dtype(q, k, v)
     work = Work(q, k, v, call, seed)
@@ -203,7 +203,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return the gradients of q, k, v, and of the values of each term and the sinks.
 
-    If keys are queries, the gradient of q is that of both, and that of k is empty.
+    If keys are the queries scaled to length 1, the gradient of q is that of both, and that of k is empty.
     """
     dtype, (grad, q, k, v, out) = q.dtype, costs_of(call).backward.in_fast_dtype(grad, q, k, v, out)
     work = Work(q, k, v, call, seed)
@@ -220,7 +220,7 @@ def backward(
         rows = [rows_of(each) for each in (grad, lse)]
     else:
         rows = [rows_of(each) for each in (grad, out, lse)]
-    # of queries, keys and values: the first twice if keys are queries
+    # rows of dq, dk and dv: dq twice if keys are queries
     targets = [rows_of(each) for each in (grads[0], *grads[-2:])]
     for part in work.parts():
         _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
@@ -234,13 +234,13 @@ def backward(
 
 
 def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Rows], d_terms: list[Rows]) -> None:
-    """Add the gradients of tiles to dq, dk and dv, the targets, and to those of the terms."""
+    """Add the gradients of tiles to the targets dq, dk and dv, and to the gradients of the terms."""
     tiles, mask, kernel, terms = part
     own = TileRows(tiles, work.call.layout.num_keys)
     q, k, v, vectors = work.states(own)
     is_empty = tiles.queries < 0
     if len(rows) == 2:
-        # every group has a softmax of its own; that of all is +inf at masked tokens, whose weights are 0
+        # every group has its own softmax; the lse of the call says which tokens are masked (+inf): their weights are 0
         grad, joint = (own.of_queries(each) for each in rows)
         out, lse = kernel.forward(q, k, v, mask)
         lse = lse.masked_fill(is_empty | (lse < NO_KEYS) | (joint == torch.inf), torch.inf)
@@ -263,11 +263,11 @@ def _backward_tiles(work: "Work", part: Part, rows: list[Rows], targets: list[Ro
 
 
 def _gradients(kernel: FusedCPU | Explicit, states: tuple[Tensor, ...], mask: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the gradients of the kernel, of states [sets, tiles, ...]."""
+    """Return the gradients that the kernel computes for states [sets, tiles, ...]."""
     grad, q, k, v, out, lse = states
     if isinstance(kernel, Explicit) or q.shape[1] <= q.shape[0]:
         return kernel.backward(grad, q, k, v, out, lse, mask)
-    # the fused operator lays rows of all heads of an example side by side: as examples, tiles keep theirs together
+    # the fused operator interleaves the rows of an example's heads; if tiles are examples, their rows stay together
     grad, q, k, v, out, lse = (each.transpose(0, 1) for each in states)
     mask = None if mask is None else mask.transpose(0, 1)
     found = kernel.backward(grad, q, k, v, out, lse.contiguous(), mask)
@@ -275,7 +275,7 @@ def _gradients(kernel: FusedCPU | Explicit, states: tuple[Tensor, ...], mask: Te
 
 
 class Work:
-    """A call with its tensors as rows, and the tiles in which it is computed, the same forward and backward."""
+    """A call with its tensors as rows, and the tiles in which it is computed, the same in both passes."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int) -> None:
         assert call.chosen is not None
@@ -291,7 +291,7 @@ class Work:
         self.values = [wide_rows(term.values) for term in call.terms]
 
     def parts(self, alone: Tensor | None = None) -> Iterator[Part]:
-        """Yield tiles with their mask, kernel and terms; `alone`: those of queries that read themselves alone."""
+        """Yield tiles with their mask, kernel and terms; `alone`: those of queries that attend only to themselves."""
         self_pairs = "only" if alone is not None else "never" if self.chosen.reads_self_last else "as all"
         all_tiles = self.chosen.tiles(self.call.layout, self.call.tokens, self.sizes, alone)
         parts = (part for tiles in all_tiles for part in self.masks.split(tiles, self_pairs))
@@ -308,7 +308,7 @@ class Work:
             yield tiles, mask, kernel, terms
 
     def states(self, rows: TileRows) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return queries, keys and values of tiles, and of which vectors the keys are made, [sets, places, width]."""
+        """Return queries, keys and values of tiles, and the unscaled keys [sets, places, width] or None."""
         values = rows.of_keys(self.v)
         if not self.chosen.unit_keys:
             return rows.of_queries(self.q), rows.of_keys(self.k), values, None
@@ -317,7 +317,7 @@ class Work:
         return queries, tiles.of_keys(unit(vectors)), values, vectors
 
     def terms(self, tiles: Tiles) -> list[TileTerm]:
-        """Return the parts of the terms that tiles read."""
+        """Return the parts of the terms that tiles use."""
         if not self.call.terms:
             return []
         if self.chosen.labels_count == PLACES and tiles.query_places is not None:
@@ -340,7 +340,7 @@ class Work:
         return JoinedRows(num_heads, q.shape[2], v.shape[3], dtype, q.device)
 
     def divisors(self) -> Tensor:
-        """Return by what the sums of the outputs of groups are divided, [heads of all examples, queries]."""
+        """Return the divisors of the sums of the outputs of groups, [heads of all examples, queries]."""
         counts = self.chosen.place_counts(self.call.layout, self.sizes)  # type: ignore[attr-defined]
         return counts.clamp(min=1).to(wide_dtype(self.call.inputs.dtype)) + self.chosen.mean_epsilon  # type: ignore[attr-defined]
 
@@ -351,7 +351,7 @@ class Work:
 
 
 def key_cost(call: AttentionCall) -> float:
-    """Return the time of a key that a tile reads, in scores of its kernel."""
+    """Return the time of a key of a tile, in scores of its kernel."""
     costs = costs_of(call)
     return costs.tile_key if is_fused(call) else costs.tile_key / costs.forward.explicit
 

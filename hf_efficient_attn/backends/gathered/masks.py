@@ -1,6 +1,6 @@
-"""What is added to the scores of tiles: a number that leaves no weight where a query may not read a key, otherwise 0.
+"""Masks of tiles, which are added to scores: FORBIDDEN if a query may not attend to a key, otherwise 0.
 
-It is computed as a sum of distances by which a pair is forbidden, which takes a third of the time of comparisons.
+A mask is a sum of distances by which a pair is beyond its limits, which takes a third of the time of comparisons.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from hf_efficient_attn.layout.selected_keys import Rounds, Tiles
 from hf_efficient_attn.layout.token_locations import NO_DOCUMENT, TokenLocations, axis_locations
 from hf_efficient_attn.patterns.algebra import allowed_by
 
-# finite, so that the kernels need not look for rows without keys, whose log-sum-exp is then below NO_KEYS
+# finite, so that kernels need not look for rows without keys; the log-sum-exp of these is below NO_KEYS
 FORBIDDEN, NO_KEYS = -3e38, -1e29
-# distances beyond limits are counted in this, a power of 2 by which float32 scales exactly, and which is above -NO_KEYS
+# unit of distances beyond limits: a power of 2, by which float32 scales exactly, and greater than -NO_KEYS
 PER_TOKEN = 2.0**100
-# the position of what is no key
+# the position of a place without a key
 FAR_AWAY = 2.0**24
-# tiles of fewer keys are not asked whether a mask changes nothing
+# tiles with fewer keys than FEW_KEYS are not checked for masks that change nothing; FAR is after all slots
 FEW_KEYS, FAR = 32, 1 << 60
-# the document of an empty place among queries, which is that of no key
+# the document of an empty place among queries, which no key has
 NO_QUERY = -2
 
 
@@ -34,8 +34,8 @@ class Locations:
     """Where the queries or keys of tiles are.
 
     Attributes:
-        documents: NO_QUERY and NO_DOCUMENT for those that read nothing, and that nobody reads.
-        positions: in their documents.
+        documents: NO_QUERY for empty places among queries, NO_DOCUMENT for keys that no query attends to.
+        positions: positions in their documents.
         is_global: whether they are chosen global tokens; None: there are none.
     """
 
@@ -59,11 +59,11 @@ class TileMasks:
 
     @cached_property
     def locations(self) -> tuple[TokenLocations, TokenLocations]:
-        """Where the tokens of both axes are."""
+        """The locations of the tokens on the axis of queries and on that of keys."""
         return axis_locations(self.call.layout, self.call.tokens, self.device)
 
     def are_triangles(self, tiles: Tiles, self_pairs: str) -> bool:
-        """Return whether query i of each tile reads its keys 0 … i, as far as they are tokens."""
+        """Return whether query i of each tile attends to the keys 0 … i of the tile, empty places aside."""
         is_causal = self.limits == (None, 0) and self.leave_earlier_keys
         return tiles.are_diagonal and is_causal and self.is_band_alone(tiles, self_pairs)
 
@@ -73,9 +73,9 @@ class TileMasks:
         return self.limits is not None and self.limits[0] is None and self.call.tokens.key_mask is None
 
     def of(self, tiles: Tiles, self_pairs: str = "as all") -> Tensor | None:
-        """Return the mask of tiles, which broadcasts to [sets, tiles, queries, keys]; None: all pairs are read.
+        """Return the mask of tiles, which broadcasts to [sets, tiles, queries, keys]; None: all are allowed.
 
-        self_pairs: whether pairs of a token with itself are read "as all", "never", or "only" they.
+        self_pairs: whether pairs of a token with itself are allowed "as all" others, "never", or as the "only" ones.
         """
         without_self = self_pairs == "never"
         if tiles.listed is not None and len(self.groups) == 1:
@@ -108,11 +108,11 @@ class TileMasks:
         return self.weighted(tiles, None if closed is None else closed.clamp_(-1, 0).mul_(-FORBIDDEN))
 
     def of_listed(self, tiles: Tiles, limits: tuple[int | None, int | None]) -> Tensor:
-        """Return the mask of one set of tiles that list their pairs: nothing else is looked at."""
+        """Return the mask of one set of tiles that list their pairs; only these pairs are compared with the limits."""
         assert tiles.listed is not None
         (left, right), num_keys = limits, tiles.tile_keys
         keys = self.key_slots(tiles)
-        # those of no key, the last one among them, are after all queries
+        # places without a key, and the place after the last one, count as after all queries
         slots = torch.where(self.is_key(tiles, keys), keys, FAR)[0]
         of_places = torch.cat((slots, slots.new_full((1,), FAR)))
         of_pairs = of_places.index_select(0, tiles.listed.flatten()).view_as(tiles.listed)
@@ -124,7 +124,7 @@ class TileMasks:
         return tiles.repeated(mask.scatter_(1, tiles.listed.masked_fill(closed, num_keys), 0.0)[:, :-1])
 
     def weighted(self, tiles: Tiles, mask: Tensor | None) -> Tensor | None:
-        """Return a mask with what tiles add to the scores of pairs that are read."""
+        """Return a mask plus what tiles add to the scores of allowed pairs, the logarithms of their weights."""
         if tiles.counts is not None:
             weight = tiles.counts.to(self.dtype).log()
             mask = weight if mask is None else mask + weight
@@ -144,9 +144,9 @@ class TileMasks:
         return Locations(*seen)  # type: ignore[arg-type]
 
     def split(self, tiles: Tiles, self_pairs: str) -> Iterator[tuple[Tiles, bool]]:
-        """Yield the sets of which a pair is left out, and those of which none is, with whether this is so.
+        """Yield (tiles, whether all of their pairs are allowed): the sets that need a mask, then those that do not.
 
-        Only where this is known at once: of single tiles on CPUs, by the limits of a band.
+        The check is for single tiles on CPUs and the limits of a band; in other calls all sets count as needing a mask.
         """
         has_more = tiles.query_buckets is not None or tiles.rounds is not None or tiles.counts is not None
         is_here = tiles.keys.device.type == "cpu" and tiles.queries.shape[1] == 1
@@ -169,7 +169,7 @@ class TileMasks:
                 yield (tiles if numbers.numel() == len(sets) else tiles.of_sets(numbers)), is_full
 
     def is_key(self, tiles: Tiles, keys: Tensor) -> Tensor:
-        """Return which slots of keys are those of tokens, bool [sets, places]."""
+        """Return which slots of keys hold tokens that are not masked, bool [sets, places]."""
         found = keys >= 0
         if self.call.tokens.key_mask is not None:
             found = found & self.call.tokens.key_mask[tiles.examples[:, None], keys.clamp(min=0)]
@@ -191,7 +191,7 @@ class TileMasks:
         if right == 0 and without_self:
             right = -1
         is_key, total = self.is_key(tiles, keys), None
-        # positions of single documents differ from slots by a number; what is no key is beyond all limits
+        # with a single document, positions differ from slots by a constant; a place without a key is beyond all limits
         if right is not None:
             places = tiles.of_keys(keys.to(self.dtype).masked_fill_(~is_key, FAR_AWAY).mul_(PER_TOKEN))
             total = (queries + right).to(self.dtype).mul_(PER_TOKEN)[..., None] - places[:, :, None]
@@ -204,7 +204,7 @@ class TileMasks:
         return total if total is None else total.clamp_(max=0)
 
     def is_band_alone(self, tiles: Tiles, self_pairs: str) -> bool:
-        """Return whether nothing but the limits of a band leaves out, or adds to, pairs of tiles."""
+        """Return whether the mask of tiles depends on nothing but the limits of a band."""
         leaves_self = self_pairs == "never" and self.limits is not None and self.limits[1] != 0
         if self_pairs == "only" or leaves_self or self.first_place is not None:
             return False
@@ -248,7 +248,7 @@ def num_meetings(tiles: Tiles, rounds: Rounds) -> Tensor:
 
 
 def _at(locations: TokenLocations, examples: Tensor, slots: Tensor, none: int) -> Locations:
-    """Return the places of slots of examples, of which -1 is none."""
+    """Return the locations of slots of examples; slots of -1 get the document `none`."""
     rows = (examples if len(locations.documents) > 1 else torch.zeros_like(examples)).expand_as(slots)
     inside = slots.clamp(min=0)
     is_global = None if locations.is_global is None else locations.is_global[rows, inside]
@@ -257,7 +257,7 @@ def _at(locations: TokenLocations, examples: Tensor, slots: Tensor, none: int) -
 
 
 def _apart(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return minus the distances of numbers [sets, tiles, queries] and [sets, tiles, keys] in every pair."""
+    """Return the negative distance between numbers [sets, tiles, queries] and [sets, tiles, keys] for every pair."""
     return (queries.to(dtype)[..., None] - keys.to(dtype)[:, :, None]).abs_().neg_()
 
 

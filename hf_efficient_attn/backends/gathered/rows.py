@@ -1,4 +1,4 @@
-"""The rows of a tensor [batch, heads, tokens, ...] by numbers, so that any of them are gathered or added to at once."""
+"""Number the rows of a tensor [batch, heads, tokens, ...], so that any of them can be gathered or added to at once."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,18 +13,18 @@ from hf_efficient_attn.layout.selected_keys import Tiles
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a tensor as a table; where its strides allow it, a view.
+    """The rows of a tensor as a table, which is a view if the strides allow it.
 
     Attributes:
         table: [rows, width], or [rows] of a tensor without a width.
-        steps: between the rows of neighbouring examples, heads and tokens.
+        steps: how far the numbers of neighbouring examples, heads and tokens are apart.
     """
 
     table: Tensor
     steps: tuple[int, int, int]
 
     def numbers(self, examples: Tensor, heads: Tensor, tokens: Tensor) -> Tensor:
-        """Return the numbers of rows; empty places (-1) get that of another token."""
+        """Return the numbers of rows; empty places (-1) get the number of token 0."""
         return examples * self.steps[0] + heads * self.steps[1] + tokens.clamp(min=0) * self.steps[2]
 
     def take(self, numbers: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Rows:
 
 
 def rows_of(tensor: Tensor) -> Rows:
-    """Return the rows of a tensor [batch, heads, tokens, width] or [batch, heads, tokens], by a copy if need be."""
+    """Return the rows of a tensor [batch, heads, tokens, width] or [batch, heads, tokens], copied if necessary."""
     table = _view(tensor)
     if table is None:
         tensor = tensor.contiguous()
@@ -69,7 +69,7 @@ Steps = tuple[int, int, int]
 
 
 class TileRows:
-    """The queries and keys of tiles as numbers of rows, which are found once for all tensors whose rows lie alike."""
+    """The row numbers of the queries and keys of tiles, computed once for all tensors with equal steps."""
 
     def __init__(self, tiles: Tiles, num_keys: int) -> None:
         self.tiles, self.num_keys = tiles, num_keys
@@ -108,16 +108,16 @@ class TileRows:
 
 
 class TileTerm:
-    """The part of one term that tiles read.
+    """The part of one term that tiles use.
 
     Attributes:
-        labels: of the pairs, broadcasts to [sets, tiles, queries, keys].
+        labels: the labels of pairs; broadcasts to [sets, tiles, queries, keys].
     """
 
     def __init__(self, term: Term, values: Rows, labels: Tensor, tiles: Tiles) -> None:
         self.term, self.values, self.labels = term, values, labels
         self.numbers = values.numbers(tiles.examples[:, None, None], tiles.heads, tiles.queries)
-        # of equal places several values of one query, of which each has its own row
+        # 1, or the number of labels
         self.num_values = values.table.shape[1]
 
     @cached_property
@@ -129,11 +129,11 @@ class TileTerm:
 
     @cached_property
     def entries(self) -> Tensor:
-        """Which number of all values each pair reads, [sets, tiles, queries, keys]."""
+        """The index of each pair's value among all values, [sets, tiles, queries, keys]."""
         return self.numbers[..., None] * self.num_values + self.labels.clamp(0, self.num_values - 1)
 
     def add_gradient(self, gradient: Rows, d_scores: Tensor) -> None:
-        """Add the gradient of the tiles to the rows of `gradient`, which are as those of the values."""
+        """Add the gradient of the tiles to the rows of `gradient`, which are numbered as those of the values."""
         if self.num_values == 1:
             values = self.values.take(self.numbers)
             d_values = self.term.label.gradient(values, self.labels, d_scores)
