@@ -87,7 +87,7 @@ def by_contestant(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
 
 
 def results_markdown(results: dict[str, Any]) -> str:
-    """Return the tables, headline first, what could not be measured and why, and what the figures mean."""
+    """Return the tables, the main ones first, what could not be measured and why, and what the numbers mean."""
     settings = results["settings"]
     title = f"Attention: {settings['batch_size']} × {settings['heads']} heads of {settings['head_dim']}"
     parts = [f"# {title}, {settings['dtype']}", machine_line(results["machine"])]
@@ -97,7 +97,7 @@ def results_markdown(results: dict[str, Any]) -> str:
 
 
 def sections(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables by their headings, headline first."""
+    """Return the tables by their headings, the main ones first."""
     settings, dense, rows = results["settings"], results["dense"], results["results"]
     every = [*dense, *rows]
     found = {
@@ -116,7 +116,7 @@ def sections(results: dict[str, Any]) -> dict[str, str]:
 
 
 def _grid(rows: list[Row], settings: dict[str, Any], cell: Callable[[Row], str]) -> str:
-    """Return a table with a column per length; lines without any figure are left out."""
+    """Return a table with a column per length; lines without any value are left out."""
     lengths = settings["lengths"]
     lines = []
     for pattern, contestant, its_rows in by_contestant(rows):

@@ -133,7 +133,7 @@ class Calibration:
         return time_interleaved(cases, repeats, self.device, description=label, clock=clock_of(self.device))
 
     def in_fast_dtypes(self, repeats: int) -> Machine:
-        """Return this machine, which computes passes in bfloat16 in float32 if this takes less time."""
+        """Return this machine; it computes a bfloat16 pass in float32 if that is faster."""
         machine = machine_of(self.device.type)
         if self.dtype != torch.bfloat16 or self.device.type != "cpu":
             return machine
@@ -211,7 +211,7 @@ class Calibration:
         return case(partial(torch.autograd.grad, out, leaves, self.grad, retain_graph=True))
 
     def blocked_cases(self) -> dict[str, Case]:
-        """Return the passes of the backend blocked: in the explicit kernel, and in blocks of each length if fused."""
+        """Return the passes of the backend blocked: by the explicit kernel, and fused in blocks of each length."""
         cases = self.passes("explicit", EXPLICIT_BLOCK_TOKENS, self.call(TOKENS, BAND, SOFTCAP))
         for tokens in BLOCK_LENGTHS if is_fused(self.band) else ():
             cases |= self.passes(str(tokens), tokens, self.band)

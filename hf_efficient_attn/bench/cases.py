@@ -176,7 +176,7 @@ def call_of(layout: Layout, shape: Shape) -> AttentionCall:
 
 
 def decode_case(name: str, inputs: list[Tensor], backend: str) -> Case:
-    """Return the case of `DECODE_STEPS` queries, one after the other, each against a cache one token longer.
+    """Return the case of `DECODE_STEPS` queries, one after the other, each with a cache that is one token longer.
 
     Every step has a new length, as in decoding, so that building its layout is part of the time. Caches of the previous
     step are kept.

@@ -1,7 +1,7 @@
 """What all benchmarks share: contestants take turns at every length, and a report compares them.
 
-The commands of `hf-efficient-attn bench` use the functions. `Contest` is a whole benchmark: the scripts in
-model_cards/benchmarks say what they compare, and it does the rest.
+The commands of `hf-efficient-attn bench` use the functions. `Contest` is a whole benchmark: a script in
+model_cards/benchmarks says what it compares, and `Contest` does the rest.
 """
 
 import argparse
@@ -506,7 +506,7 @@ class Contest:
         return [panel for panel in panels if any(line.points for line in panel.lines)]
 
     def lines(self, settings: Settings, points: Mapping[str, list[tuple[int, float]]]) -> list[Line]:
-        """Return a line per contestant, with the same style in all panels; the one all are compared with is black."""
+        """Return a line per contestant, styled alike in all panels; the one that others are compared with is black."""
         places = {name: index for index, name in enumerate(self.contestants)}
         lines = []
         for name in (each for each in settings[f"{self.kind}s"] if each in points):

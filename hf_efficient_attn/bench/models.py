@@ -500,7 +500,7 @@ def measure_memory(settings: dict[str, Any], device: torch.device) -> dict[tuple
 
 
 def results_markdown(results: dict[str, Any]) -> str:
-    """Return the tables, what could not be measured and why, and what the figures mean."""
+    """Return the tables, what could not be measured and why, and what the numbers mean."""
     settings = results["settings"]
     parts = [f"# Encoders: {_caption(settings)}", machine_line(results["machine"])]
     for heading, table in sections(results).items():

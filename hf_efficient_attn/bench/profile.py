@@ -69,7 +69,7 @@ TITLES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 @dataclass(frozen=True)
 class ProfileCase:
-    """A call whose time is analysed.
+    """A call whose time is broken down.
 
     Attributes:
         figure: what is reported: "efficiency"; "speed" compared with dense attention; "time" compared with the
@@ -346,7 +346,7 @@ def profile_markdown(results: dict[str, Any]) -> str:
 
 
 def legend(results: dict[str, Any]) -> str:
-    """Return what the figures mean."""
+    """Return what the numbers mean."""
     threads = results["machine"]["torch_threads"]
     return (
         f"`hf-efficient-attn bench attention --profile` with {threads} thread{'s' if threads > 1 else ''} "

@@ -85,7 +85,7 @@ def resolve_device(name: str) -> torch.device:
     """Return the device called `name`, one of `DEVICES`; `auto` is CUDA if torch sees a CUDA device.
 
     Raises:
-        EfficientAttentionError: CUDA is asked for, but torch sees none.
+        EfficientAttentionError: CUDA is requested, but torch sees no CUDA device.
     """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:

@@ -58,12 +58,12 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
 def note_exceptions(source_type: str, target_type: str) -> str:
     """Return a sentence on inputs for which source and result differ even with `parity`; empty if there are none."""
     sides = EXCEPTIONS.get(source_type, ()), EXCEPTIONS.get(target_type, ())
-    # if both models are of transformers, an exception of both is no difference between them
+    # if both models are of transformers, they agree on an exception that both have
     exceptions = [each for side in sides for each in side if not all(each in other for other in sides)]
     return f"Even with parity, outputs differ from the source's for: {'; '.join(exceptions)}. " if exceptions else ""
 
 
-# longer than any window of published models, or length up to which they use full attention, and a multiple of none
+# longer than the windows of published models and their limits of full attention; a multiple of no window or block
 MOST_TOKENS = 1021
 TARGET_TOKENS = 9
 PADDED_TOKENS = 3
@@ -146,7 +146,7 @@ class Difference:
 
 
 def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequest, configs: TranslatedConfigs) -> str:
-    """Compare a source with its result, and return a sentence on it.
+    """Compare the outputs of a source and its result, and return a sentence on the comparison.
 
     Raises:
         CheckpointError: outputs differ, and no deviation by design explains it.
@@ -170,7 +170,9 @@ def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequ
 
 
 def compare(source: Source, model: PreTrainedModel, tokens: int) -> Difference | None:
-    """Return the largest difference on `tokens` tokens in eval mode and float32, or None if the source's is not finite.
+    """Return the largest difference between outputs on `tokens` tokens, in eval mode and float32.
+
+    None: the source's outputs are not finite.
 
     `model`, a caller's source and random states stay unchanged. A source loaded from files is cast to float32.
     """

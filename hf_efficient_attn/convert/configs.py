@@ -219,7 +219,7 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
 
 @contextmanager
 def _translating(source_type: str, target_type: str) -> Iterator[None]:
-    """Raise ConfigurationError if a value of the source config cannot be translated, and name the value."""
+    """Turn the error of a config value that cannot be translated into a ConfigurationError with its message."""
     try:
         yield
     except EfficientAttentionError:
@@ -239,7 +239,7 @@ def differences(config: Any, other: Any, head: str) -> list[str]:
 
 def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
     """Return a note on their fields that have no counterpart in ours and do not have their default value."""
-    # `with_own_pattern` and `note_replaced` treat a pattern
+    # `with_own_pattern` and `note_replaced` handle patterns
     known = {*counterpart.fields, *COMMON_FIELDS, *NO_FUNCTION, *counterpart.ignored_fields, FIELD}
     default = type(theirs)().to_dict()
     fields = {name: value for name, value in theirs.to_dict().items() if name not in known}
@@ -358,7 +358,7 @@ def _meaning(config: Any) -> dict[str, Any]:
         parts = (config_patterns(pattern, config, part) for part in (ENCODER, DECODER))
         fields["attention_pattern"] = tuple(parts)
     if "num_key_value_heads" in fields:
-        # a model replaces None in its config by the number
+        # a model replaces None in its config with the number
         fields["num_key_value_heads"] = config.key_value_heads
     if "lm_transform_activation" in fields:
         fields["lm_transform_activation"] = config.transform_activation
@@ -366,7 +366,7 @@ def _meaning(config: Any) -> dict[str, Any]:
 
 
 def _shown_field(config: Any, name: str) -> str:
-    """Return a field and its value, shortened for a message; None is replaced by the value that it stands for."""
+    """Return a field and its value, shortened for a message; None is replaced with the value that it stands for."""
     value = _meaning(config)[name] if getattr(config, name) is None else getattr(config, name)
     return f"{name}={shorten(repr(value), LETTERS)}"
 

@@ -1,4 +1,4 @@
-"""The table of a model type of transformers: its names, heads and config fields, and what they are called in ours."""
+"""The table of a model type of transformers: its names, heads and config fields, and what we call them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -154,7 +154,7 @@ def _write_beside(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _replace_files(path: Path, new: Path) -> None:
-    """Replace the files of the checkpoint in a folder by those of a new one."""
+    """Replace the files of the checkpoint in a folder with those of a new one."""
     written = {entry.name for entry in new.iterdir()}
     replaced = [entry.name for entry in path.iterdir() if entry.name in written or is_replaced(entry.name)]
     for name in reversed(config_last(replaced)):

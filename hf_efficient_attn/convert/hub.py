@@ -144,7 +144,7 @@ LETTERS = 240
 def reading(path: str, what: str, what_to_do: str) -> Iterator[None]:
     """Turn every error of a library that reads from a folder or Hub name into a CheckpointError.
 
-    Put only calls of libraries inside: damaged files make them raise errors of any type, so all types are caught.
+    Put only calls to libraries inside: damaged files make them raise errors of any type, so all types are caught.
 
     Args:
         what: what is read; the message begins with it: "The weights in FOLDER".

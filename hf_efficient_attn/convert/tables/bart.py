@@ -34,7 +34,7 @@ def projections(theirs: str, ours: str, suffix: str = "") -> dict[str, str]:
 
 
 ENCODER_ATTENTION = attention("encoder.layers.*.self_attn", "encoder.layers.*.self_attn")
-# everything except positions, final norms, and the attention of the encoder
+# everything except positions, embedding norms, final norms, and the attention of the encoder
 AROUND = {
     "shared": "embed_tokens",
     "encoder.layers.*.self_attn_layer_norm": "encoder.layers.*.attention_norm",
