@@ -69,12 +69,11 @@ from hf_efficient_attn.layout.layout import Layout
 Failures = tuple[type[Exception], ...]
 
 MEASURES = ("forward", "forward_backward", "decode")
-# one sample of the clock holds several calls where they are short, at most so many seconds, tokens and calls
+# short calls are timed several at once; the most seconds, tokens and calls of one sample
 SAMPLE_SECONDS = 0.05
 SAMPLE_TOKENS = 4096
 SAMPLE_CALLS = 16
-# what may go wrong is a result: ours refuses, needs too much memory or cannot be compiled; others fail in ways of their
-# own
+# failures are reported as results: ours refuses, needs too much memory or cannot be compiled; others may raise anything
 OWN_FAILURES: Failures = (UnsupportedBackendError, torch.OutOfMemoryError, TorchDynamoException)
 PATTERNS = ["band", "longformer", "bigbird", "dilated"]
 LENGTHS = [128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
@@ -89,16 +88,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "float32", "dense_limit": 8192, "peer_limit": 4096, "backends": [AUTO, "flex"]},
     "cuda": {"dtype": "bfloat16", "dense_limit": 131072, "peer_limit": 32768, "backends": [AUTO, "flash", "flex"]},
 }
-# memory is measured at longer ones only
+# memory is measured only at longer lengths
 QUICK = {"patterns": ["band", "longformer"], "lengths": [512, 2048, 4096], "max_seconds": 5.0}
-# options that are for other calls than the fixed ones of `--profile`
+# options that do not apply to the fixed calls of `--profile`
 NOT_PROFILED = ("patterns", "lengths", "backends", "peers", "dense_limit", "peer_limit", "memory_from", "no_memory")
 # transformers compiles one function for all masks and lengths; torch would give up after a few
 RECOMPILE_LIMIT = 512
 
 
 def measure_length(tokens: int, shape: Shape, settings: dict[str, Any]) -> tuple[Row, list[Row]]:
-    """Return the row of dense attention and those of all patterns and contestants.
+    """Return the row of dense attention, and the rows of all patterns and contestants.
 
     A measure is either {"milliseconds": quartiles} of one call or decoding step, or {"reason": why there is none}.
     """
@@ -133,7 +132,7 @@ def new_row(name: str, tokens: int, contestant: str) -> Row:
 
 
 def is_own(row: Row, settings: dict[str, Any]) -> bool:
-    """Return whether a row is of a backend of ours or of dense attention."""
+    """Return whether a row is of one of our backends or of dense attention."""
     return row["contestant"] in (DENSE, *settings["backends"])
 
 
@@ -206,7 +205,7 @@ def attempt(row: Row, measure: str, case: Case, failures: Failures, device: torc
 
 
 def write_timings(rows: list[Row], timings: dict[str, Timing]) -> None:
-    """Write milliseconds into the rows, and every sample beside them, so that rounds can be compared."""
+    """Write milliseconds into the rows, and every sample, so that rounds can be compared."""
     for key, timing in timings.items():
         index, measure = key.split()
         row = rows[int(index)]
@@ -215,7 +214,7 @@ def write_timings(rows: list[Row], timings: dict[str, Timing]) -> None:
 
 
 def describe(row: Row, shape: Shape, is_ours: bool) -> None:
-    """Write the pairs into a row; of ours also the backend that computes it and the time to build its layout."""
+    """Write the number of pairs into a row; for ours, also the backend and the time to build its layout."""
     tokens = row["tokens"]
     layout = Layout(pattern_of(row["pattern"], tokens), shape.num_heads, tokens, tokens)
     row |= {"num_heads": shape.num_heads, "allowed_pairs": allowed_pairs(layout)}
@@ -228,7 +227,7 @@ def describe(row: Row, shape: Shape, is_ours: bool) -> None:
 
 
 def layout_seconds(call: AttentionCall, backend: str) -> float:
-    """Return how long it takes to choose a backend and to build what it needs of the pattern, with empty caches."""
+    """Return the seconds to choose a backend and to build what it needs for the pattern, with empty caches."""
     device = torch.device(call.inputs.device)
     clear_caches()
     start = time.perf_counter()
@@ -278,7 +277,7 @@ def main(args: argparse.Namespace) -> None:
 
     Raises:
         EfficientAttentionError: a count below 1, an unknown pattern, a backend that cannot compute it, `--device cuda`
-            without a CUDA device or with `--profile`, or options that `--profile` makes no use of.
+            without a CUDA device or with `--profile`, or options that `--profile` does not use.
     """
     if args.profile:
         refuse_given(args, "--profile", NOT_PROFILED)
@@ -304,7 +303,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def waiting_threads() -> str:
-    """Return how threads of OpenMP wait for each other, as the environment sets it, and when that costs time."""
+    """Return how the environment lets OpenMP threads wait for each other, with a warning if that costs time."""
     known = {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     text = (
         ", ".join(f"{name} {'is not set' if value is None else f'is {value}'}" for name, value in known.items()) + "."
@@ -335,8 +334,8 @@ def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any
 def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Return all results in JSON types: `machine`, `settings`, `overhead`, `dense`, `results`.
 
-    `dense` has a row per length, `results` one per pattern, length and contestant (a backend of ours or a peer);
-    `overhead` has one per pattern and length of its own.
+    `dense` has a row per length, `results` one per pattern, length and contestant (one of our backends or a peer);
+    `overhead` has one per pattern and length of `measure_overhead`.
     """
     shape = Shape(settings["batch_size"], settings["heads"], settings["head_dim"], settings["dtype"], device.type)
     print("Measuring the overhead of short calls ...", file=sys.stderr)
@@ -355,7 +354,7 @@ def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def measure_memory(
     settings: dict[str, Any], shape: Shape, dense: list[dict[str, Any]], rows: list[dict[str, Any]]
 ) -> None:
-    """Write the peak bytes of forward and backward, beyond the inputs, into the rows of ours and of dense attention."""
+    """Write the peak bytes of forward and backward, beyond the inputs, into our rows and those of dense attention."""
     wanted = [row for row in [*dense, *rows] if not settings["no_memory"] and is_memory_measured(row, settings)]
     for row in logging.tqdm(wanted, desc="memory", unit="call", leave=False):
         arguments = {"name": row["pattern"], "tokens": row["tokens"], "backend": row["contestant"]}

@@ -37,8 +37,8 @@ LEFT_OUT = ("masked",)
 def add_ratios(dense: list[Row], rows: list[Row]) -> None:
     """Write `speed_against_dense` and `efficiency` into every timed measure, and missing times into the dense rows.
 
-    Times of dense attention that were not measured are extrapolated from the longest one that was, by the number of
-    pairs, and marked `is_extrapolated`. Where both were measured, samples are compared round by round.
+    Missing times of dense attention are extrapolated from the longest measured length by the number of pairs, and
+    marked `is_extrapolated`. If both were measured, samples are compared round by round.
     """
     for measure in PASSES:
         extrapolate(dense, measure)
@@ -51,7 +51,7 @@ def add_ratios(dense: list[Row], rows: list[Row]) -> None:
 
 
 def extrapolate(dense: list[Row], measure: str) -> None:
-    """Write a time into the dense rows that are longer than the longest measured one."""
+    """Write extrapolated times into the dense rows beyond the longest measured length."""
     measured = [row for row in dense if "milliseconds" in row[measure]]
     for row in dense:
         if measured and row["tokens"] > measured[-1]["tokens"]:
@@ -87,7 +87,7 @@ def by_contestant(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
 
 
 def results_markdown(results: dict[str, Any]) -> str:
-    """Return the tables, headline first, what could not be measured and why, and what the figures mean."""
+    """Return the tables, the main ones first, what could not be measured and why, and what the numbers mean."""
     settings = results["settings"]
     title = f"Attention: {settings['batch_size']} × {settings['heads']} heads of {settings['head_dim']}"
     parts = [f"# {title}, {settings['dtype']}", machine_line(results["machine"])]
@@ -97,7 +97,7 @@ def results_markdown(results: dict[str, Any]) -> str:
 
 
 def sections(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables by their headings, headline first."""
+    """Return the tables by their headings, the main ones first."""
     settings, dense, rows = results["settings"], results["dense"], results["results"]
     every = [*dense, *rows]
     found = {
@@ -116,7 +116,7 @@ def sections(results: dict[str, Any]) -> dict[str, str]:
 
 
 def _grid(rows: list[Row], settings: dict[str, Any], cell: Callable[[Row], str]) -> str:
-    """Return a table with a column per length; lines without any figure are left out."""
+    """Return a table with a column per length; lines without any value are left out."""
     lengths = settings["lengths"]
     lines = []
     for pattern, contestant, its_rows in by_contestant(rows):
@@ -193,7 +193,7 @@ def chosen_backends(rows: list[Row]) -> str:
 
 
 def _reasons(rows: list[Row]) -> str:
-    """Return what was not measured: contestant and sentence, and the passes it holds for."""
+    """Return what was not measured: contestant, passes and reason."""
     reasons: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         for measure, title in TITLES.items():
@@ -229,7 +229,7 @@ def _legend(results: dict[str, Any]) -> str:
 
 
 def results_figure(results: dict[str, Any]) -> Any:
-    """Return the picture: a row per pattern, of time in both passes, in the forward pass, and of efficiency."""
+    """Return the picture: a row per pattern with the times of forward + backward and of forward, and the efficiency."""
     settings = results["settings"]
     panels = []
     for pattern in settings["patterns"]:
@@ -257,7 +257,7 @@ def _dense_lines(dense: list[Row], measure: str) -> list[Line]:
 
 
 def _lines(results: dict[str, Any], pattern: str, points: Callable[[list[Row]], list[tuple[int, float]]]) -> list[Line]:
-    """Return a line per contestant of a pattern, alike in all panels."""
+    """Return a line per contestant of a pattern, with the same style in all panels."""
     settings = results["settings"]
     known = [name for name in (*settings["backends"], *settings["peers"]) if name not in LEFT_OUT]
     return [

@@ -5,13 +5,13 @@
     hf-efficient-attn bench calibrate --show-only --check --max-seconds 2 --max-minutes 10
 
 It takes about a minute on an idle machine. The costs are kept in the user's cache and replace the package's costs of
-the most similar processor. They change how attention is computed, not its result. The fastest round counts. If
-rounds differ too much, as they do while other programs run, nothing is kept. To go back to the costs of the package,
-delete the file whose path is printed. The environment variable HF_EFFICIENT_ATTN_MACHINES names another file.
+the most similar processor. They change how attention is computed, not its result. The fastest round counts. If rounds
+differ too much, for example because other programs run, nothing is kept. To go back to the costs of the package, delete
+the file whose path is printed. The environment variable HF_EFFICIENT_ATTN_MACHINES names another file.
 
-The unit of costs is the time that torch's dense attention takes for one score. The costs are those of a score, in
-blocks of each size, also with a mask and with caps, terms or dropout; of a key; and of a call. --check adds a table
-that compares the choice of "auto" with every backend and block size.
+The unit of costs is the time that torch's dense attention takes for one score. The command measures the cost of a score
+in blocks of each size, of a score with a mask, of a score with caps, terms or dropout, of a key, and of a call. --check
+adds a table that compares the choice of "auto" with every backend and block size.
 """
 
 import argparse
@@ -69,16 +69,16 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 BLOCK_LENGTHS = (32, 64, 96, 128, 192, 256)
 BAND, TOKENS, NUM_HEADS, HEAD_DIM = Band(256, 256), 2048, 4, 64
-# of calls that are all fixed time, of one kernel or of so many; so many calls are timed together
+# for the fixed time of a call: tokens of a short call, kernels of one with many kernels, and calls in one sample
 FEW_TOKENS, NUM_RUNS, CALLS = 32, 8, 20
-# larger than any score of the inputs: kernels with caps compute what others would
+# larger than any score of the inputs, so that the cap does not change the result
 SOFTCAP = 100.0
-# of the time of a pass in bfloat16, which takes less memory
+# a pass in bfloat16 is computed in float32 if this takes less than this share of the time; bfloat16 needs less memory
 MOST_IF_WIDENED = 0.9
 # mask, triangle, scale, dropout, log-sum-exp
 NO_OPTIONS = (None, False, HEAD_DIM**-0.5, 0.0, False)
 PATTERNS = ("band", "longformer", "bigbird", "dilated")
-# rounds at most
+# largest number of rounds
 REPEATS = 15
 FORWARD, BOTH = "forward", "forward + backward"
 TITLES = {
@@ -93,9 +93,9 @@ COUNTS = {"repeats": (10, "rounds; each runs every case once")}
 DTYPES = (torch.float32, torch.bfloat16)
 CHECKED_HEADS = 8
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-# the part by which the median round may exceed the fastest
+# share by which the median round may exceed the fastest
 MAX_DISAGREEMENT = 0.1
-# fewer agree by chance
+# fewer rounds can agree by chance
 LEAST_ROUNDS = 5
 
 
@@ -118,9 +118,9 @@ class Calibration:
         return AttentionCall(layout, inputs, softcap=softcap, scale=HEAD_DIM**-0.5)
 
     def measure(self, repeats: int) -> tuple[Costs, float]:
-        """Return the costs, by the fastest of `repeats` rounds, and by how much these disagree.
+        """Return the costs from the fastest of `repeats` rounds, and by how much the rounds disagree.
 
-        Others slow a machine down, and nobody speeds it up. A single thread counts the time in which it works.
+        The fastest counts because other programs only slow rounds down. A single thread counts its processor time.
         """
         with on_machine(self.in_fast_dtypes(repeats)):
             cases = {**self.dense_cases(), **self.blocked_cases(), **self.other_cases()}
@@ -133,7 +133,7 @@ class Calibration:
         return time_interleaved(cases, repeats, self.device, description=label, clock=clock_of(self.device))
 
     def in_fast_dtypes(self, repeats: int) -> Machine:
-        """Return the machine at hand, which computes bfloat16 in float32 in the passes that take less time so."""
+        """Return this machine; it computes a bfloat16 pass in float32 if that is faster."""
         machine = machine_of(self.device.type)
         if self.dtype != torch.bfloat16 or self.device.type != "cpu":
             return machine
@@ -184,7 +184,7 @@ class Calibration:
         return PassCosts(blocks, explicit, masked / seconds[f"dense {direction}"], known.is_widened)
 
     def blocks_of(self, call: AttentionCall, tokens: int) -> BlockLayout:
-        """Return the layout of a call in blocks of some length."""
+        """Return the layout of a call in blocks of `tokens` tokens."""
         return compile_layout(call.layout, BlockCosts.only(tokens), self.device)
 
     def dense_cases(self) -> dict[str, Case]:
@@ -193,7 +193,7 @@ class Calibration:
         return {**self.both("dense", None), **self.both("masked", mask)}
 
     def both(self, name: str, mask: Tensor | None) -> dict[str, Case]:
-        """Return the passes of torch's dense attention, as sdpa computes each alone."""
+        """Return the two passes of torch's dense attention, each in the dtype that the backend sdpa uses for it."""
         dtype = costs_of(self.band).backward.fast_dtype(self.dtype, self.device.type)
         return {
             f"{name} forward": self.forward_case(mask, self.dtype),
@@ -211,7 +211,7 @@ class Calibration:
         return case(partial(torch.autograd.grad, out, leaves, self.grad, retain_graph=True))
 
     def blocked_cases(self) -> dict[str, Case]:
-        """Return the passes of blocked, with blocks of each length where they have a kernel of their own."""
+        """Return the passes of the backend blocked: by the explicit kernel, and fused in blocks of each length."""
         cases = self.passes("explicit", EXPLICIT_BLOCK_TOKENS, self.call(TOKENS, BAND, SOFTCAP))
         for tokens in BLOCK_LENGTHS if is_fused(self.band) else ():
             cases |= self.passes(str(tokens), tokens, self.band)
@@ -229,11 +229,11 @@ class Calibration:
         }
 
     def other_cases(self) -> dict[str, Case]:
-        """Return what is neither a pass of all tokens nor dense."""
+        """Return the cases of fixed times, of a single query, of copies, and of flex."""
         q, k, v = self.inputs
         residues = Dilated(NUM_RUNS, NUM_RUNS, NUM_RUNS)
         few = (q[:, :, :FEW_TOKENS], k[:, :, :FEW_TOKENS], v[:, :, :FEW_TOKENS])
-        # as they are when blocks of them are read
+        # in the dtype in which their blocks are computed
         states, *keys = (each[0] for each in costs_of(self.band).forward.in_fast_dtype(q, k, v))
         cases = {
             "one kernel": repeated(case(partial(execute.forward, *few, self.call(FEW_TOKENS, Band(1, 1)))), CALLS),
@@ -248,7 +248,7 @@ class Calibration:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return what torch's dense attention returns, computed in a dtype."""
+    """Return the output of torch's dense attention, computed in `dtype`, in the dtype of the inputs."""
     states = [each.to(dtype) for each in (q, k, v)]
     mask = None if mask is None else mask.to(dtype)
     return scaled_dot_product_attention(states[0], states[1], states[2], attn_mask=mask).to(q.dtype)
@@ -261,7 +261,7 @@ def gather_keys(keys: Sequence[Tensor], order: Tensor) -> None:
 
 
 def move_queries(states: Tensor, order: Tensor, back: Tensor) -> None:
-    """Take all queries, and what was computed of their rows, to their places in another order, and back."""
+    """Move all queries and the results of their rows to another order, and the results back."""
     for tensor in (states, states):
         moved = tensor[:, order]
     back.index_copy_(1, order, moved)
@@ -273,7 +273,7 @@ def fastest(timings: Mapping[str, Timing]) -> dict[str, float]:
 
 
 def disagreement(timings: Mapping[str, Timing]) -> float:
-    """Return by which part the median round exceeds the fastest one, in the median of all cases.
+    """Return the share by which the median round exceeds the fastest one, as the median of all cases.
 
     >>> disagreement({"one": Timing((1.0, 1.1, 2.0)), "other": Timing((2.0, 2.0, 2.0)), "third": Timing((1.0, 1.5))})
     0.10000000000000009
@@ -298,7 +298,7 @@ def case(run: Callable[[], object]) -> Case:
 
 
 def on(machine: Machine, plain: Case) -> Case:
-    """Return a case that is computed as on some machine."""
+    """Return a case that is computed with the costs of `machine`."""
 
     def run(state: object) -> None:
         with on_machine(machine):
@@ -313,8 +313,8 @@ def check(
     """Return a row per pattern, length and measure: the time of "auto" over that of the fastest way.
 
     Args:
-        seconds: of rounds per row.
-        all_seconds: after which no further row is begun, but for the first two; None: all are.
+        seconds: time of the rounds of each row.
+        all_seconds: time after which no further row is measured, except for the first two; None: no limit.
     """
     device, start = torch.device(shape.device), time.perf_counter()
     rows: list[Row] = []
@@ -325,7 +325,7 @@ def check(
                     return rows
                 cases = contestants(name, tokens, measure, shape)
                 timings = time_within(cases, REPEATS, seconds, f"{tokens:,} tokens", device, clock_of(device))
-                # of the fastest rounds: what else the machine does slows some
+                # the fastest round counts, because other programs slow some rounds down
                 times = {way: 1000 * min(timing.seconds) for way, timing in timings.items()}
                 fastest = min(times, key=times.__getitem__)
                 over = times[AUTO] / times[fastest]
@@ -335,7 +335,7 @@ def check(
 
 
 def contestants(name: str, tokens: int, measure: str, shape: Shape) -> dict[str, Case]:
-    """Return "auto", dense attention with a mask where it takes little memory, and blocks of every length."""
+    """Return "auto", dense attention with a mask if it takes little memory, and blocks of every length."""
     inputs, pattern = shape.tensors(tokens), pattern_of(name, tokens)
     target = torch.ones_like(inputs[0])
 
@@ -407,12 +407,12 @@ def _figure(value: float | None) -> str:
 
 
 def check_table(rows: list[Row]) -> str:
-    """Return a row per pattern, a column per length; what is more than 5% off has the fastest way beside it."""
+    """Return a row per pattern, a column per length; a cell that is more than 5% off also names the fastest way."""
     cells = {(row["pattern"], row["tokens"]): _choice(row) for row in rows}
     patterns, lengths = (list(dict.fromkeys(part)) for part in zip(*cells, strict=True))
     return markdown_table(
         ["pattern", *(f"{tokens:,}" for tokens in lengths)],
-        # what was not tried in time has no figure
+        # what was not measured before the time limit has no value
         [[name, *(cells.get((name, tokens), "–") for tokens in lengths)] for name in patterns],
     )
 
@@ -484,7 +484,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def measured(device: torch.device, repeats: int) -> tuple[Machine, float]:
-    """Return the machine with the costs that are measured now, and by how much the rounds disagree."""
+    """Measure the costs of this machine; return the machine with them, and by how much the rounds disagree."""
     machine = describe_machine(device)
     source = f"measured on {machine['date'][:10]} with torch {machine['torch']}, {machine['torch_threads']} threads"
     found = {str(dtype).removeprefix("torch."): Calibration(device, dtype).measure(repeats) for dtype in DTYPES}

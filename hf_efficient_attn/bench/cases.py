@@ -31,21 +31,21 @@ SIDE_TOKENS = 256
 NUM_GLOBAL_TOKENS = 16
 DILATION = 4
 BLOCK_TOKENS, NUM_RANDOM_BLOCKS = 64, 3
-# on either side of a patch
+# patches on either side of a patch
 SIDE_PATCHES = 3
 SEED = 0
 DENSE = "dense"
 DECODE_STEPS = 16
 OVERHEAD_LENGTHS = (128, 256, 512)
-# of both auto takes SDPA at these lengths: with a mask for the band, which is as wide as the text but for a quarter
+# auto chooses SDPA for both at these lengths; the band needs a mask, because it is shorter than the text by a quarter
 OVERHEAD_PATTERNS: dict[str, Callable[[int], Pattern]] = {
     "causal": lambda _: Causal(),
     "wide band": lambda tokens: Band(3 * tokens // 4, 3 * tokens // 4),
 }
-# a step of decoding with the layers of a cache, by how many first tokens they hold besides the last ones
+# a decoding step with a layer of a cache -> the number of first tokens that the layer holds besides the last ones
 STEPS = {"step, PatternCache": 4, "step, SpanCache": 0}
 OVERHEAD_ROWS = (*OVERHEAD_PATTERNS, *STEPS)
-# pairs of calls per round of the other measurements: what is measured is short
+# pairs of calls per round of the other measurements, because these calls are short
 PAIRS = 10
 
 
@@ -60,7 +60,7 @@ def longformer(tokens: int) -> Pattern:
 
 
 def neighbourhood(tokens: int) -> Pattern:
-    """Return 7 × 7 neighbours in a picture as square as the length allows (Hassani et al., 2023)."""
+    """Return 7 × 7 neighbours in an image that is as square as the length allows (Hassani et al., 2023)."""
     height = next(height for height in range(isqrt(tokens), 0, -1) if tokens % height == 0)
     axis = Band(SIDE_PATCHES, SIDE_PATCHES)
     return Grid([height, tokens // height], [axis, axis])
@@ -94,7 +94,7 @@ def pattern_of(name: str, tokens: int) -> Pattern:
 
 
 def decode_pattern_of(name: str, tokens: int) -> Pattern:
-    """Return the causal form, for decoding. That of `bigbird` is a preset of its own: its last block is global."""
+    """Return the causal form, for decoding; `bigbird` has a causal preset, because its last block is global."""
     if name == "bigbird":
         return bigbird(BLOCK_TOKENS, NUM_RANDOM_BLOCKS, causal=True)
     return pattern_of(name, tokens).causal()
@@ -111,7 +111,7 @@ class Shape:
     device: str
 
     def tensors(self, tokens: int) -> list[Tensor]:
-        """Return q, k and v, each [batch, heads, tokens, head_dim], with requires_grad, equal in every call."""
+        """Return q, k and v, each [batch, heads, tokens, head_dim], with requires_grad, the same in every call."""
         generator = torch.Generator().manual_seed(SEED)
         size = (self.batch_size, self.num_heads, tokens, self.head_dim)
         drawn = (torch.randn(size, generator=generator) for _ in range(3))
@@ -120,7 +120,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Call:
-    """One way to compute attention: `forward(*inputs)`, on inputs in the layout of its own.
+    """One way to compute attention: `forward(*inputs)`, on inputs in its own memory layout.
 
     Attributes:
         no_backward: a sentence that says why the backward pass must not be tried; None: it may.
@@ -164,7 +164,7 @@ def own_call(pattern: Pattern, inputs: list[Tensor], backend: str) -> Call:
 
 
 def dense_call(inputs: list[Tensor]) -> Call:
-    """Return torch's SDPA over all pairs, the measure of all others."""
+    """Return torch's SDPA over all pairs, which all others are compared with."""
     return Call(lambda q, k, v: scaled_dot_product_attention(q, k, v), inputs)
 
 
@@ -176,10 +176,10 @@ def call_of(layout: Layout, shape: Shape) -> AttentionCall:
 
 
 def decode_case(name: str, inputs: list[Tensor], backend: str) -> Case:
-    """Return the case of `DECODE_STEPS` queries, one after the other, each against a cache one token longer.
+    """Return the case of `DECODE_STEPS` queries, one after the other, each with a cache that is one token longer.
 
-    Every step finds a length that no call has seen, as in decoding: its layout is built within the timed part. What the
-    step before has left is there.
+    Every step has a new length, as in decoding, so that building its layout is part of the time. Caches of the previous
+    step are kept.
     """
     q, k, v = (tensor.detach() for tensor in inputs)
     tokens = k.shape[2]
@@ -213,7 +213,7 @@ def clear_caches() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(("hf_efficient_attn.layout.", "hf_efficient_attn.patterns.")):
             for value in vars(module).values():
-                # a class of caches has the method, too
+                # a cache class also has this method
                 if not isinstance(value, type):
                     getattr(value, "cache_clear", lambda: None)()
 
@@ -229,7 +229,7 @@ def build_step(name: str, tokens: int, backend: str, shape: dict[str, object]) -
 def measure_overhead(shape: Shape, repeats: int) -> list[dict[str, Any]]:
     """Return a row per pattern and length: the microseconds of a forward call beyond those of SDPA just after it.
 
-    For steps of decoding the length is that of what a layer holds.
+    For decoding steps the length is the number of tokens that a layer holds.
     """
     rows = []
     for name in OVERHEAD_ROWS:
@@ -243,14 +243,14 @@ def measure_overhead(shape: Shape, repeats: int) -> list[dict[str, Any]]:
                 )
                 device = torch.device(shape.device)
                 pairs = [(time_once(ours, device), time_once(plain, device)) for _ in range(1 + PAIRS * repeats)]
-            # the first one compiles the layout
+            # the first pair compiles the layout
             beyond = [1e6 * (mine - other) for mine, other in pairs[1:]]
             rows.append({"pattern": name, "tokens": tokens, "microseconds": summarize(beyond)})
     return rows
 
 
 def both(pattern: Pattern, inputs: list[Tensor]) -> tuple[Case, Case]:
-    """Return the cases of `attention`, and of SDPA, whose mask is made beforehand."""
+    """Return the cases of `attention`, and of SDPA with a precomputed mask."""
     q, k, v = inputs
     layout = Layout(pattern, q.shape[1], q.shape[2], k.shape[2])
     is_causal = maskless(layout) is not None
@@ -262,7 +262,7 @@ def both(pattern: Pattern, inputs: list[Tensor]) -> tuple[Case, Case]:
 
 
 def steps(num_first: int, inputs: list[Tensor]) -> tuple[Case, Case]:
-    """Return the cases of a step of decoding with a full layer of a cache, and of SDPA over as many keys."""
+    """Return the cases of a decoding step with a full cache layer, and of SDPA over the same number of keys."""
     left = inputs[1].shape[2] - num_first
     layer = PatternLayer(num_first, left, Padding())
     layer.update(inputs[1], inputs[2])

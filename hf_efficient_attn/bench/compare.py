@@ -3,10 +3,10 @@
     hf-efficient-attn compare my.txt --mechanisms dense band bigbird reformer routing linformer --max-seconds 120
     hf-efficient-attn compare src/*.py --causal --max-length 1024 --keys 128 --learning-rates 1e-3 3e-3 --seeds 0 1 2
 
-All models have the same width, layers and heads, the same tokenizer, the same learning rate schedule, and read the same
-batches in the same order; they are trained in turns. Without --causal they are masked language models (15% of the
-tokens are masked), with it causal ones. The last tenth of every file is held out. The result is a table, a picture of
-the held-out loss against the training time, and JSON. Lengths are in tokens, losses in nats per token.
+All models have the same width, layers and heads, the same tokenizer, the same learning rate schedule, and the same
+batches in the same order; they are trained in turns. They are masked language models (15% of the tokens are masked), or
+causal ones with --causal. The last tenth of every file is held out. The result is a table, a picture of the held-out
+loss against the training time, and JSON. Lengths are in tokens, losses in nats per token.
 """
 
 import argparse
@@ -68,10 +68,10 @@ COUNTS = {
         "most tokens of held-out text, in at least 4 blocks; half choose the rate, half are the test",
     ),
 }
-# of the training, for the rate to rise; then it falls to 0
+# share of the training in which the learning rate rises; then it falls to 0
 WARMUP = 0.1
 WEIGHT_DECAY, MAX_GRAD_NORM, MASKED = 0.01, 1.0, 0.15
-# of the validation loss during a training
+# how often a training evaluates the validation loss
 EVALUATIONS = 10
 # a difference of fewer standard errors is within the noise
 NOISE = 2.0
@@ -96,8 +96,8 @@ class Comparison:
     """What all models have in common.
 
     Attributes:
-        positions: "rope" or "learned": the positions of mechanisms that have these.
-        learning_rates: highest rates; each trains every model once with every seed.
+        positions: "rope" or "learned", for mechanisms that support it.
+        learning_rates: peak rates; every model is trained once per rate and seed.
     """
 
     text: TextBlocks
@@ -112,7 +112,7 @@ class Comparison:
         return build_model(name, self.shape, self.positions, len(self.text.tokenizer)).to(self.shape.device)
 
     def batches(self, blocks: Tensor, seed: int) -> Iterator[Batch]:
-        """Yield arguments of a model for the blocks, in their order; the seed decides which tokens are masked."""
+        """Yield the arguments of a model for the blocks, in order; the seed decides which tokens are masked."""
         if not self.shape.is_causal:
             mask = DataCollatorForLanguageModeling(self.text.tokenizer, mlm_probability=MASKED, seed=seed)
         for rows in blocks.split(self.shape.batch_size):
@@ -123,7 +123,7 @@ class Comparison:
                 yield {name: values.to(self.shape.device) for name, values in mask(list(rows)).items()}
 
     def training_batches(self, seed: int) -> Iterator[Batch]:
-        """Yield batches without end; every pass has another order and other masks."""
+        """Yield batches forever; every epoch has another order and other masks."""
         generator = torch.Generator().manual_seed(seed)
         size, blocks = self.shape.batch_size, self.text.train
         while True:
@@ -135,7 +135,7 @@ class Comparison:
         """Return the nats of held-out blocks [blocks], scaled so that their mean is the loss per predicted token."""
         model.eval()
         sums, counts = [], []
-        # hashes and features that a model draws
+        # for hashes and features that a model draws
         torch.manual_seed(0)
         for batch in self.batches(blocks, seed=0):
             labels = batch.pop("labels")
@@ -150,7 +150,7 @@ class Comparison:
 
 
 def build_model(name: str, shape: Shape, positions: str, vocab_size: int) -> Any:
-    """Return a new language model of a mechanism, which makes no cache and has an output matrix of its own."""
+    """Return a new language model of a mechanism, without a cache and with an untied output matrix."""
     kind = positions_of(name, positions)
     fields: dict[str, Any] = {} if kind is None else {"position_embedding_type": kind}
     # families have different defaults: with tied matrices some would have far fewer parameters
@@ -160,7 +160,7 @@ def build_model(name: str, shape: Shape, positions: str, vocab_size: int) -> Any
 
 
 def positions_of(name: str, wanted: str) -> str | None:
-    """Return the positions of a mechanism: the wanted ones, or else those it has; None: it has relations of its own."""
+    """Return the positions of a mechanism: `wanted` if it supports them, else its first; None: only its own."""
     known = ALL[name].positions
     return wanted if wanted in known else next(iter(known), None)
 
@@ -181,13 +181,13 @@ def training_step(name: str, shape: dict[str, Any], positions: str, vocab_size: 
 class Training:
     """One model in training.
 
-    Only steps count as time: not the preparation of batches and not evaluations.
+    Only steps count as time; preparing batches and evaluating do not.
 
     Attributes:
         stopped: why its losses are not finite; None: they are.
         history: (seconds, step, validation loss).
-        validation: the last validation loss; infinite where losses are not finite.
-        test: nats of the test blocks [blocks], once it is over.
+        validation: the last validation loss; infinite if losses are not finite.
+        test: nats of the test blocks [blocks], once the training is over.
     """
 
     def __init__(self, of: Comparison, name: str, rate: float, seed: int) -> None:
@@ -205,7 +205,7 @@ class Training:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to train."""
+        """Whether the training has ended."""
         return self.share >= 1 or self.stopped is not None
 
     def step(self) -> float:
@@ -217,7 +217,7 @@ class Training:
         synchronize(device)
         start = now()
         for group in self.optimizer.param_groups:
-            # the first step is not lost at a rate of 0
+            # not 0 at the first step, which would be lost
             group["lr"] = self.rate * min(max(before, WARMUP / 10) / WARMUP, (1 - before) / (1 - WARMUP))
         loss = self.model(**batch).loss
         loss.backward()
@@ -240,7 +240,7 @@ class Training:
         return value
 
     def finish(self) -> None:
-        """Test the model and let go of it."""
+        """Test the model and free it."""
         if not self.stopped:
             self.test = self.of.losses(self.model, self.of.text.test)
         del self.model, self.optimizer, self.batches
@@ -249,7 +249,8 @@ class Training:
 def train_in_turns(of: Comparison, names: list[str], rate: float, seed: int) -> dict[str, Training]:
     """Train a model of every mechanism.
 
-    The one that is behind the others is next, so that a machine that slows down slows all of them.
+    The next step is always that of the model that has completed the smallest share of its training, so that a machine
+    that slows down slows all of them.
     """
     all_of_them = {name: Training(of, name, rate, seed) for name in names}
     left, done = dict(all_of_them), 0.0
@@ -279,9 +280,9 @@ def compare(of: Comparison, names: list[str], measure_memory: bool) -> tuple[lis
     """
     device = torch.device(of.shape.device)
     for name in logging.tqdm(names, desc="one step of each", leave=False):
-        # errors come before the first training, and what is computed once does not count as training time
+        # so that errors come before the first training, and what is computed only once does not count as training time
         of.build(name).train()(**next(of.training_batches(0))).loss.backward()
-    # before the trainings: a process that fails does not lose their results
+    # before the trainings, so that a process that fails does not lose their results
     peaks: dict[str, int] = {}
     for name in logging.tqdm(names if measure_memory else [], desc="memory", unit="mechanism", leave=False):
         arguments = {"name": name, "shape": asdict(of.shape), "positions": of.positions}
@@ -312,7 +313,7 @@ def _validation(runs: list[Training]) -> float:
 def row_of(of: Comparison, name: str, runs: list[Training], reference: list[Training]) -> Row:
     """Return the results of a mechanism over its seeds, in JSON types.
 
-    reference: the trainings of what it is compared with, with the same seeds.
+    reference: the trainings of the reference mechanism, with the same seeds.
     """
     loss = fmean(run.test.mean().item() for run in runs)
     seconds, steps = sum(run.seconds for run in runs), sum(run.steps for run in runs)
@@ -338,9 +339,9 @@ def row_of(of: Comparison, name: str, runs: list[Training], reference: list[Trai
 
 
 def difference(pairs: Tensor) -> dict[str, Any]:
-    """Return the mean of differences [seeds, blocks], its standard error, and what they say.
+    """Return the mean of differences [seeds, blocks], its standard error, and the verdict.
 
-    The standard error is that over blocks, and with several seeds also that over seeds.
+    The standard error is over blocks and, with several seeds, also over seeds.
 
     >>> difference(torch.tensor([[0.1, 0.1, 0.1, 0.3]]).double())["verdict"]
     'higher'
@@ -358,7 +359,7 @@ def difference(pairs: Tensor) -> dict[str, Any]:
 
 
 def results_markdown(results: dict[str, Any]) -> str:
-    """Return the table, and what to know when reading it."""
+    """Return the table, and notes on how to read it."""
     rows, settings = results["results"], results["settings"]
     reference, has_rates = settings["reference"], len(settings["learning_rates"]) > 1
     has_memory = "peak_memory_bytes" in rows[0]
@@ -393,7 +394,7 @@ def results_markdown(results: dict[str, Any]) -> str:
 
 
 def notes_of(of: Comparison, rows: list[Row], settings: dict[str, Any]) -> list[str]:
-    """Return how the numbers were made, and what they do not say."""
+    """Return notes on how the numbers were computed, and on what they do not show."""
     shape, text, reference = of.shape, of.text, settings["reference"]
     num_tokens, clock = text.train.numel(), clock_line(settings).strip()
     read = [row["steps"] * shape.batch_size * shape.tokens / num_tokens for row in rows]
@@ -494,10 +495,10 @@ def chosen_mechanisms(wanted: list[str] | None, is_causal: bool) -> tuple[list[s
     """Return the mechanisms to train, the reference first, and {mechanism: why it cannot be trained}.
 
     Args:
-        wanted: their names; None: those of `MECHANISMS` that have the form.
+        wanted: names of mechanisms; None: those of `MECHANISMS` that have the form, causal or bidirectional.
 
     Raises:
-        InputError: a mechanism is unknown, or none has such a form.
+        InputError: a mechanism is unknown, or none has this form.
     """
     if wanted is None:
         wanted = [name for name in MECHANISMS if is_causal in ALL[name].directions]
@@ -509,7 +510,7 @@ def chosen_mechanisms(wanted: list[str] | None, is_causal: bool) -> tuple[list[s
     left_out = {name: f"it has no {form} form; compare it {change} --causal" for name in wanted if name not in names}
     if not names:
         raise InputError(f"--mechanisms {' '.join(wanted)}: there is no {form} form. Compare them {change} --causal.")
-    # a stable sort: only dense changes its place
+    # the sort is stable, so that only dense moves
     return sorted(names, key=lambda name: name != DENSE), left_out
 
 
@@ -533,7 +534,7 @@ def main(args: argparse.Namespace) -> None:
     """Train, print the table, and write compare.json, compare.md and compare.png into `args.output`.
 
     Raises:
-        InputError: an unknown mechanism, none that has the asked-for form, a number out of range, a text that is too
+        InputError: an unknown mechanism, none that has the requested form, a number out of range, a text that is too
             short, or a tokenizer without a mask token for masked language models.
         OSError: a file or the tokenizer cannot be read.
     """

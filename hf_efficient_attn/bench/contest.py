@@ -1,7 +1,7 @@
-"""The contest that all benchmarks are: contestants take turns at every length, and a report says how they compare.
+"""What all benchmarks share: contestants take turns at every length, and a report compares them.
 
-What the commands of `hf-efficient-attn bench` have in common are functions here. `Contest` is a whole benchmark: the
-scripts in model_cards/benchmarks name what they compare, and it does the rest.
+The commands of `hf-efficient-attn bench` use the functions. `Contest` is a whole benchmark: a script in
+model_cards/benchmarks says what it compares, and `Contest` does the rest.
 """
 
 import argparse
@@ -50,13 +50,13 @@ from hf_efficient_attn.bench.timing import (
 from hf_efficient_attn.errors import EfficientAttentionError, InputError
 
 DTYPES = ("float32", "bfloat16", "float16")
-# models that share their code: torch.compile counts one compilation of it per model, mode and length
+# for models that share their code: torch.compile counts a compilation of it per model, mode and length
 RECOMPILE_LIMIT = 512
-# what any contest measures -> what tables call it
+# measure -> its name in tables
 MEASURES = {"forward": "forward", "training": "training step"}
 
 Settings = dict[str, Any]
-# a value of the group, and a length; None where there is none
+# a value of the group, and a length; None if the contest has no group or no lengths
 Combination = tuple[Any, int | None]
 
 
@@ -72,19 +72,19 @@ def flag(name: str) -> str:
 
 
 def leave_open(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Let options that are not given be None until `fill_options` gives them their defaults."""
+    """Set the defaults of options to None, so that `fill_options` can fill in those that are not given."""
     parser.set_defaults(usual={name: parser.get_default(name) for name in names}, **dict.fromkeys(names))
 
 
 def fill_options(args: argparse.Namespace, quick: Mapping[str, object]) -> None:
-    """Give the options that were left open and not given their defaults; with `--quick` those in `quick` differ."""
+    """Fill in the defaults of options that `leave_open` left open; with `--quick`, the defaults in `quick`."""
     for name, usual in args.usual.items():
         if getattr(args, name) is None:
             setattr(args, name, quick.get(name, usual) if args.quick else usual)
 
 
 def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) -> None:
-    """Raise InputError for options that were left open, but given beside an option under which they do nothing."""
+    """Raise InputError if options that `leave_open` left open are given together with one that ignores them."""
     given = [flag(name) for name in names if getattr(args, name) is not None]
     if given:
         raise InputError(f"{option} makes no use of {', '.join(given)}. Leave out one or the other.")
@@ -98,10 +98,10 @@ def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
 
 
 def make_folder(args: argparse.Namespace) -> None:
-    """Make the folder of the results: one that cannot be written is refused before anything is measured.
+    """Make the folder of the results before anything is measured, so that errors come early.
 
     Raises:
-        OSError: it is a file, or not the user's to make.
+        OSError: the path is a file, or the folder cannot be made.
     """
     args.output.mkdir(parents=True, exist_ok=True)
 
@@ -124,7 +124,7 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 
 
 def add_max_seconds(parser: argparse.ArgumentParser, default: float, unit: str = "length") -> None:
-    """Add `--max-seconds`, for each of what is timed in rounds of its own."""
+    """Add `--max-seconds`, the time of the rounds of each `unit`."""
     text = f"seconds of timed rounds for each {unit}; at least two rounds are timed (default {default:g})"
     parser.add_argument("--max-seconds", type=float, default=default, metavar="S", help=text)
 
@@ -141,7 +141,7 @@ def add_attention_dropout(parser: argparse.ArgumentParser) -> None:
 
 
 def check_counts(args: argparse.Namespace, counts: Iterable[str], *lists: str) -> None:
-    """Raise InputError if a count, or a number of the lists with these names, is below 1."""
+    """Raise InputError if a count, or a number in one of the named lists, is below 1."""
     smallest = {name: min(getattr(args, name)) for name in lists if getattr(args, name)}
     check_at_least_one(**{name: getattr(args, name) for name in counts}, **smallest)
 
@@ -153,7 +153,7 @@ def check_attention_dropout(args: argparse.Namespace) -> None:
 
 
 def set_threads(args: argparse.Namespace) -> None:
-    """Set the threads of torch, where some are given.
+    """Set the number of threads of torch if `--threads` is given.
 
     Raises:
         InputError: fewer than one thread.
@@ -173,9 +173,9 @@ class Built:
     """A contestant that was built.
 
     Attributes:
-        cases: what is timed, by measure.
-        facts: what is known of it without a clock, in JSON types: it stands in its row.
-        units: {measure: how many steps or tokens a case handles, by which its time is divided}; 1 where it is not.
+        cases: {measure: the case that is timed}.
+        facts: further entries of its row, in JSON types.
+        units: {measure: number of steps or tokens of a case, by which its time is divided}; 1 if it is missing.
     """
 
     cases: dict[str, Case]
@@ -187,33 +187,33 @@ class Built:
 class Contest:
     """A benchmark as a script: what is compared, in which shapes, and how the report is worded.
 
-    Its results are {"machine", "settings", "results"}, where results have a row per length and contestant: a measure of
-    a row is {"milliseconds": quartiles, "speed_against": {other: quartiles}}, or empty where it was not measured.
+    Its results are {"machine", "settings", "results"}; "results" has a row per length and contestant. A measure in a
+    row is {"milliseconds": quartiles, "speed_against": {other: quartiles}}, or empty if it was not measured.
 
     Attributes:
-        script: `__file__` of the script, which keeps the contest as `CONTEST`: its stem names the results, and memory
-            is measured in processes that run it.
-        title: what the report and the picture are about; a settings' field in braces is filled in.
-        kind: what a contestant is called: settings name all by its plural, a row its own by it.
-        contestants: {name: what it is}, in the order of tables; settings' fields in braces are filled in.
-        shape: a dataclass of JSON types: its fields are the counts and options, what `length` and `group` name,
-            `dtype` and `device`.
-        build: returns a new contestant, by name, in a shape.
-        lengths: lengths that are measured; of these, the first two with `--quick`.
-        memory_lengths: where peak memory is measured.
+        script: `__file__` of the script, which must define the contest as `CONTEST`, because memory is measured in
+            processes that run the script. Its stem names the results.
+        title: title of the report and the picture; settings in braces are filled in.
+        kind: the word for a contestant: the key of its name in a row; the plural is the key of all names in settings.
+        contestants: {name: what it is}, in the order of tables; settings in braces are filled in.
+        shape: a dataclass of JSON types whose fields are counts, options, the names in `length` and `group`, `dtype`
+            and `device`.
+        build: (name, shape) → a new contestant.
+        lengths: lengths that are measured; with `--quick`, only the first two.
+        memory_lengths: lengths at which peak memory is measured.
         counts: {option: (default, what it counts)}, each at least 1.
         options: further options, {flag: arguments of argparse's `add_argument`}; their values are settings.
         group: an option whose values are measured one after the other, each in rounds of its own.
-        limits: {contestant: count that says up to which length it is measured}.
-        against: contestants with which the others are compared; growth is compared with that of the first.
-        measures: what tables call the measures.
+        limits: {contestant: the count that is its longest length}.
+        against: contestants that the others are compared with; tables say from which length on they beat the first.
+        measures: {measure: its name in tables}.
         check: raises InputError for settings that cannot be measured.
         finish: changes the results, with samples, before they are written.
-        tables: returns the tables by their headings; None: those of `sections`.
+        tables: returns {heading: table}; None: the tables of `sections`.
         panels: returns the panels of the picture; None: time by measure, and memory.
-        about: sentences at the end of the report; settings' fields in braces are filled in.
-        length, axis: name of a row's length, and its unit.
-        beyond: what lies in memory before a step.
+        about: sentences at the end of the report; settings in braces are filled in.
+        length, axis: the key of the length in a row, and its unit.
+        beyond: what memory holds before a step, which its peak does not include.
     """
 
     script: str
@@ -243,12 +243,12 @@ class Contest:
 
     @property
     def name(self) -> str:
-        """What the files of the results are called."""
+        """The name of the files with the results, without suffix."""
         return Path(self.script).stem
 
     @property
     def lists(self) -> tuple[str, str]:
-        """Settings with the lengths, and with those at which memory is measured."""
+        """The names of the settings with the lengths, and with the lengths at which memory is measured."""
         plural = "lengths" if self.length == "tokens" else f"{self.length}s"
         return plural, f"memory_{plural}"
 
@@ -323,7 +323,7 @@ class Contest:
         return {**settings, f"{self.kind}s": [name for name in self.contestants if name in wanted]}
 
     def combinations(self, settings: Settings) -> Iterator[Combination]:
-        """Yield (value of the group, length) of what is measured in rounds of its own; None where there is none."""
+        """Yield each (value of the group, length) that has rounds of its own; None if there is no group or length."""
         for group in settings[self.group] if self.group else [None]:
             for length in settings[self.lists[0]] if self.lengths else [None]:
                 yield group, length
@@ -343,7 +343,7 @@ class Contest:
     def measure(self, settings: Settings, device: torch.device) -> dict[str, Any]:
         """Return all results, in JSON types."""
         combinations = list(self.combinations(settings))
-        # first, while this process is small
+        # memory first, while this process holds little
         peaks = self.measure_memory(combinations, settings, device)
         rows: list[Row] = []
         for group, length in logging.tqdm(combinations, desc=self.name, unit="length", leave=False):
@@ -361,7 +361,7 @@ class Contest:
     def measure_memory(
         self, combinations: list[Combination], settings: Settings, device: torch.device
     ) -> dict[tuple[Any, int | None, str], int]:
-        """Return the peak bytes of a training step by group, length and contestant; on a CPU each has a process."""
+        """Return the peak bytes of a training step by group, length and contestant; on a CPU in separate processes."""
         if self.lengths:
             combinations = [each for each in combinations if each[1] in settings[self.lists[1]]]
         elif settings["no_memory"]:
@@ -382,7 +382,7 @@ class Contest:
             return {}
         device = torch.device(shape.device)
         with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT):
-            # the first calls make layouts, caches and optimizer states
+            # the first calls build layouts, caches and optimizer states
             for case in cases.values():
                 time_once(case, device)
             timings = time_within(
@@ -427,7 +427,7 @@ class Contest:
         bytes_known["cache_bytes"] = "MiB of the cache behind the text"
         for name, title in bytes_known.items():
             found[title] = self.table(rows, settings, partial(_mebibytes, name))
-        # a table without lines ends with its header
+        # a table without lines consists of its header and is left out
         return {title: table for title, table in found.items() if table.count("\n") > 1}
 
     def of(self, name: str, rows: list[Row]) -> list[Row]:
@@ -435,7 +435,7 @@ class Contest:
         return [row for row in rows if row[self.kind] == name]
 
     def table(self, rows: list[Row], settings: Settings, cell: Callable[[Row], str]) -> str:
-        """Return a table with a line per contestant, and group, and a column per length; empty lines are left out."""
+        """Return a table with a line per contestant and group, and a column per length; empty lines are left out."""
         lines = []
         for group in settings[self.group] if self.group else [None]:
             for name in settings[f"{self.kind}s"]:
@@ -506,7 +506,7 @@ class Contest:
         return [panel for panel in panels if any(line.points for line in panel.lines)]
 
     def lines(self, settings: Settings, points: Mapping[str, list[tuple[int, float]]]) -> list[Line]:
-        """Return a line per contestant, alike in all panels: what the others are compared with is black."""
+        """Return a line per contestant, styled alike in all panels; the one that others are compared with is black."""
         places = {name: index for index, name in enumerate(self.contestants)}
         lines = []
         for name in (each for each in settings[f"{self.kind}s"] if each in points):
@@ -519,9 +519,9 @@ class Contest:
 def run_main(
     parser: argparse.ArgumentParser, main: Callable[[argparse.Namespace], None], words: Sequence[str] | None = None
 ) -> None:
-    """Run the main function of a script; what a user can mend ends it with one line and exit code 2.
+    """Run the main function of a script; errors that a user can correct end it with one line and exit code 2.
 
-    words: those of the command line; None: of the process.
+    words: arguments of the command line; None: those of the process.
     """
     args = parser.parse_args(words)
     try:
@@ -545,7 +545,7 @@ def drawn_states(batch_size: int, tokens: int, width: int, dtype: str, device: s
 
 
 def forward_case(module: nn.Module, states: Tensor) -> Case:
-    """Return the case of computing the output without a graph, in evaluation mode."""
+    """Return the case of a forward pass in eval mode, without gradients."""
 
     @torch.no_grad()
     def run(_: object) -> object:

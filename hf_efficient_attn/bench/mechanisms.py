@@ -25,10 +25,10 @@ from hf_efficient_attn.patterns.bands import Band, BlockTopK
 from hf_efficient_attn.patterns.big_bird import bigbird
 
 DENSE = "dense"
-# settings of the benchmark: the longest text of mechanisms that compute all pairs of tokens, and of those that store
-# a score of each pair
+# settings of the benchmark with the longest text of mechanisms that compute all pairs of tokens, and of those that
+# store a score of each pair
 DENSE_LIMIT, SCORES_LIMIT = "dense_limit", "scores_limit"
-# the keys of a token are so many blocks: BlockTopK attends to four, BigBird to five to eight
+# number of blocks that `keys` keys fill: BlockTopK attends to four, BigBird to five to eight
 BLOCKS = 4
 
 
@@ -37,7 +37,8 @@ class Shape:
     """What the compared models have in common.
 
     Attributes:
-        keys: about how many keys a token attends to, where that can be chosen: window, landmarks, projected tokens.
+        keys: approximate number of keys that a token attends to, for mechanisms in which it can be chosen: window,
+            landmarks, projected tokens.
     """
 
     tokens: int
@@ -68,9 +69,9 @@ class Mechanism:
         config: the class of its config.
         fields: returns the config's fields that differ from their defaults.
         directions: which forms it has: True is causal, False bidirectional.
-        positions: kinds of positions that it can have beside its own, of "rope" and "learned".
+        positions: kinds of positions that it can have besides its own: "rope", "learned".
         cache: returns a cache that holds only keys that are still attended to; None: the model's own.
-        limit: the setting of the benchmark that says how long its texts are at most; None: any length.
+        limit: the setting of the benchmark with its longest text; None: any length.
     """
 
     about: str
@@ -183,7 +184,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "average": _compressed("the mean of all values", "linear", lambda shape: {"feature_map": "constant"}),
 }
-# mechanisms that no layer has alone, since they use the scores or the weights of other layers
+# mechanisms that need several layers, because they use the scores or the weights of other layers
 LAYERED: dict[str, Mechanism] = {
     "residual_scores": _compressed("all tokens, by the scores of all layers so far", "residual_scores"),
     "reused_weights": _compressed(
@@ -196,7 +197,7 @@ ALL = MECHANISMS | LAYERED
 
 
 def config_of(name: str, shape: Shape, spare_positions: int = 0, **changes: Any) -> PreTrainedConfig:
-    """Return the config of one of `ALL` in a shape, without dropout.
+    """Return the config of one of `ALL` for a shape, without dropout.
 
     Args:
         spare_positions: positions after the text, for decoded tokens.

@@ -1,6 +1,6 @@
-"""Peak memory of a function, above what was held before it ran.
+"""Measure the peak memory of a function beyond the memory that was in use before it ran.
 
-On a CPU every measurement has a process of its own, since a process never forgets its highest mark:
+On a CPU every measurement has a process of its own, because not every system can reset the peak of a process:
 `python -m hf_efficient_attn.bench.memory FILE FUNCTION ARGUMENTS_IN_JSON` prints the bytes.
 """
 
@@ -17,22 +17,22 @@ from typing import Any
 
 import torch
 
-# the second call meets what the first leaves behind, such as the state of an optimizer
+# the second call includes what the first leaves behind, such as the state of an optimizer
 CALLS = 2
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
-# glibc then gives every freed tensor back at once: no mark depends on what was freed before, and where
+# glibc then returns every freed tensor to the system at once, so that peaks do not depend on what was freed before
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def peak_memory(build: Callable[..., Callable[[], object]], arguments: dict[str, Any], device: torch.device) -> int:
-    """Return the bytes that the function made by `build(**arguments)` needs at its highest, beyond what `build` made.
+    """Return the peak bytes of the function that `build(**arguments)` returns, beyond what `build` allocated.
 
-    With a training step: gradients, optimizer state and activations, but not the weights.
+    For a training step: gradients, optimizer state and activations, but not the weights.
 
     Args:
-        build: a function at the top of its file, called in this process for CUDA, in a fresh one for a CPU.
-        arguments: what `build` gets, in JSON types.
+        build: a function at the top level of its file, called in this process for CUDA, in a fresh one for a CPU.
+        arguments: arguments of `build`, in JSON types.
 
     Raises:
         RuntimeError: the fresh process failed; the message ends with its error.
@@ -51,7 +51,7 @@ def peak_memory(build: Callable[..., Callable[[], object]], arguments: dict[str,
 
 
 def cuda_peak(function: Callable[[], object], device: torch.device) -> int:
-    """Return the peak bytes of tensors on the CUDA device while `function` runs, beyond those there before."""
+    """Return the peak bytes of tensors on the CUDA device while `function` runs, beyond those allocated before."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -63,7 +63,7 @@ def cuda_peak(function: Callable[[], object], device: torch.device) -> int:
 
 
 def resident_peak(function: Callable[[], object]) -> int:
-    """Return by how many bytes the highest mark of this process's resident memory rises while `function` runs."""
+    """Return by how many bytes the peak resident memory of this process rises while `function` runs."""
     forget_highest()
     before = highest_resident()
     for _ in range(CALLS):
@@ -72,9 +72,9 @@ def resident_peak(function: Callable[[], object]) -> int:
 
 
 def forget_highest() -> None:
-    """Lower the highest mark of this process to what it holds now, where the system can.
+    """Reset the peak of this process to its current memory, if the system supports it.
 
-    Else what was built and dropped on the way, such as the source of a conversion, would hide as much of what follows.
+    Otherwise what was built and freed before, such as the source of a conversion, would hide part of the next peak.
     """
     gc.collect()
     if CLEAR_REFS.exists():
@@ -82,9 +82,9 @@ def forget_highest() -> None:
 
 
 def highest_resident() -> int:
-    """Return the highest resident memory of this process so far, in bytes.
+    """Return the peak resident memory of this process so far, in bytes.
 
-    Linux hands `ru_maxrss` down from the process that started this one, so there the kernel's own mark is read.
+    On Linux a process inherits `ru_maxrss` from the process that started it, so the peak is read from /proc there.
     """
     if STATUS.exists():
         fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
@@ -98,7 +98,7 @@ def highest_resident() -> int:
 
 def main(file: str, function: str, arguments: str) -> None:
     """Build what is measured, run it, and print the bytes."""
-    # what lies beside a script is found as if it were run; a file of a package finds its package itself
+    # so that a script finds the modules next to it, as if it were run
     sys.path.append(str(Path(file).parent))
     build = runpy.run_path(file)[function]
     print(resident_peak(build(**json.loads(arguments))))

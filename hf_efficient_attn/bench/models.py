@@ -3,7 +3,7 @@
     hf-efficient-attn bench models --peers longformer bert --lengths 512 4096
 
 Our models are converted from those of transformers, and their outputs are compared before anything is timed. The peer
-`self_only`, whose tokens attend only to themselves, shows the time of everything but attention. All encoders of a
+`self_only`, whose tokens attend only to themselves, shows the time of everything except attention. All encoders of a
 length take turns; on a CPU each runs in a process of its own. A training step is forward, mean squared distance of the
 last hidden state from a fixed one, backward and AdamW. Times are in milliseconds, memory is in MiB, lengths are in
 tokens.
@@ -56,15 +56,15 @@ from hf_efficient_attn.errors import EfficientAttentionError
 from hf_efficient_attn.messages import shown
 
 OURS, THEIRS = "ours", "transformers"
-# what bounds any attention: BERT's linear maps around tokens that read only themselves
+# the bound of any attention: BERT with tokens that attend only to themselves
 SELF_ONLY = "self_only"
 SEED = 0
 # a small vocabulary: the encoder is measured, not AdamW on a table of tokens
 VOCAB_SIZE = 1024
 WINDOW_TOKENS = 512
-# largest difference of last hidden states, which are normed, that rounding explains
+# largest difference of last hidden states, after the final norm, that rounding explains
 TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
-# ours -> transformers' encoders that each is compared with, where both were measured
+# ours -> transformers' encoders that it is compared with, if both were measured
 OPPONENTS = {
     "longformer": ("longformer", "bert"),
     "led": ("led",),
@@ -87,12 +87,12 @@ COUNTS = {
     "memory_layers": (2, "number of layers of the models whose peak memory is measured"),
     "repeats": (10, "largest number of timed rounds for each length; a round runs every encoder once"),
 }
-# device -> dtype, and the longest input of transformers' sparse encoders and of the ours that are only their twins
+# device -> dtype, and the longest input of transformers' sparse encoders and of those of ours not in `UNLIMITED`
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "float32", "peer_limit": 4096},
     "cuda": {"dtype": "bfloat16", "peer_limit": 16384},
 }
-# what is measured at every length: ours of the papers, the bound, and transformers' dense one
+# measured at every length: our Longformer and BigBird, the bound, and transformers' dense encoder
 UNLIMITED = (("longformer", OURS), ("big_bird", OURS), (SELF_ONLY, OURS), ("bert", THEIRS))
 TITLES = {"training": "training step", "forward": "forward"}
 COLORS = {"longformer": "#4477aa", "led": "#44bb99", "big_bird": "#ee8866", "bert": "#333333", SELF_ONLY: "#bbbbbb"}
@@ -101,7 +101,7 @@ LINES = {OURS: "-", THEIRS: "--"}
 
 @dataclass(frozen=True)
 class Shape:
-    """What the compared encoders have in common. Dropouts of hidden states are transformers' default, 0.1."""
+    """What the compared encoders have in common. Dropout of hidden states is transformers' default, 0.1."""
 
     num_layers: int
     hidden_size: int
@@ -114,7 +114,7 @@ class Shape:
     device: str
 
     def bert_like(self, model_type: str, **fields: Any) -> PreTrainedModel:
-        """Return a new model of a type whose config has BERT's names, without pooler, with SDPA where it can."""
+        """Return a new model of a type whose config has BERT's names, without pooler, with SDPA if it supports it."""
         config = AutoConfig.for_model(
             model_type,
             vocab_size=VOCAB_SIZE,
@@ -142,7 +142,7 @@ class Shape:
         return self.bert_like("bert")
 
     def led(self) -> PreTrainedModel:
-        """Return LED, of which only the encoder is used, with a window of 512 in every layer."""
+        """Return LED with a window of 512 in every layer; only its encoder is used."""
         config = AutoConfig.for_model(
             "led",
             vocab_size=VOCAB_SIZE,
@@ -166,9 +166,9 @@ class Architecture:
 
     Attributes:
         build: Shape → transformers' model.
-        convert_options: of `convert`, beside the length.
-        has_global_token: the first token is global.
-        makers: whose encoders are measured; only ours, if transformers' one computes something else.
+        convert_options: options of `convert` besides the length.
+        has_global_token: whether the first token is global.
+        makers: whose encoders are measured; only ours if the encoder of transformers computes something else.
     """
 
     build: Callable[[Shape], PreTrainedModel]
@@ -188,10 +188,10 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder with what it is called with.
+    """An encoder and its inputs.
 
     Attributes:
-        model: owns the parameters; more than the encoder has, if it is an encoder-decoder.
+        model: the model that owns the parameters; an encoder-decoder also has those of a decoder.
         inputs: keyword arguments of a call, of shape [batch, tokens].
     """
 
@@ -205,7 +205,7 @@ class Encoder:
 
 
 def build_encoder(name: str, by: str, shape: Shape) -> Encoder:
-    """Return the encoder called `name`, by transformers or by us, with the weights that both have."""
+    """Return the encoder called `name`, by transformers or by us, both with the same weights."""
     architecture = ARCHITECTURES[name]
     torch.manual_seed(SEED)
     model: Any = architecture.build(shape)
@@ -244,12 +244,12 @@ def training_step(encoder: Encoder) -> Callable[[], None]:
 
 
 def read_new_encoder(name: str, by: str, shape: Shape) -> Tensor:
-    """Return what `read_comparably` does of a new encoder."""
+    """Return the output of `read_comparably` for a new encoder."""
     return read_comparably(build_encoder(name, by, shape))
 
 
 def build_cases(name: str, by: str, shape: Shape) -> dict[str, Case]:
-    """Return what is timed of a new encoder, by measure."""
+    """Return the cases of a new encoder by measure."""
     encoder = build_encoder(name, by, shape)
     step = training_step(encoder)
     return {
@@ -264,7 +264,7 @@ def build_training_step(name: str, by: str, shape: dict[str, Any]) -> Callable[[
 
 
 def largest_difference(name: str, ours: Tensor, theirs: Tensor, shape: Shape) -> float:
-    """Return the largest difference between last hidden states, as `read_comparably` gives them.
+    """Return the largest difference between last hidden states, as `read_comparably` returns them.
 
     Raises:
         EfficientAttentionError: a difference larger than rounding explains.
@@ -280,10 +280,10 @@ def largest_difference(name: str, ours: Tensor, theirs: Tensor, shape: Shape) ->
 
 
 def read_comparably(encoder: Encoder) -> Tensor:
-    """Return the last hidden state in eval mode, of ours with what transformers' BigBird does there.
+    """Return the last hidden state in eval mode; our BigBird computes it as transformers' does.
 
-    In eval mode that one reads copies of block 0 in place of random blocks. When it is timed, ours always reads its
-    random blocks.
+    In eval mode transformers attends to copies of block 0 in place of random blocks. When it is timed, ours always
+    attends to its random blocks.
     """
     encoder.model.config.random_blocks_in_eval = "transformers"
     output = read(encoder)
@@ -299,9 +299,9 @@ def read(encoder: Encoder) -> Tensor:
 
 
 def add_ratios(rows: list[Row]) -> None:
-    """Write `speed_against`, {architecture of transformers: {measure: quartiles}}, into the rows of ours.
+    """Write `speed_against`, {architecture of transformers: {measure: quartiles}}, into our rows.
 
-    Rounds are compared one by one; above 1 = ours is faster.
+    Rounds are compared one by one; above 1, ours is faster.
     """
     theirs = {(row["model"], row["tokens"]): row for row in rows if row["by"] == THEIRS}
     for row in rows:
@@ -380,8 +380,8 @@ def settings_of(args: argparse.Namespace, device: torch.device) -> dict[str, Any
 def measure(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Return all results in JSON types: `machine`, `settings`, `differences`, `results`.
 
-    `results` has a row per length, architecture and maker; `differences` those of the outputs by architecture and
-    length.
+    `results` has a row per length, architecture and maker; `differences` has the largest difference between outputs per
+    architecture and length.
     """
     rows: list[Row] = []
     differences: dict[str, dict[str, float]] = {}
@@ -421,7 +421,7 @@ def contestants(settings: dict[str, Any], tokens: int) -> list[tuple[str, str]]:
 def measure_length(shape: Shape, settings: dict[str, Any]) -> tuple[list[Row], dict[str, float]]:
     """Return a row per encoder, and the largest difference of outputs per architecture.
 
-    A measure is {"milliseconds": quartiles}, or {"reason": why there is none} where transformers' own fails.
+    A measure is {"milliseconds": quartiles}, or {"reason": why there is none} if transformers' encoder fails.
     """
     rows: list[Row] = []
     outputs: dict[tuple[str, str], Tensor] = {}
@@ -442,9 +442,9 @@ def measure_length(shape: Shape, settings: dict[str, Any]) -> tuple[list[Row], d
 
 
 def time_encoders(encoders: list[tuple[str, str]], shape: Shape, settings: dict[str, Any]) -> dict[str, Timing]:
-    """Return the timings by "architecture maker measure", of rounds in which every encoder has its turn.
+    """Return the timings by "architecture maker measure", all from the same rounds.
 
-    One run of everything before them, in which optimizer states and layouts are made, does not count.
+    Before them every case runs once untimed, to build optimizer states and layouts.
     """
     device = torch.device(shape.device)
     with ExitStack() as processes:
@@ -459,7 +459,7 @@ def time_encoders(encoders: list[tuple[str, str]], shape: Shape, settings: dict[
 
 
 def attempt(row: Row, function: Callable[[], Any]) -> Any:
-    """Return what a function returns, or None with the reason in the row if transformers' own fails; ours must not."""
+    """Return the result of a function; if it fails for transformers, write the reason into the row and return None."""
     try:
         return function()
     except Exception as error:
@@ -482,7 +482,7 @@ def compare(outputs: dict[tuple[str, str], Tensor], shape: Shape) -> dict[str, f
 def measure_memory(settings: dict[str, Any], device: torch.device) -> dict[tuple[str, str, int], int]:
     """Return the peak bytes of a training step, beyond the weights, by architecture, maker and length.
 
-    Transformers' own are measured up to `peer_limit`; one that fails there is left out, and fails again when timed.
+    Encoders of transformers are measured up to `peer_limit`; one that fails is left out, and fails again when timed.
     """
     lengths = [tokens for tokens in settings["memory_lengths"] if tokens in settings["lengths"]]
     wanted = [(*pair, tokens) for tokens in lengths for pair in contestants(settings, tokens)]
@@ -500,7 +500,7 @@ def measure_memory(settings: dict[str, Any], device: torch.device) -> dict[tuple
 
 
 def results_markdown(results: dict[str, Any]) -> str:
-    """Return the tables, what could not be measured and why, and what the figures mean."""
+    """Return the tables, what could not be measured and why, and what the numbers mean."""
     settings = results["settings"]
     parts = [f"# Encoders: {_caption(settings)}", machine_line(results["machine"])]
     for heading, table in sections(results).items():

@@ -1,8 +1,8 @@
 """The peers of `bench attention`: other code that computes the same patterns, each on inputs in its own layout.
 
-Every peer gets projected queries, keys and values as we do; nothing but attention is timed. The in-tree layers of
-Longformer and BigBird are measured without their projections. A peer is a function from a problem to its call, or to a
-sentence that says why there is none.
+Every peer gets projected queries, keys and values, as our attention does; only attention is timed. The in-tree layers
+of Longformer and BigBird are measured without their projections. A peer is a function that takes a problem and returns
+its call, or a sentence that says why there is none.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from hf_efficient_attn.layout.dense_mask import additive_mask
 from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.token_mask import TokenMask
 
-# tokens before and after a query, of the presets that are bands
+# tokens before and after a query, for the presets that are bands
 SIDES = {"band": (SIDE_TOKENS, SIDE_TOKENS), "causal_band": (2 * SIDE_TOKENS, 0)}
 
 
@@ -51,7 +51,7 @@ class Problem:
 
     @property
     def layout(self) -> Layout:
-        """The pattern, laid over the sequence."""
+        """The layout of the pattern for the length and heads of the inputs."""
         return Layout(pattern_of(self.name, self.tokens), self.inputs[0].shape[1], self.tokens, self.tokens)
 
     def moved(self) -> list[Tensor]:
@@ -60,21 +60,21 @@ class Problem:
 
 
 def masked(problem: Problem) -> Call:
-    """torch's SDPA with the pattern as a mask that was made beforehand."""
+    """torch's SDPA with the pattern as a precomputed mask."""
     q = problem.inputs[0]
     mask, _ = additive_mask(problem.layout, TokenMask(), len(q), q.device, q.dtype)
     return Call(lambda q, k, v: scaled_dot_product_attention(q, k, v, mask), problem.inputs)
 
 
 def transformers_flex(problem: Problem, is_mask_timed: bool = True) -> Call:
-    """transformers' flex path, its mask made in every call, as every forward pass of a model makes it once.
+    """transformers' flex path, which makes its mask in every call, as a model does once per forward pass.
 
-    Its masks know no heads: a pattern that differs by head is that of the first one. On a CPU every length is compiled
-    by itself, since torch 2.13 cannot compile all of these masks for any length there.
+    Its masks are the same for all heads: if a pattern differs by head, the pattern of the first head is used. On a CPU
+    every length is compiled separately, because torch 2.13 cannot compile all of these masks for any length there.
     """
     q = problem.inputs[0]
     pattern = problem.layout.head_groups()[0][2]
-    # what a pattern computes once must be there before it is traced
+    # the pattern must compute what it caches before it is traced
     pattern.allowed(0, 0)
     pattern = pattern.with_tables(lambda table: torch.tensor(table, device=q.device))
     module = nn.Module().eval()
@@ -95,28 +95,28 @@ def transformers_flex(problem: Problem, is_mask_timed: bool = True) -> Call:
             mask = make_mask() if made is None else made
             return flex_attention_forward(module, q, k, v, mask, scaling=q.shape[3] ** -0.5)[0]  # type: ignore[no-any-return]
 
-    # after one failed backward pass torch runs the same function unfused, without a word
+    # after one failed backward pass torch silently runs the same function unfused
     no_backward = "flex has no backward pass on cpu." if is_cpu else None
     return Call(forward, problem.inputs, no_backward)
 
 
 def transformers_flex_kernel(problem: Problem) -> Call:
-    """transformers' flex path with a mask that was made beforehand."""
+    """transformers' flex path with a precomputed mask."""
     return transformers_flex(problem, is_mask_timed=False)
 
 
 class Handed(nn.Module):
-    """Stands where a layer has a projection, and hands out what it was given."""
+    """Replaces a projection of a layer, and returns a given tensor."""
 
     given: Tensor
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return a copy, since the layer changes it in place."""
+        """Return a copy, because the layer changes it in place."""
         return self.given.clone()
 
 
 def longformer_layer(problem: Problem) -> Call | str:
-    """The in-tree Longformer attention; its global projections hand out the same queries, keys and values."""
+    """The in-tree Longformer attention; its global projections return the same queries, keys and values."""
     window = 2 * SIDE_TOKENS
     if problem.tokens % window:
         return f"the in-tree Longformer layer needs a multiple of {window} tokens."
@@ -219,8 +219,8 @@ class Peer:
 
     Attributes:
         patterns: the presets it can compute; empty: every pattern.
-        package: what must be installed.
-        needs_cuda: it computes on CUDA devices only.
+        package: the package that must be installed.
+        needs_cuda: whether it runs only on CUDA devices.
         from_tokens: the shortest length at which it is measured.
     """
 
@@ -233,7 +233,7 @@ class Peer:
 
 PEERS = {
     "masked": Peer(masked),
-    # each of its lengths is compiled for seconds
+    # compiling takes seconds at each length
     "transformers_flex": Peer(transformers_flex, from_tokens=2048),
     "transformers_flex_kernel": Peer(transformers_flex_kernel, from_tokens=2048),
     "longformer_layer": Peer(longformer_layer, ("longformer",)),
@@ -246,7 +246,7 @@ PEERS = {
 
 
 def peers_of(name: str, wanted: list[str]) -> list[str]:
-    """Return those of the wanted peers that know the pattern called `name`."""
+    """Return the wanted peers that can compute the pattern called `name`."""
     return [peer for peer in wanted if not PEERS[peer].patterns or name in PEERS[peer].patterns]
 
 

@@ -1,14 +1,14 @@
-"""Where the time of attention goes: `hf-efficient-attn bench attention --profile`.
+"""Show where the time of attention goes: `hf-efficient-attn bench attention --profile`.
 
-The useful-pair efficiency of a call is taken apart into factors, whose product it is but for a residual:
+The useful-pair efficiency of a call is the product of these factors and a residual:
 
 - block granularity: allowed pairs over computed ones;
 - kernel speed: scores per second of the same kernel calls alone, over those of dense attention;
-- kernel in place: their time alone over that within the call, which has data that left the caches and, in a compiled
-  kernel, masks to evaluate;
-- kernel share: of the whole time; the rest are copies, joins and dispatch.
+- kernel in place: the time of the kernel calls alone over their time within the call, in which data has left the caches
+  and a compiled kernel evaluates masks;
+- kernel share: time of the kernel calls over the whole time; the rest is copies, joins and dispatch.
 
-Times within a call are those of torch.profiler, alone those of a repeat right behind each kernel call.
+Times within a call are those of torch.profiler; times alone are those of a repeat right after each kernel call.
 """
 
 import time
@@ -43,7 +43,7 @@ FORWARD_KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
 BACKWARD_KERNEL = f"{FORWARD_KERNEL}_backward"
 COMPILED_KERNEL = "## Call CompiledFxGraph"
 KERNELS = {FORWARD_KERNEL: "kernel, forward", BACKWARD_KERNEL: "kernel, backward", COMPILED_KERNEL: "kernel, forward"}
-# what the operators of torch beside the kernels are there for; all others, and what no operator has, is dispatch
+# purposes of torch's operators other than kernels; all other operators, and time outside operators, are dispatch
 PURPOSES = {
     "gathers and copies": ("index_select", "index", "copy_", "clone", "index_copy_", "arange", "mul", "add"),
     "joins by log-sum-exp": ("lerp_", "logaddexp", "sigmoid", "sub", "nan_to_num", "nan_to_num_"),
@@ -52,10 +52,10 @@ PURPOSES = {
     "masks": ("masked_fill", "masked_fill_", "bitwise_not", "eq", "all", "expand"),
 }
 DISPATCH = "Python, views, allocation"
-# dense attention is timed up to so many tokens; beyond, its time per pair is taken from there
+# dense attention is timed up to this number of tokens; its time per pair is taken from there for longer calls
 DENSE_TOKENS = 4096
 LAYOUTS = (("bigbird", 131072), ("band", 131072))
-# figures of which each two neighbouring calls are compared
+# figures for which each call is compared with the next
 COMPARED = ("time", "growth")
 GRANULARITY = "block granularity"
 MEANINGS = {
@@ -69,13 +69,13 @@ TITLES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 @dataclass(frozen=True)
 class ProfileCase:
-    """A call whose time is taken apart.
+    """A call whose time is broken down.
 
     Attributes:
-        figure: what is said of it: "efficiency"; "speed" against dense attention; "time" against the case before;
-            "growth" per doubling.
-        aligned: a pattern of whole blocks with about as many pairs, by which a kernel that evaluates masks is
-            measured without them; None: the kernel is timed alone.
+        figure: what is reported: "efficiency"; "speed" compared with dense attention; "time" compared with the
+            previous case; "growth" per doubling.
+        aligned: a pattern of whole blocks with about the same number of pairs, with which a kernel that evaluates masks
+            is timed without them; None: the kernel is timed alone.
     """
 
     pattern: str
@@ -103,7 +103,7 @@ def as_case(call: Call, measure: str) -> Case:
 
 
 def kernels_of(case: ProfileCase, shape: Shape, layout: Layout, inputs: list[Tensor], backend: str) -> list[Row]:
-    """Return the kernel calls of one call, alone."""
+    """Return the kernel calls of one call, timed alone."""
     if backend == flex.NAME:
         return [aligned_kernel(case, shape, layout)]
     return kernels_alone(lambda: run_open(case, layout, inputs, backend))
@@ -122,7 +122,7 @@ def run_open(case: ProfileCase, layout: Layout, inputs: list[Tensor], backend: s
 
 
 class RepeatKernels(TorchDispatchMode):
-    """A dispatch mode that repeats every call of the fused kernel, and keeps its shape and how long the repeat took."""
+    """A dispatch mode that repeats every call of the fused kernel, and records its shape and the repeat's time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class RepeatKernels(TorchDispatchMode):
 
 
 def kernels_alone(run: Callable[[], None]) -> list[Row]:
-    """Return the calls of the fused kernel in `run`, in which calls of equal block length and keys are joined."""
+    """Return the calls of the fused kernel in `run`; calls with equal direction, queries and keys are added up."""
     with RepeatKernels() as mode:
         run()
     grouped: dict[tuple[str, int, int], Row] = {}
@@ -155,7 +155,7 @@ def kernels_alone(run: Callable[[], None]) -> list[Row]:
 
 
 def aligned_kernel(case: ProfileCase, shape: Shape, layout: Layout) -> Row:
-    """Return the compiled kernel of flex, its seconds taken from those per pair of a pattern without partial blocks."""
+    """Return the compiled kernel of flex; its time is computed from that per pair of a pattern of whole blocks."""
     pattern = pattern_of(case.aligned or case.pattern, case.tokens)
     call = own_call(pattern, shape.tensors(case.tokens), flex.NAME)
     # the first call compiles
@@ -185,7 +185,7 @@ def profile_calls(shape: Shape, repeats: int, max_seconds: float) -> dict[str, A
 def profile_case(case: ProfileCase, shape: Shape, repeats: int, max_seconds: float) -> Row:
     """Return the time of a call by purpose, its kernel calls, and the factors of its efficiency.
 
-    Each is the least of up to `repeats` rounds and of `max_seconds`, at least `LEAST_ROUNDS`.
+    Each is the minimum of up to `repeats` rounds that fit into `max_seconds`, at least `LEAST_ROUNDS`.
     """
     inputs = shape.tensors(case.tokens)
     pattern = pattern_of(case.pattern, case.tokens)
@@ -206,7 +206,7 @@ def profile_case(case: ProfileCase, shape: Shape, repeats: int, max_seconds: flo
 
 @dataclass(frozen=True)
 class Round:
-    """What one round found, all in seconds of one call: whole calls, parts by purpose, and kernel calls alone."""
+    """The times of one round, in seconds per call: whole calls, parts by purpose, and kernel calls alone."""
 
     calls: dict[str, float]
     purposes: dict[str, float]
@@ -214,7 +214,7 @@ class Round:
 
 
 def least_of(rounds: list[Round]) -> Round:
-    """Return the least of every measurement, which other work on the machine has disturbed least."""
+    """Return the minimum of every measurement, which other programs have disturbed least."""
     calls = {name: min(one.calls[name] for one in rounds) for name in rounds[0].calls}
     purposes = min((one.purposes for one in rounds), key=lambda purposes: sum(purposes.values()))
     kernels = min((one.kernels for one in rounds), key=lambda kernels: sum(kernel["seconds"] for kernel in kernels))
@@ -222,7 +222,7 @@ def least_of(rounds: list[Round]) -> Round:
 
 
 def describe(best: Round, case: ProfileCase, shape: Shape, layout: Layout) -> Row:
-    """Return what was found in JSON types."""
+    """Return the results of a case in JSON types."""
     dense_tokens = min(case.tokens, DENSE_TOKENS)
     dense_rates = rates(best.calls, shape, dense_tokens, case.measure)
     pairs = shape.batch_size * allowed_pairs(layout)
@@ -239,7 +239,7 @@ def describe(best: Round, case: ProfileCase, shape: Shape, layout: Layout) -> Ro
 
 
 def calls_per_sample(tokens: int) -> int:
-    """Return how many calls are timed at once: several of short ones."""
+    """Return how many calls are timed at once: several if they are short."""
     return max(1, DENSE_TOKENS // tokens)
 
 
@@ -252,7 +252,7 @@ def measured_seconds(case: ProfileCase, call: Call, dense: Call) -> dict[str, fl
 
 
 def rates(seconds: dict[str, float], shape: Shape, tokens: int, measure: str) -> dict[str, float]:
-    """Return dense attention's pairs per second, forward and, where it was timed, backward."""
+    """Return dense attention's pairs per second, forward and, if it was timed, backward."""
     pairs = shape.batch_size * shape.num_heads * tokens**2
     found = {"forward": pairs / seconds["dense forward"]}
     if measure != "forward":
@@ -287,7 +287,7 @@ def describe_kernel(kernel: Row, dense_rates: dict[str, float]) -> Row:
 
 
 def factors(best: Round, ideal: float, dense_rates: dict[str, float]) -> dict[str, Any]:
-    """Return the factors of an efficiency, and the residual that is left between their product and the efficiency.
+    """Return the factors of an efficiency, and the residual: the efficiency over the product of the factors.
 
     Args:
         ideal: seconds that dense attention would take for the allowed pairs.
@@ -309,9 +309,9 @@ def _ignoring_state(run: Callable[[], object], _: object) -> object:
 
 
 def profile_layout(name: str, tokens: int, shape: Shape) -> Row:
-    """Return the milliseconds of building the layout of a forward pass from nothing, of finding it, and of the pass.
+    """Return the milliseconds to build the layout of a forward pass with empty caches, to find it again, and to run it.
 
-    Each is the least of `LEAST_ROUNDS`.
+    Each is the minimum of `LEAST_ROUNDS` rounds.
     """
     layout = Layout(pattern_of(name, tokens), shape.num_heads, tokens, tokens)
     call = own_call(layout.pattern, shape.tensors(tokens), blocked.NAME)
@@ -346,7 +346,7 @@ def profile_markdown(results: dict[str, Any]) -> str:
 
 
 def legend(results: dict[str, Any]) -> str:
-    """Return what the figures mean."""
+    """Return what the numbers mean."""
     threads = results["machine"]["torch_threads"]
     return (
         f"`hf-efficient-attn bench attention --profile` with {threads} thread{'s' if threads > 1 else ''} "
@@ -397,7 +397,7 @@ def limit_sentence(case: Row) -> str:
 
 
 def losses_of(case: Row) -> dict[str, float]:
-    """Return the factors that count as losses; dense attention with a mask means to compute all pairs."""
+    """Return the factors that count as losses; not the granularity of dense attention, which computes all pairs."""
     return {
         name: factor for name, factor in case["factors"].items() if case["figure"] != "speed" or name != GRANULARITY
     }
@@ -411,7 +411,7 @@ def figure_of(case: Row) -> str:
 
 
 def factor_table(case: Row) -> str:
-    """Return the factors, the residual and the efficiency that they multiply up to."""
+    """Return the factors, the residual and the efficiency, which is their product."""
     named = {**case["factors"], "residual": case["residual"], "= efficiency": case["efficiency"]}
     return markdown_table(["factor", *named], [["", *(f"{value:.3f}" for value in named.values())]])
 
@@ -464,7 +464,7 @@ def added_most(added: dict[str, float], expected: float) -> str:
 
 
 def layout_section(layout: Row) -> list[str]:
-    """Return what building a layout costs, against the forward pass it is first built for."""
+    """Return the cost of building a layout, compared with the forward pass that it is first built for."""
     steps = dict(layout["milliseconds"])
     forward = steps.pop("forward pass")
     again = steps.pop("finding it again")

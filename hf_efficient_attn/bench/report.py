@@ -1,4 +1,4 @@
-"""Where results go: a description of the machine, JSON, Markdown tables, and pictures of panels."""
+"""Publish results: a description of the machine, JSON, Markdown tables, and pictures of panels."""
 
 import argparse
 import datetime
@@ -21,20 +21,20 @@ from hf_efficient_attn.pictures import can_draw, new_figure, plain_number
 
 DEVICES = ("auto", "cpu", "cuda")
 MEBIBYTE = 2**20
-# a cell of a table without a figure
+# a table cell without a value
 NONE = "–"
 
 Row = dict[str, Any]
-# in this order, of what the author of a benchmark gives no colour
+# colours of lines, in this order, if a benchmark sets none
 PALETTE = ("#4477aa", "#ee8866", "#44bb99", "#aa3377", "#bbaa44", "#66ccee", "#228833", "#ee6677", "#882255", "#999999")
 WIDTH_INCHES = 11.0
 TITLE_LETTERS = 30
 HEIGHT_INCHES = 3.6
 LEGEND_INCHES = 0.9
 MOST_COLUMNS = 3
-# of the first line's markers and the last one's, in points: where both are equal, one shows within the other
+# sizes of the markers of the first and the last line, in points: if they lie on each other, both can be seen
 MARKER_SIZES = (9.0, 3.5)
-# what is labelled in each decade of an axis of at most so many decades
+# (most decades of an axis, the numbers that are labelled in each decade)
 LABELLED = (
     (0.4, (1, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)),
     (1.0, (1, 1.5, 2, 3, 4, 5, 7)),
@@ -60,7 +60,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor as the system knows it."""
+    """Return the name of the processor as the system reports it."""
     listing = Path("/proc/cpuinfo")
     if listing.exists():
         for line in listing.read_text().splitlines():
@@ -77,15 +77,15 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 
 def clock_line(settings: dict[str, Any]) -> str:
-    """Return the sentence on what the clock counted, empty where it is the usual one; see `counts_processor_time`."""
+    """Return a sentence if the clock counted processor time, else an empty text; see `counts_processor_time`."""
     return "Seconds of the processor, on one thread. " if settings.get("processor_time") else ""
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device called `name`, one of `DEVICES`; `auto` is CUDA where there is one.
+    """Return the device called `name`, one of `DEVICES`; `auto` is CUDA if torch sees a CUDA device.
 
     Raises:
-        EfficientAttentionError: CUDA is asked for, but torch sees none.
+        EfficientAttentionError: CUDA is requested, but torch sees no CUDA device.
     """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
@@ -103,13 +103,13 @@ def check_at_least_one(**counts: int) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of an error, with its name unless it is a sentence of ours."""
+    """Return the first line of an error, with the name of its class unless it is an error of this package."""
     text = (str(error).strip() or "no message").splitlines()[0]
     return text if isinstance(error, EfficientAttentionError) else f"{type(error).__name__}: {text}"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table: first column flush left, the others flush right, padded to read well unrendered.
+    """Return a Markdown table: first column left-aligned, the others right-aligned, padded to be readable as text.
 
     >>> print(markdown_table(["block", "speed"], [["sas", "1.2"]]))
     | block | speed |
@@ -139,11 +139,11 @@ def publish(
 ) -> None:
     """Print the tables, or JSON, write NAME.json, NAME.md and NAME.png into the folder, and say where.
 
-    Without matplotlib there is no picture, and a line says so: what was measured is never lost for it.
+    Without matplotlib there is no picture, and a line says so; the other results are written.
 
     Args:
-        args: with the options of `add_results`.
-        draw: None: there is no picture.
+        args: arguments with the options of `add_results`.
+        draw: returns the picture of the results; None: there is no picture.
     """
     written, stream = json_text(without_samples(results)), sys.stderr if args.json else sys.stdout
     print(written if args.json else markdown)
@@ -197,7 +197,7 @@ def curve(rows: list[Row], measure: str) -> list[tuple[int, float]]:
 
 
 def growth(points: list[tuple[int, float]]) -> float | None:
-    """Return the factor per doubling of the length between the last two points.
+    """Return the factor of time per doubling of the length, between the last two points; None: fewer than two points.
 
     >>> growth([(128, 1.0), (1024, 2.0), (4096, 8.0)])
     2.0
@@ -209,9 +209,9 @@ def growth(points: list[tuple[int, float]]) -> float | None:
 
 
 def crossover(dense: list[tuple[int, float]], points: list[tuple[int, float]]) -> tuple[float, float] | None:
-    """Return (tokens, milliseconds) from where on a curve stays below that of dense attention; None: nowhere.
+    """Return the point (tokens, milliseconds) from which on a curve stays below dense attention; None: there is none.
 
-    Between two lengths the place is interpolated on logarithmic axes.
+    Between two lengths the point is interpolated on logarithmic axes.
 
     >>> crossover([(100, 1.0), (400, 16.0)], [(100, 4.0), (400, 4.0)])
     (200.0, 4.0)
@@ -232,7 +232,7 @@ def crossover(dense: list[tuple[int, float]], points: list[tuple[int, float]]) -
 
 @dataclass(frozen=True)
 class Line:
-    """One line: its points (length, value), and how it is drawn, as matplotlib's `plot` takes it."""
+    """One line: its points (length, value), and its style as arguments of matplotlib's `plot`."""
 
     label: str
     points: list[tuple[int, float]]
@@ -241,9 +241,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: what is drawn, in which unit, and the lines; those without points are left out.
+    """One panel: its title, unit and lines; lines without points are left out.
 
-    Where all have one point, at the same length, they are drawn as bars.
+    If every line has a single point, all at the same length, the lines are drawn as bars.
     """
 
     title: str
@@ -252,7 +252,7 @@ class Panel:
 
 
 def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Sequence[int]) -> Any:
-    """Return the figure, its legend that of all panels of lines."""
+    """Return a figure of panels with one legend for all their lines."""
     num_rows = -(-len(panels) // MOST_COLUMNS)
     num_columns = -(-len(panels) // num_rows)
     figure = new_figure(WIDTH_INCHES, HEIGHT_INCHES * num_rows + LEGEND_INCHES)
@@ -266,7 +266,7 @@ def draw_panels(heading: str, panels: Sequence[Panel], axis: str, lengths: Seque
         place.grid(color="#dddddd", linewidth=0.6)
         place.set_axisbelow(True)
         place.spines[["top", "right"]].set_visible(False)
-    # long enough to tell dashes from a line
+    # handles long enough to tell dashed lines from solid ones
     style = {"loc": "outside lower center", "ncols": 4, "fontsize": 9, "handlelength": 4, "numpoints": 2}
     handles: dict[str, Any] = {}
     for place in axes:
@@ -310,7 +310,7 @@ def _draw_bars(place: Any, panel: Panel, lines: Sequence[Line], axis: str) -> No
 
 
 def label_decades(place: Any) -> None:
-    """Label a logarithmic y axis in plain numbers, more of them in a decade the fewer decades there are."""
+    """Label a logarithmic y axis with plain numbers; the fewer decades it has, the more numbers per decade."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     lowest, highest = place.get_ylim()

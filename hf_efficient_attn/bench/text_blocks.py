@@ -14,9 +14,9 @@ from hf_efficient_attn.errors import InputError
 
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
 TOKENIZER_TRAINING_BYTES = 8_000_000
-# of each file, at its end
+# share of each file, at its end
 HELD_OUT = 0.1
-# two to choose a learning rate by, and two to test on: the least that has a standard error
+# two to choose a learning rate and two for the test: a standard error needs at least two
 LEAST_HELD_OUT_BLOCKS = 4
 
 
@@ -25,8 +25,8 @@ class TextBlocks:
     """Blocks [blocks, tokens] of a text.
 
     Attributes:
-        validation, test: held-out blocks, in turns, evenly spaced over all held-out text.
-        bytes_per_token: of the held-out text, in UTF-8.
+        validation, test: held-out blocks, alternating, evenly spaced over all held-out text.
+        bytes_per_token: UTF-8 bytes per token of the held-out text.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -47,10 +47,10 @@ def read_blocks(
     """Return the text of files as blocks; the last tenth of every file is held out.
 
     Args:
-        files: UTF-8; bytes that are not are replaced.
+        files: text files in UTF-8; invalid bytes are replaced.
         tokens: length of a block.
-        vocab_size: tokens of the byte-level BPE that is trained on the training text.
-        tokenizer_folder: the tokenizer to use instead.
+        vocab_size: vocabulary size of the byte-level BPE that is trained on the training text.
+        tokenizer_folder: folder of a saved tokenizer to use instead.
 
     Raises:
         InputError: the text is too short.
@@ -79,7 +79,7 @@ def read_blocks(
 
 
 def read_split(files: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Return the texts of files without their last tenth, and these last tenths, which are held out."""
+    """Return the texts of files without their last tenths, and these last tenths, which are held out."""
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     ends = [round(len(text) * (1 - HELD_OUT)) for text in texts]
     pairs = list(zip(texts, ends, strict=True))
@@ -98,7 +98,7 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer, trained on the first 8 MB of the texts.
 
-    Its special tokens are `END_OF_TEXT` and, where one is given, `mask_token`.
+    Its special tokens are `END_OF_TEXT` and, if given, `mask_token`.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -122,7 +122,7 @@ def train_tokenizer(
 
 
 def first_bytes(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
-    """Yield texts until they have more than so many bytes together."""
+    """Yield texts until together they have more than `num_bytes` bytes."""
     for text in texts:
         if num_bytes < 0:
             return

@@ -1,8 +1,8 @@
-"""Interleaved timing: every case once a round, so that a machine that slows down slows all of them.
+"""Interleaved timing: every case runs once per round, so that a machine that slows down slows all of them.
 
-`cases_apart` makes cases in a process of their own, as a model is used: alone with the memory of its process. In one
-process the buffers that one model frees are those that the next one is given, which decides how many pages of memory
-the system has to clear, and so the time of a step.
+`cases_apart` builds cases in a process of their own, because a model is usually alone in its process. In one process, a
+model gets the buffers that another model has freed, which changes how many pages of memory the system has to clear, and
+so the time of a step.
 """
 
 import gc
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-# rounds that are made however long they take
+# rounds that are run however long they take
 LEAST_ROUNDS = 2
 PREPARE, RUN = "prepare", "run"
 
@@ -49,15 +49,15 @@ class Timing:
         return statistics.median(self.seconds)
 
     def speed(self, units: float) -> dict[str, float]:
-        """Return units per second, where one repeat handles `units`; see `summarize`."""
+        """Return units per second if one repeat handles `units`; see `summarize`."""
         return summarize([units / seconds for seconds in self.seconds])
 
     def duration(self, units: float) -> dict[str, float]:
-        """Return milliseconds per unit, where one repeat handles `units`; see `summarize`."""
+        """Return milliseconds per unit if one repeat handles `units`; see `summarize`."""
         return summarize([1000 * seconds / units for seconds in self.seconds])
 
     def record(self, units: float) -> dict[str, Any]:
-        """Return "milliseconds" per unit, as `duration`, and "samples", the same of every repeat, in JSON types."""
+        """Return "milliseconds" per unit as in `duration`, and "samples", the values of all repeats, in JSON types."""
         return {"milliseconds": self.duration(units), "samples": [1000 * each / units for each in self.seconds]}
 
     def speed_against(self, other: "Timing") -> dict[str, float]:
@@ -66,7 +66,7 @@ class Timing:
 
 
 def times_faster(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return how many times faster one is than another, from the times of their rounds, one by one; see `summarize`.
+    """Return how many times faster one case is than another, compared round by round; see `summarize`.
 
     >>> times_faster((1.0, 2.0, 1.0), (2.0, 4.0, 3.0))
     {'median': 2.0, 'first_quartile': 2.0, 'third_quartile': 2.5}
@@ -75,7 +75,7 @@ def times_faster(own: Sequence[float], others: Sequence[float]) -> dict[str, flo
 
 
 def summarize(values: list[float]) -> dict[str, float]:
-    """Return the median and the quartiles between which the middle half of the values lies.
+    """Return the median, the first quartile and the third quartile.
 
     >>> summarize([4.0, 1.0, 2.0, 3.0])
     {'median': 2.5, 'first_quartile': 1.75, 'third_quartile': 3.25}
@@ -94,11 +94,11 @@ def time_interleaved(
 ) -> dict[Any, Timing]:
     """Return the timing of every case, all measured in the same rounds.
 
-    A round runs each case once; each round starts at another case, so that none always follows the same neighbour. The
-    garbage collector works between rounds only, and a CUDA device is waited for on both sides of the clock.
+    A round runs each case once; each round starts with another case, so that no case is always the first. The garbage
+    collector runs only between rounds, and a CUDA device is synchronized before and after each run.
 
     Args:
-        repeats, warmup: timed rounds, and rounds before them that are not counted.
+        repeats, warmup: number of timed rounds, and of rounds before them that do not count.
         description: label of the progress bar.
         clock: returns seconds.
     """
@@ -116,7 +116,7 @@ def time_interleaved(
 
 
 def counts_processor_time(device: torch.device) -> bool:
-    """Return whether one thread of a CPU does all the work: then its own time counts, which others do not slow."""
+    """Return whether one CPU thread does all the work; then its processor time counts, unaffected by other programs."""
     return device.type == "cpu" and torch.get_num_threads() == 1
 
 
@@ -133,7 +133,7 @@ def time_within(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Any, Timing]:
-    """Return the timings of `LEAST_ROUNDS` rounds, and of as many more as fit into `max_seconds`, up to `repeats`."""
+    """Time `LEAST_ROUNDS` rounds, and more if they fit into `max_seconds`, up to `repeats`; return the timings."""
     start = clock()
     least = min(repeats, LEAST_ROUNDS)
     timings = time_interleaved(cases, least, device, warmup=0, description=description, clock=clock)
@@ -162,7 +162,7 @@ def time_once(case: Case, device: torch.device, clock: Callable[[], float] = tim
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has finished all work given to it. A CPU always has."""
+    """Wait until a CUDA device has finished its work; do nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -173,14 +173,14 @@ def cases_apart(
 ) -> Iterator[dict[str, Case]]:
     """Provide the cases that `build(*arguments)` makes in a fresh process, which ends with the context.
 
-    They are called as any other; the process is told to, over a pipe, which takes a tenth of a millisecond. On a CUDA
-    device, whose memory torch manages, they are made in this process.
+    They are called like any other case; each call is sent over a pipe, which takes a tenth of a millisecond. On a CUDA
+    device, whose memory torch manages, the cases are made in this process.
 
     Args:
-        build: a function at the top of its module.
+        build: a function at the top level of its module.
 
     Raises:
-        RuntimeError: building failed there; the message ends with its error. The cases raise it, too.
+        RuntimeError: building failed in the process; the message ends with its error. The cases can also raise it.
     """
     if device.type != "cpu":
         yield build(*arguments)
@@ -200,7 +200,7 @@ def cases_apart(
 
 
 def fresh_processes() -> Any:
-    """Return what starts processes that have imported this package and done nothing else, where the system can."""
+    """Return a multiprocessing context whose processes have only imported this module, if the system supports it."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -209,16 +209,16 @@ def fresh_processes() -> Any:
 
 
 def ask(connection: Connection, what: str, name: str, state: None) -> None:
-    """Let the process of a case prepare or run it, and wait until it has."""
+    """Tell the process of a case to prepare or run it, and wait until it has finished."""
     connection.send((what, name))
     receive(connection)
 
 
 def receive(connection: Connection) -> Any:
-    """Return what the process answers.
+    """Return the answer of the process.
 
     Raises:
-        RuntimeError: it failed, or ended.
+        RuntimeError: the process failed or ended.
     """
     try:
         answer, error = connection.recv()
@@ -232,7 +232,7 @@ def receive(connection: Connection) -> Any:
 def serve(
     connection: Connection, build: Callable[..., dict[str, Case]], arguments: tuple[Any, ...], num_threads: int
 ) -> None:
-    """Make the cases and do what is asked for, until the other end is closed."""
+    """Build the cases, then prepare and run them on request until the other end of the pipe is closed."""
     torch.set_num_threads(num_threads)
     cases: dict[str, Case] = {}
     states: dict[str, Any] = {}
@@ -259,7 +259,7 @@ def serve(
 
 
 def answer(connection: Connection, function: Callable[[], Any]) -> None:
-    """Send what a function returns, or how it failed."""
+    """Send the result of a function, or the traceback of its error."""
     result, error = None, None
     try:
         result = function()

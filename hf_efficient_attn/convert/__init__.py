@@ -1,1 +1,1 @@
-"""Checkpoints in and out: transformers' own models to our families and back, and short models made long."""
+"""Convert checkpoints of transformers to our families and back, and make short models long."""

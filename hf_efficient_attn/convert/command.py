@@ -6,10 +6,10 @@
     hf-efficient-attn convert roberta-base etc_roberta --to etc_transformer
     hf-efficient-attn convert roberta-base short_keys --to compressed_transformer --mechanism linformer
 
-Converted Longformer, LED, BigBird, BigBird-Pegasus, Reformer and Nyströmformer models compute the same as before.
-Dense models (BERT, RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts. They compute the
-same as before only on texts of at most half a window, so fine-tune them. The source is never changed. Lengths are in
-tokens.
+Converted Longformer, LED, BigBird, BigBird-Pegasus, Reformer and Nyströmformer models give the same outputs as before.
+Dense models (BERT, RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts. They give the
+same outputs as before only on texts of at most half a window, so fine-tune them. The source is never changed. Lengths
+are in tokens.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Convert, and print what the result is; notes go to stderr, in place of warnings of transformers."""
+    """Convert, and print what the result is; notes go to stderr and replace the warnings of transformers."""
     options = {name: value for name, value in vars(args).items() if name not in ("src", "dst", "command", "main")}
     with writing_a_checkpoint():
         model = convert(args.src, args.dst, **options)
@@ -128,7 +128,7 @@ def writing_a_checkpoint() -> Iterator[None]:
 
 @contextmanager
 def _notes_on_stderr() -> Iterator[None]:
-    """Print notes, also those before an error."""
+    """Print warnings as notes on stderr, also if an error follows."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -151,13 +151,13 @@ def _quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def _cleaning_up_when_stopped() -> Iterator[None]:
-    """Let SIGTERM and SIGINT end the command by SystemExit: no temporary folder is left behind, no traceback shown."""
+    """Make SIGTERM and SIGINT raise SystemExit, which leaves no temporary folder and shows no traceback."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # a second one would interrupt the cleaning
+        # a second signal would interrupt the cleanup
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        # as shells report a process that a signal has ended
+        # the exit status that shells report for a process killed by this signal
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -169,7 +169,7 @@ def _cleaning_up_when_stopped() -> Iterator[None]:
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """Return the positions that tokens can have; their config may count further rows of the table."""
+    """Return the number of positions for tokens; a config of transformers may also count unused rows of the table."""
     counterpart = COUNTERPARTS.get(model.config.model_type)
     if counterpart is None:
         return int(model.config.max_position_embeddings)

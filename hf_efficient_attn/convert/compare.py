@@ -1,6 +1,6 @@
-"""Outputs of a source and of what it became, on the same random inputs: what `parity` promises is computed.
+"""Check the promise of `parity`: compare the outputs of a source and of its result on the same random inputs.
 
-Also the inputs for which a converted model differs from its source even with `parity`, and why.
+`EXCEPTIONS` says for which inputs a converted model differs from its source even with `parity`, and why.
 """
 
 from copy import deepcopy
@@ -19,7 +19,7 @@ from hf_efficient_attn.convert.source import Source
 from hf_efficient_attn.convert.weights import to_ours
 from hf_efficient_attn.errors import CheckpointError
 
-# "there" is transformers
+# "here" is this package, "there" is transformers
 PADDING_BEFORE = "padding before or between tokens: positions count tokens here, and padding too there"
 PADDING_BETWEEN = "padding between tokens: rotary positions count tokens here, and padding too there"
 PAD_IDS = "pad ids that no `attention_mask` hides: here each has its own position, there all have the same"
@@ -56,14 +56,14 @@ EXCEPTIONS: dict[str, tuple[str, ...]] = {
 
 
 def note_exceptions(source_type: str, target_type: str) -> str:
-    """Return a sentence on inputs for which a model of one type and what it became differ; none: the empty text."""
+    """Return a sentence on inputs for which source and result differ even with `parity`; empty if there are none."""
     sides = EXCEPTIONS.get(source_type, ()), EXCEPTIONS.get(target_type, ())
-    # what both models of transformers do, only ours does otherwise
+    # if both models are of transformers, they agree on an exception that both have
     exceptions = [each for side in sides for each in side if not all(each in other for other in sides)]
     return f"Even with parity, outputs differ from the source's for: {'; '.join(exceptions)}. " if exceptions else ""
 
 
-# longer than any window or number of blocks that published models read by full attention, and a multiple of none
+# longer than the windows of published models and their limits of full attention; a multiple of no window or block
 MOST_TOKENS = 1021
 TARGET_TOKENS = 9
 PADDED_TOKENS = 3
@@ -75,13 +75,14 @@ SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_
 def sample_inputs(
     config: Any, head: str, tokens: int, *, pads: bool, with_token_types: bool, device: Any
 ) -> dict[str, Tensor]:
-    """Return two examples of `tokens` tokens, for multiple choice of two choices each.
+    """Return two examples of `tokens` tokens; for multiple choice each has two choices.
 
     Args:
-        config: of the model of transformers.
+        config: config of the model of transformers.
         head: a key of `AUTO_CLASSES`.
-        pads: the first ends with padding, where the head allows it.
-        with_token_types: the question, which ends at the first separator, has another type than the text.
+        pads: whether the first example ends with padding, if the head allows it.
+        with_token_types: whether to add token types, in which the question (up to the first separator) differs from
+            the text.
     """
     generator = torch.Generator().manual_seed(0)
     ids = _random_ids(config, (2, tokens), generator)
@@ -101,14 +102,14 @@ def sample_inputs(
 
 
 def _random_ids(config: Any, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Return ids that mean nothing special."""
+    """Return random ids of tokens that are not special."""
     special = {getattr(config, name, None) for name in SPECIAL if not isinstance(getattr(config, name, None), list)}
     plain = torch.tensor([number for number in range(min(config.vocab_size, 50_000)) if number not in special] or [0])
     return plain[torch.randint(len(plain), shape, generator=generator)]
 
 
 def _set_separators(ids: Tensor, config: Any, head: str, padded: int) -> None:
-    """Write the separators of a question or choice, two in its middle and one at its end; elsewhere an end token."""
+    """Write separators for heads that need them, two after the question and one at the end; for others an end token."""
     end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     separator = getattr(config, "sep_token_id", None)
     separator = end if separator is None else separator
@@ -120,9 +121,9 @@ def _set_separators(ids: Tensor, config: Any, head: str, padded: int) -> None:
         ids[0, -padded - 1] = end
 
 
-# of the largest output. Rounding in float32 stays below, an activation of another kind above: gelu_new for gelu 3e-4
+# share of the largest output. Rounding in float32 stays below it, a wrong activation does not: gelu_new for gelu 3e-4
 TOLERANCE = 1e-4
-# fields of our config that say nothing about outputs in eval mode
+# fields of our config that do not change outputs in eval mode
 SILENT_IN_EVAL = (
     "embedding_dropout",
     "hidden_dropout",
@@ -131,13 +132,13 @@ SILENT_IN_EVAL = (
     "classifier_dropout",
     "label_smoothing",
 )
-# from here on a number says that something is masked out
+# an output of at least this size marks something that is masked out
 MASKED = 1e5
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference of two models' outputs: of which output, and as a share of its largest number."""
+    """The largest difference between two models' outputs: in which output, and as a share of its largest number."""
 
     output: str
     share: float
@@ -145,10 +146,10 @@ class Difference:
 
 
 def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequest, configs: TranslatedConfigs) -> str:
-    """Return a sentence on the comparison of a source with what it became.
+    """Compare the outputs of a source and its result, and return a sentence on the comparison.
 
     Raises:
-        CheckpointError: outputs differ, and no deviation by design says so.
+        CheckpointError: outputs differ, and no deviation by design explains it.
     """
     reason = _why_not_compared(source, request, configs)
     if reason is not None:
@@ -169,9 +170,11 @@ def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequ
 
 
 def compare(source: Source, model: PreTrainedModel, tokens: int) -> Difference | None:
-    """Return the largest difference on `tokens` tokens, in eval mode and float32; None: the source's are not finite.
+    """Return the largest difference between outputs on `tokens` tokens, in eval mode and float32.
 
-    Neither model is changed, nor any random state.
+    None: the source's outputs are not finite.
+
+    `model`, a caller's source and random states stay unchanged. A source loaded from files is cast to float32.
     """
     types = [each for each in (source.model.config, model.config) if each.model_type in COUNTERPARTS]
     exceptions = {exception for each in types for exception in EXCEPTIONS[each.model_type]}
@@ -185,7 +188,7 @@ def compare(source: Source, model: PreTrainedModel, tokens: int) -> Difference |
     )
     before = np.random.get_state()  # noqa: NPY002  the BigBird of transformers seeds it
     try:
-        # that of a caller stays as it is: a BigBird that has read a short input goes on with full attention
+        # a caller's model is copied: a BigBird of transformers keeps full attention after one short input
         theirs = _outputs(deepcopy(source.model) if source.path is None else source.model, inputs)
         ours = _outputs(_with_new_weights(source, deepcopy(model)).to(source.model.device), inputs)
     finally:
@@ -210,10 +213,10 @@ def _why_not_compared(source: Source, request: ConversionRequest, configs: Trans
 
 
 def _num_tokens(source: Source, request: ConversionRequest, configs: TranslatedConfigs) -> int:
-    """Return the longest input that both models read alike, in tokens."""
+    """Return the length in tokens of the longest input on which both models should agree."""
     sizes = [MOST_TOKENS, configs.source.max_position_embeddings]
     if source.head in ("SequenceClassification", "QuestionAnswering"):
-        # the decoder reads the source
+        # the decoder gets the source as its input
         sizes.append(getattr(configs.source, TARGET, MOST_TOKENS))
     if configs.is_dense:
         sizes.append((request.attention_window or DEFAULT_WINDOW) // 2 + 1)
@@ -227,7 +230,7 @@ def _num_tokens(source: Source, request: ConversionRequest, configs: TranslatedC
 
 
 def _with_new_weights(source: Source, model: Any) -> Any:
-    """Return the model with the start values of the source's head, where it has none of its own."""
+    """Return the model; if it is ours, with the newly initialized weights of the source's head, so that both agree."""
     if source.new_names and source.counterpart is not None and model.config.model_type not in COUNTERPARTS:
         weights = source.model.state_dict()
         new = {name: weights[name] for name in source.new_names}
@@ -242,7 +245,7 @@ def _outputs(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _share(first: Tensor, second: Tensor, mask: Tensor) -> float:
-    """Return the largest difference over real tokens, as a share of the largest number; of unlike masks, infinity."""
+    """Return the largest difference over real tokens, as a share of the largest number; infinity if masks differ."""
     counts = first.abs() < MASKED
     if not counts.equal(second.abs() < MASKED):
         return float("inf")

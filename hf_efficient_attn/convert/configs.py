@@ -1,4 +1,4 @@
-"""Configs: theirs → ours, ours → theirs, and what a change of length or pattern does to ours and to position tables."""
+"""Translate configs between transformers and this package; apply new lengths and patterns to configs and weights."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from hf_efficient_attn.patterns.serialization import is_integer
 
 
 def bands_of_windows(windows: int | list[int], num_layers: int) -> list[Band]:
-    """Return the pattern of each layer; one window is that of all.
+    """Return the band of each layer; a single window holds for all layers.
 
     >>> bands_of_windows(8, 2) == bands_of_windows([8, 8], 2) == [Band(4, 4), Band(4, 4)]
     True
@@ -36,10 +36,10 @@ def bands_of_windows(windows: int | list[int], num_layers: int) -> list[Band]:
 
 
 def windows_of_pattern(config: Any, model_type: str) -> list[int]:
-    """Return the window of each layer of a config of ours; of an encoder-decoder, of each encoder layer.
+    """Return the window of each layer of one of our configs; for an encoder-decoder, of each encoder layer.
 
     Raises:
-        ConfigurationError: a layer that is no symmetric band.
+        ConfigurationError: a layer whose pattern is not a symmetric band.
     """
     spec = config.attention_pattern
     patterns = (spec is not None and config_patterns(spec, config, ENCODER)) or (None,)
@@ -56,15 +56,15 @@ def windows_of_pattern(config: Any, model_type: str) -> list[int]:
 
 
 TABLE = "embeddings.positions.table.weight"
-# config fields: lengths of the encoder, or only stack, and of the decoder
+# config fields: the length of the encoder (or of the only stack), and of the decoder
 SOURCE, TARGET = "max_position_embeddings", "max_target_position_embeddings"
 GIBIBYTE = 2**30
-# of a weight in float32, and of an index
+# bytes of a weight in float32, and of an index
 WEIGHT_BYTES, INDEX_BYTES = 4, 8
 
 
 def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
-    """Return a table of `offset` + `num_positions` rows: the first `offset` stay, the others come round and round.
+    """Return a table of `offset` + `num_positions` rows: the first `offset` stay, the others repeat cyclically.
 
     Source: Beltagy et al. (arXiv:2004.05150), section 5.
 
@@ -76,9 +76,9 @@ def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
 
 
 def check_lengths(old: Any, new: Any) -> None:
-    """Raise ConfigurationError where the config `new` has fewer positions than `old`, or more than weights can have.
+    """Raise ConfigurationError if the config `new` has fewer positions than `old`, or more than its weights allow.
 
-    Linformers project from as many places as their longest text has, or by strides that divide it.
+    The length of a Linformer cannot change: its projections have one place per position, or strides that divide it.
     """
     longest, wanted = getattr(old, SOURCE, 0), getattr(new, SOURCE, 0)
     if getattr(old, "has_one_length", False) and wanted != longest:
@@ -97,7 +97,7 @@ def check_lengths(old: Any, new: Any) -> None:
 
 
 def check_memory(config: Any) -> None:
-    """Raise ConfigurationError where a table of learned positions would not fit into the memory of this machine."""
+    """Raise ConfigurationError if a table of learned positions would not fit into the memory of this machine."""
     memory = memory_bytes()
     if config.position_embedding_type != "learned" or memory is None:
         return
@@ -111,7 +111,7 @@ def check_memory(config: Any) -> None:
 
 
 def memory_bytes() -> int | None:
-    """Return how much memory this machine has; None: the system does not say."""
+    """Return the memory of this machine in bytes, or None if the system does not report it."""
     names = getattr(os, "sysconf_names", {})
     if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
         return None
@@ -119,7 +119,7 @@ def memory_bytes() -> int | None:
 
 
 def lengthen(weights: dict[str, Tensor], new: Any) -> dict[str, Tensor]:
-    """Return the weights, in our names, with position tables as long as the config `new` says."""
+    """Return the weights, under our names, with position tables as long as the config `new` says."""
 
     def lengthened(name: str, table: Tensor) -> Tensor:
         size = getattr(new, TARGET if "decoder." in name else SOURCE)
@@ -129,7 +129,7 @@ def lengthen(weights: dict[str, Tensor], new: Any) -> dict[str, Tensor]:
 
 
 def shift(weights: dict[str, Tensor], old_offset: int, new_offset: int) -> dict[str, Tensor]:
-    """Return the weights with `new_offset` rows, which no token has, before that of position 0, in every table."""
+    """Return the weights with `new_offset` unused rows before position 0 in every position table."""
 
     def shifted(table: Tensor) -> Tensor:
         return torch.cat((table.new_zeros(new_offset, table.shape[1]), table[old_offset:]))
@@ -140,11 +140,11 @@ def shift(weights: dict[str, Tensor], old_offset: int, new_offset: int) -> dict[
     }
 
 
-# what dense models become unless asked otherwise
+# defaults for dense models
 DEFAULT_WINDOW, DEFAULT_POSITIONS = 512, 4096
-# of a field's value in a message
+# longest value of a field in a message, in characters
 LETTERS = 80
-# fields that only some heads read, by their beginnings
+# prefixes of the fields that only some heads use
 HEAD_FIELDS = {
     "classifier_": ("SequenceClassification", "TokenClassification", "MultipleChoice"),
     "question_answering_": ("QuestionAnswering",),
@@ -154,7 +154,7 @@ HEAD_FIELDS = {
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """What a caller of `convert` asks for; see there."""
+    """The arguments of `convert` that describe the result; see there."""
 
     max_position_embeddings: int | None = None
     max_target_position_embeddings: int | None = None
@@ -167,12 +167,12 @@ class ConversionRequest:
 
 @dataclass(frozen=True)
 class TheirConfig:
-    """What a config of ours becomes there.
+    """The config of transformers that one of our configs becomes.
 
     Attributes:
-        config: of transformers.
-        position_offset: rows of its position tables before that of position 0.
-        deviations: the fields of ours in which it differs by design, each with a note.
+        config: the config of transformers.
+        position_offset: number of rows before position 0 in its position tables.
+        deviations: our fields in which it differs by design, each with a note.
     """
 
     config: Any
@@ -181,7 +181,7 @@ class TheirConfig:
 
 
 def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -> Any:
-    """Return the config of our family that says what theirs does; dense models stay dense."""
+    """Return the config of our family that is equivalent to theirs; dense models stay dense."""
     fields = {name: getattr(theirs, name) for name in COMMON_FIELDS if hasattr(theirs, name)}
     for name, ours in counterpart.fields.items():
         if not hasattr(theirs, name):
@@ -193,10 +193,10 @@ def our_config(counterpart: Counterpart, theirs: Any, head: str, parity: bool) -
 
 
 def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
-    """Return the config of theirs that says what ours does.
+    """Return the config of transformers that is equivalent to ours.
 
     Raises:
-        ConfigurationError: something that it cannot say at all.
+        ConfigurationError: a field of ours that their config cannot express.
     """
     if counterpart.to_theirs is None:
         raise ConfigurationError(f"Models cannot become {shown(counterpart.model_type)}.")
@@ -206,7 +206,7 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
     with _translating(counterpart.family, counterpart.model_type):
         theirs = AutoConfig.for_model(counterpart.model_type, **{**fields, **counterpart.to_theirs(ours)})
     again = our_config(counterpart, theirs, head, parity=True)
-    # families without tables of this kind have no such field
+    # only families with such position tables have this field
     offset = getattr(again, "position_offset", None)
     lost = differences(ours if offset is None else with_fields(ours, position_offset=offset), again, head)
     unsayable = [name for name in lost if name not in counterpart.deviations]
@@ -219,7 +219,7 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
 
 @contextmanager
 def _translating(source_type: str, target_type: str) -> Iterator[None]:
-    """Say of values that one config allows, and that the other or its table cannot be made of, what they are."""
+    """Turn the error of a config value that cannot be translated into a ConfigurationError with its message."""
     try:
         yield
     except EfficientAttentionError:
@@ -232,14 +232,14 @@ def _translating(source_type: str, target_type: str) -> Iterator[None]:
 
 
 def differences(config: Any, other: Any, head: str) -> list[str]:
-    """Return the fields in which two configs of ours say different things about a head."""
+    """Return the fields in which two of our configs differ in meaning for a head."""
     mine, theirs = _meaning(config), _meaning(other)
     return [name for name, value in mine.items() if theirs.get(name) != value and _concerns(name, head)]
 
 
 def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
-    """Return a note on fields of theirs, other than their defaults, that we have no counterpart for."""
-    # `own_pattern` says what becomes of a pattern
+    """Return a note on their fields that have no counterpart in ours and do not have their default value."""
+    # `with_own_pattern` and `note_replaced` handle patterns
     known = {*counterpart.fields, *COMMON_FIELDS, *NO_FUNCTION, *counterpart.ignored_fields, FIELD}
     default = type(theirs)().to_dict()
     fields = {name: value for name, value in theirs.to_dict().items() if name not in known}
@@ -251,9 +251,9 @@ def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
 
 
 def apply_request(config: Any, request: ConversionRequest, counterpart: Counterpart | None) -> Any:
-    """Return a config of ours with the length, pattern and global tokens asked for, or that dense sources get.
+    """Return one of our configs with the requested length, pattern and global tokens, or the defaults of dense sources.
 
-    counterpart: of the source; None: it is one of our families.
+    counterpart: the table of the source; None: the source is of one of our families.
 
     Raises:
         ConfigurationError: a pattern or length that the model cannot have.
@@ -275,7 +275,7 @@ def apply_request(config: Any, request: ConversionRequest, counterpart: Counterp
 
 
 def _check_mechanism(request: ConversionRequest, allowed: tuple[str, ...]) -> None:
-    """Raise ConfigurationError for mechanisms that what is made has not, or not from such a source."""
+    """Raise ConfigurationError for mechanisms that are not `allowed` for this source and target."""
     given = request.mechanism
     if given is None:
         return
@@ -301,7 +301,7 @@ def _pattern_fields(config: Any, request: ConversionRequest, is_dense: bool) -> 
     band = band_of_window(DEFAULT_WINDOW if window is None else window)
     if config.attention_pattern is None:
         return {"attention_pattern": band, "global_tokens": "first"}
-    # layers that are sparse by themselves have no global token, so that it is part of the pattern of the others
+    # layers of the source that are already sparse have no global token: it is part of the pattern of the other layers
     return {"attention_pattern": _joined(config, band | GlobalTokens([0]), is_dense)}
 
 
@@ -324,21 +324,22 @@ def _length_fields(config: Any, request: ConversionRequest, is_dense: bool) -> d
 
 
 def longest_input(config: Any, source: Any) -> int | None:
-    """Return the longest input in tokens that a config of ours allows; None: any, as `source`, which it was made of.
+    """Return the longest input in tokens that one of our configs, made from `source`, allows; None: any length.
 
-    Sinusoids and rotary positions have no end, but models are trained for some length.
+    Models without positions, made from their own type, allow any length. Sinusoids and rotary positions have no limit
+    either, but models are trained for some length.
     """
     has_none = config.position_embedding_type == "none" and source.model_type == config.model_type
     return None if has_none else int(config.max_position_embeddings)
 
 
 def with_fields(config: Any, **fields: Any) -> Any:
-    """Return a copy of a config with other fields."""
+    """Return a copy of a config with some fields replaced."""
     return type(config).from_dict({**config.to_dict(), **fields})
 
 
 def _joined(config: Any, pattern: Any, is_dense: bool) -> Any:
-    """Return the pattern with what stays of the config's own: a decoder's, and in dense models that of some layers."""
+    """Return `pattern` joined with what the config keeps of its own: a decoder's, and sparse layers of dense models."""
     own = getattr(config, FIELD, None)
     if own is None or isinstance(pattern, list | tuple) or is_by_part(pattern):
         return pattern
@@ -350,14 +351,14 @@ def _joined(config: Any, pattern: Any, is_dense: bool) -> Any:
 
 
 def _meaning(config: Any) -> dict[str, Any]:
-    """Return the fields, patterns in a form that says the same in one way."""
+    """Return the fields that affect what a model computes, in a canonical form."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NO_FUNCTION}
     pattern = getattr(config, FIELD, None)
     if pattern is not None:
         parts = (config_patterns(pattern, config, part) for part in (ENCODER, DECODER))
         fields["attention_pattern"] = tuple(parts)
     if "num_key_value_heads" in fields:
-        # a model writes the number where None stood for it
+        # a model replaces None in its config with the number
         fields["num_key_value_heads"] = config.key_value_heads
     if "lm_transform_activation" in fields:
         fields["lm_transform_activation"] = config.transform_activation
@@ -365,7 +366,7 @@ def _meaning(config: Any) -> dict[str, Any]:
 
 
 def _shown_field(config: Any, name: str) -> str:
-    """Return a field with its value, as short as a message has room for; for None what it stands for."""
+    """Return a field and its value, shortened for a message; None is replaced with the value that it stands for."""
     value = _meaning(config)[name] if getattr(config, name) is None else getattr(config, name)
     return f"{name}={shorten(repr(value), LETTERS)}"
 
@@ -375,10 +376,10 @@ def _concerns(name: str, head: str) -> bool:
 
 
 def keeps_pattern(counterpart: Counterpart, theirs: Any, request: ConversionRequest) -> bool:
-    """Return whether their config has a pattern that ours keeps: a request names no other.
+    """Return whether their config has a pattern that ours keeps because the request names no other.
 
     Raises:
-        ConfigurationError: it would be lost, since what is made reads otherwise, and the request does not say what.
+        ConfigurationError: the pattern would be lost: the result has other attention, and the request names no pattern.
     """
     pattern = getattr(theirs, FIELD, None)
     if pattern is None or asks_for_another(request):
@@ -394,7 +395,7 @@ def keeps_pattern(counterpart: Counterpart, theirs: Any, request: ConversionRequ
 
 
 def with_own_pattern(ours: Any, theirs: Any) -> Any:
-    """Return our config with the pattern of theirs; layers that are sparse by themselves stay as they are."""
+    """Return our config with the pattern of theirs; layers for which theirs has none keep the pattern of ours."""
     spec, own = getattr(theirs, FIELD), getattr(ours, FIELD)
     if isinstance(own, list):
         sparse_layers = config_patterns(spec, theirs, ENCODER) or ()
@@ -403,7 +404,7 @@ def with_own_pattern(ours: Any, theirs: Any) -> Any:
 
 
 def note_replaced(theirs: Any, request: ConversionRequest) -> list[str]:
-    """Return a note on a pattern in the place of which another one was asked for."""
+    """Return a note on the source's pattern if the request replaces it."""
     pattern = getattr(theirs, FIELD, None)
     if pattern is None or not asks_for_another(request):
         return []
@@ -411,5 +412,5 @@ def note_replaced(theirs: Any, request: ConversionRequest) -> list[str]:
 
 
 def asks_for_another(request: ConversionRequest) -> bool:
-    """Return whether a request says what layers read."""
+    """Return whether a request names a pattern or a window."""
     return request.pattern is not None or request.attention_window is not None

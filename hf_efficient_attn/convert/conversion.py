@@ -1,4 +1,4 @@
-"""`convert`: one checkpoint in, another out; a model of our families, or one of transformers."""
+"""`convert` turns a checkpoint into one of another model type, of this package or of transformers."""
 
 import os
 from pathlib import Path
@@ -46,10 +46,12 @@ GLOBAL_ATTENTION = ".global_attention."
 
 
 def build_ours(source: Source, config: Any) -> PreTrainedModel:
-    """Return the model of our family that `config` describes. Global projections it lacks are copies of local ones.
+    """Return the model of our family that `config` describes, with the weights of the source.
+
+    Global projections that the source lacks are copies of the local ones.
 
     Raises:
-        CheckpointError: weights without a place, or places without weights.
+        CheckpointError: weights that have no parameter, or parameters that have no weights.
     """
     weights = _without_optional(lengthen(_our_weights(source), config), source, config)
     if not getattr(config, "global_projections", False):
@@ -72,7 +74,7 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
 
 @torch.no_grad()
 def _copy_doubled(model: PreTrainedModel, missing: list[str], source: Source) -> list[str]:
-    """Give parameters without weights those of which they start as copies, by the table; return their names, noted."""
+    """Initialize the missing parameters that the table declares as copies of others; return and note their names."""
     counterpart = source.counterpart
     if counterpart is None:
         return []
@@ -88,7 +90,7 @@ def _copy_doubled(model: PreTrainedModel, missing: list[str], source: Source) ->
 
 
 def _started(missing: list[str], source: Source) -> list[str]:
-    """Return the parameters that keep their start values, as the source never has them."""
+    """Return the missing parameters that keep their initial values because no source of this type has them."""
     counterpart = source.counterpart
     if counterpart is None:
         return []
@@ -97,7 +99,7 @@ def _started(missing: list[str], source: Source) -> list[str]:
 
 
 def _without_optional(weights: dict[str, Tensor], source: Source, config: Any) -> dict[str, Tensor]:
-    """Return the weights without those that the config has no place for; note them."""
+    """Return the weights without the optional ones that the config turns off; note those."""
     optional = {} if source.counterpart is None else source.counterpart.optional
     dropped = {name: field for name, field in optional.items() if name in weights and not getattr(config, field)}
     source.notes += [f"Left behind, as {field}=False: {name}." for name, field in dropped.items()]
@@ -105,7 +107,7 @@ def _without_optional(weights: dict[str, Tensor], source: Source, config: Any) -
 
 
 def _our_weights(source: Source) -> dict[str, Tensor]:
-    """Return the weights under our names, otherwise as they are; note fields and weights that have none."""
+    """Return the unchanged weights under our names; note fields and weights of the source that have no counterpart."""
     counterpart = source.counterpart
     weights = {name: tensor for name, tensor in source.model.state_dict().items() if name not in source.new_names}
     if counterpart is None:
@@ -117,7 +119,7 @@ def _our_weights(source: Source) -> dict[str, Tensor]:
 
 
 def _new_names(source: Source) -> tuple[str, ...]:
-    """Return the parameters that start anew, under our names."""
+    """Return our names of the parameters that the source's checkpoint lacks."""
     if source.counterpart is None:
         return source.new_names
     weights = source.model.state_dict()
@@ -126,7 +128,7 @@ def _new_names(source: Source) -> tuple[str, ...]:
 
 
 def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source, weights: dict[str, Tensor]) -> None:
-    """Note weights that we have no place for; refuse those that the table does not declare, and copies that differ."""
+    """Note weights that our family lacks; raise CheckpointError for undeclared weights, and for copies that differ."""
     left = [name for name in unknown if covers(counterpart.with_prefix(counterpart.left_behind, source.head), name)]
     if left:
         source.notes.append(f"Left behind, as {counterpart.family} has nothing like them: {summarize(left)}.")
@@ -152,10 +154,10 @@ def _is_copy(weights: dict[str, Tensor], name: str, original: str) -> bool:
 def build_theirs(
     counterpart: Counterpart, theirs: TheirConfig, ours: PreTrainedModel, source: Source
 ) -> PreTrainedModel:
-    """Return the model that `theirs` describes with the weights of ours; what it has beyond them starts anew, noted.
+    """Return the model that `theirs` describes, with the weights of `ours`; note parameters that are newly initialized.
 
     Raises:
-        CheckpointError: weights that they have no place for.
+        CheckpointError: weights that the model of transformers has no parameters for.
     """
     head = source.head
     source.notes += theirs.deviations.values()
@@ -205,57 +207,57 @@ def convert(
     Args:
         src: a folder, a name on the Hub, or a model in memory.
         dst: folder for the model, the tokenizer and the generation config. It is written completely or not at all,
-            except if files cannot be moved; the error then says where they are. None: nothing is written.
+            unless files cannot be moved; the error then says where they are. None: nothing is written.
         to: "sparse_transformer", "sparse_seq2seq", "efficient_reformer" or "compressed_transformer" (default: the one
             that fits), "etc_transformer", or a model type of transformers: "longformer", "big_bird", "led",
             "bigbird_pegasus", "reformer", "nystromformer".
         head: the Auto class that loads the source. By default the config's `architectures` say which, or the names of
             the weights if there are none. A head that the source does not have gets new weights.
         max_position_embeddings: longest input in tokens (for an encoder-decoder, longest source). Learned positions are
-            copied cyclically. By default that of the source; dense sources get at least 4,096, except as a compressed
-            Transformer.
+            copied cyclically. By default the length of the source; dense sources get at least 4,096, unless they become
+            a compressed Transformer.
         max_target_position_embeddings: longest target of an encoder-decoder in tokens; by default that of the source.
         attention_window: number of tokens around itself that a token attends to, both sides together; an even number.
             It holds for every layer, except for layers of a dense source that already are sparse. By default dense
-            sources have 512 and a global first token, or 168 as an ETC.
+            sources get 512 and a global first token; 168 if they become an ETC.
         pattern: attention pattern instead of the window, or its expression such as "band(256, 256) | global(0)". Then
             only the pattern and a call's `global_attention_mask` give global tokens.
         global_projections: whether global tokens have their own projections of queries, keys and values, copied from
             the local ones. By default they do if the source or the target has them. False for an ETC: both inputs share
             one set of projections.
-        mechanism: mechanism of the layers if a dense model becomes a compressed Transformer: one for all, or a list
-            with one for each: "nystrom" (default), "linformer", "linear" (with random features), "memory_compressed",
-            "prior", "residual_scores"; or, with the outputs of the source, "pattern", "talking_heads",
-            "collaborative_heads". The mechanisms from "prior" on follow `pattern` or `attention_window`; by default
-            they attend to all tokens.
+        mechanism: mechanism of the layers if a dense model becomes a compressed Transformer: one for all layers, or a
+            list with one per layer: "nystrom" (default), "linformer", "linear" (with random features),
+            "memory_compressed", "prior", "residual_scores"; or one of those that keep the outputs of the source:
+            "pattern", "talking_heads", "collaborative_heads". The mechanisms from "prior" on follow `pattern` or
+            `attention_window`; by default they attend to all tokens.
         parity: give the outputs of transformers where they differ from the paper. In BigBird: other random blocks in
             eval mode, full attention on short inputs, and no answers inside the question. In LED: no global tokens
             unless a call marks them. In Nyströmformers: full attention if there is a landmark for each token of
             segment_means_seq_len, and an inverse whose start depends on the other examples of the batch. Even so,
             outputs differ for
 
-            - padding before or between tokens, because positions count tokens here, and slots there: bert, big_bird,
-              led, bigbird_pegasus, bart, pegasus, marian, reformer; in modernbert, with rotary positions, only padding
-              between tokens;
+            - padding before or between tokens, because positions count only tokens here, and also padding there: bert,
+              big_bird, led, bigbird_pegasus, bart, pegasus, marian, reformer; in modernbert, with rotary positions,
+              only padding between tokens;
             - pad ids that no `attention_mask` masks, because each has its own position here, and all share one there:
               longformer, roberta, xlm-roberta;
-            - sequences that begin with padding, because transformers classifies the first slot, and we classify the
-              first token: longformer, roberta, xlm-roberta, modernbert, reformer;
+            - sequences that begin with padding, because transformers classifies the first position even if it is
+              padding, and we classify the first token: longformer, roberta, xlm-roberta, modernbert, reformer;
             - texts longer than a chunk, because transformers draws new rotations at every call, and ours are fixed; in
               encoders also texts after which transformers adds a whole chunk of padding, because the first chunk then
               attends to it: reformer;
-            - padding anywhere, because landmarks, convolutions and positions use it there; and texts of another length
-              than segment_means_seq_len, because transformers mixes their rows if it is not num_landmarks:
-              nystromformer;
+            - padding anywhere, because landmarks, convolutions and positions include it there; and texts of another
+              length than segment_means_seq_len, because transformers mixes their rows unless segment_means_seq_len
+              equals num_landmarks: nystromformer;
             - inputs shorter than the longest of a batch, because their own last block is global here, and a block of
               padding there: big_bird, bigbird_pegasus;
-            - inputs after one that is short enough for full attention, because transformers then uses it for all that
-              follow: big_bird, bigbird_pegasus;
+            - inputs after one that is short enough for full attention, because transformers then uses full attention
+              for all later inputs: big_bird, bigbird_pegasus;
             - question answering without `token_type_ids`, because transformers makes them from the first separator:
               big_bird.
 
-            The other outputs are compared: source and result compute the same random tokens in eval mode and float32
-            (at most 1,021; for dense sources as many as both compute alike), and if outputs differ, nothing is written.
+            The other outputs are compared: source and result process the same random tokens in eval mode and float32
+            (at most 1,021; for dense sources at most half a window), and if outputs differ, nothing is written.
             Dropout in training is not compared, and neither are the changes that another `pattern`, window or
             `global_projections=False` makes.
         overwrite: whether `dst` may be the folder of an existing checkpoint. Its weights (also shards and pickles),

@@ -1,4 +1,4 @@
-"""What is known of a model type of transformers: its names, heads and config fields in those of our family."""
+"""The table of a model type of transformers: its names, heads and config fields, and what we call them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ COMMON_FIELDS = (
     "problem_type",
     "use_cache",
 )
-# fields that say how a model was made, or nothing about the function it computes
+# fields that do not affect the function that a model computes
 NO_FUNCTION = {
     "architectures",
     "attn_implementation",
@@ -49,37 +49,39 @@ NO_FUNCTION = {
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A model type of transformers, said in the names of one of our families. Data; `conversion` applies it both ways.
+    """The table between a model type of transformers and one of our families; `conversion` applies it both ways.
 
-    A model type may have several: `registry` says which family is meant unless a caller names another.
+    "Theirs" is of transformers, "ours" of this package. A model type may have several tables; `registry` says which
+    family is the default.
 
     Attributes:
-        model_type: theirs. family: ours.
-        prefix: of the backbone in their heads; empty in the backbone alone.
-        names: their modules or parameters in the backbone → ours; * stands for a number. Several of ours: theirs are
-            fused, one above the other.
-        heads: the same for what each head adds, with their prefix where it lies in their backbone.
-        fields: their config fields → ours, of equal value; several of ours have the same value.
+        model_type: their model type.
+        family: our model type.
+        prefix: prefix of the backbone in their heads; the backbone alone has none.
+        names: their modules or parameters in the backbone → ours; * stands for a number. A tuple: theirs is ours
+            concatenated along the first dimension.
+        heads: the same for what each head adds; names inside their backbone include their prefix.
+        fields: their config fields → ours of equal value; a tuple: all of these have the same value.
         to_ours: (their config, head, parity) → further fields of our config.
-        to_theirs: (our config) → further fields of their config; raises ConfigurationError for what they cannot say.
-            None: a source only.
-        requested_fields: (our config, `ConversionRequest`) → fields that say which pattern and global tokens a caller
-            asks for, in the words of the family; None: in those of sparse families.
+        to_theirs: (our config) → further fields of their config; raises ConfigurationError for what their config cannot
+            express. None: the model type is only a source.
+        requested_fields: (our config, `ConversionRequest`) → the fields of this family for the requested pattern and
+            global tokens; None: the fields of the sparse families.
         left_behind: their modules that our family lacks.
-        recomputed: their parameters that a formula gives.
-        copies: their parameters that equal another one.
-        unused: their parameters that they keep beside the one they use.
-        optional: our parameters → our config field without which they are left behind.
-        doubled: our modules → ours of which they start as copies, where the config has them and the source does not.
-        started: our modules or parameters that the source lacks, and that keep their start values.
-        warning: (our config) → what the user of such a model should know; empty: nothing.
-        warning_there: (their config) → what the user of a model that ours became should know; empty: nothing.
-        deviations: our config fields in which they differ, and how.
-        ignored_fields: their config fields that `to_ours` reads.
-        two_labels: heads whose class gives its config two labels, however many it says.
-        tokens_alike: (our config, theirs) → of how many tokens both read the same; None: of any number.
-        mechanisms: those of our layers that a caller may ask for.
-        is_dense: attention to everything, which the conversion makes sparse and long.
+        recomputed: their parameters that are computed by a formula.
+        copies: their parameters → the parameter that they are equal to.
+        unused: their parameters that are saved but not used → the parameter that is used instead.
+        optional: our parameters → our config field; without this field they are left behind.
+        doubled: our modules → our modules that they are initialized from if the source lacks them.
+        started: our modules or parameters that the source lacks and that keep their initial values.
+        warning: (our config) → what users of our model should know; empty: nothing.
+        warning_there: (their config) → what users of their model should know if it was made from ours; empty: nothing.
+        deviations: our config fields in which their model differs → how it differs.
+        ignored_fields: their config fields that `lost_fields` ignores, because `to_ours` uses them or no model does.
+        two_labels: heads whose class sets num_labels to 2, whatever the config says.
+        tokens_alike: (our config, theirs) → the longest input in tokens on which both agree; None: any length.
+        mechanisms: mechanisms of our layers that a caller may request.
+        is_dense: whether all tokens attend to each other; the conversion makes such models sparse and long.
     """
 
     model_type: str
@@ -108,27 +110,27 @@ class Counterpart:
     is_dense: bool = False
 
     def all_names(self, head: str) -> Names:
-        """Return the table for a head, prefixes included; the backbone alone has none."""
+        """Return the names for a head, with the prefixes of the backbone."""
         own, ours = self.prefix_of(head), self.our_prefix_of(head)
         prefixed = {own + theirs: _prefixed(ours, names) for theirs, names in self.names.items()}
         return {**prefixed, **self.heads[head]}
 
     def prefix_of(self, head: str) -> str:
-        """Return the prefix of the backbone in a head; empty in the backbone alone."""
+        """Return the prefix of their backbone in a head; empty for the backbone alone."""
         return "" if head == "Model" else self.prefix
 
     def our_prefix_of(self, head: str) -> str:
-        """Return the prefix of the backbone in a head of ours; empty in the backbone alone."""
+        """Return the prefix of our backbone in a head; empty for the backbone alone."""
         return OUR_PREFIX if self.prefix_of(head) else ""
 
     def with_prefix(self, names: Iterable[str], head: str) -> tuple[str, ...]:
-        """Return names of the backbone as they are in a head, and as they are."""
+        """Return names of the backbone twice: as they are, and with the prefix that they have in a head."""
         listed = tuple(names)
         return (*listed, *(self.prefix_of(head) + name for name in listed))
 
 
 def separator_of(config: Any) -> int | None:
-    """Return the separator of a config, which in RoBERTa's and BART's vocabularies is the end token."""
+    """Return the separator of a config; if it has none, the end token, as in RoBERTa's and BART's vocabularies."""
     separator = getattr(config, "sep_token_id", None)
     return config.eos_token_id if separator is None else separator
 

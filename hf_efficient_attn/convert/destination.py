@@ -1,4 +1,4 @@
-"""The folder to write: whether it may be, what of it is replaced, how, and what earlier runs left beside it."""
+"""Check and write the destination folder, and find temporary folders that earlier runs left next to it."""
 
 import glob
 import os
@@ -17,7 +17,7 @@ from hf_efficient_attn.errors import CheckpointError, ConfigurationError
 from hf_efficient_attn.hub.stub import FILE
 from hf_efficient_attn.messages import shown
 
-# what is written, and hence replaced: weights in the names that transformers looks for, in one file or in shards
+# files that are written, and hence replaced: weights under the names that transformers looks for, whole or in shards
 WEIGHTS = re.compile(r"(pytorch_)?model(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 CONFIGS = ("config.json", "generation_config.json", FILE)
 TOKENIZERS = (
@@ -37,18 +37,18 @@ TOKENIZERS = (
     "vocab.json",
     "vocab.txt",
 )
-# of the 255 bytes that file systems allow, what temporary folders add to a name
+# file systems allow names of 255 bytes, and temporary folders add 10
 LONGEST_NAME = 255 - 10
-# of a list of files in a note
+# longest list of files in a note, in characters
 LETTERS = 200
 
 
 def check_destination(dst: str | os.PathLike[str] | None, overwrite: bool, src: Any = None) -> Path | None:
-    """Return where to write, before any work is done.
+    """Check the destination before any work is done, and return its path.
 
     Raises:
-        ConfigurationError: no folder can be there; there is something that shall not, or must not, be replaced; it and
-            the source `src` lie inside each other.
+        ConfigurationError: the folder cannot be made; it has content that may not be replaced; or it and the source
+            `src` are the same folder, or one lies inside the other.
     """
     if dst is None:
         return None
@@ -63,10 +63,10 @@ def check_destination(dst: str | os.PathLike[str] | None, overwrite: bool, src: 
 
 
 def check_path(dst: str | os.PathLike[str]) -> Path:
-    """Return the path of a destination that a folder, and a temporary one beside it, can have.
+    """Check that a folder can have this path, and a temporary folder a path next to it; return the path.
 
     Raises:
-        ConfigurationError: no path; a name that is too long, or that no folder can have; a loop of links; no access.
+        ConfigurationError: not a path; a name that is too long, or that no folder can have; a loop of links; no access.
     """
     if not isinstance(dst, str | os.PathLike) or not os.fspath(dst):
         raise ConfigurationError(f"dst is {shown(dst)}; it must be the path of a folder.")
@@ -89,7 +89,7 @@ def check_path(dst: str | os.PathLike[str]) -> Path:
 
 
 def is_replaced(name: str) -> bool:
-    """Return whether a file of a folder is part of a checkpoint, and goes when another one takes its place.
+    """Return whether a file is part of a checkpoint, so that it is removed when another checkpoint replaces it.
 
     >>> [is_replaced(name) for name in ("model-00001-of-00002.safetensors", "vocab.txt", "README.md", "checkpoint-500")]
     [True, True, False, False]
@@ -105,7 +105,7 @@ def note_kept(path: Path | None) -> list[str]:
 
 
 def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
-    """Return a note on temporary folders of `write_folder` for the same destination."""
+    """Return a note on temporary folders that `write_folder` made for the same destination."""
     beside = [] if dst is None else leftovers(Path(dst).resolve())
     if not beside:
         return []
@@ -116,18 +116,18 @@ def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Return the temporary folders of `write_folder` for a destination."""
+    """Return the temporary folders that `write_folder` made for a destination."""
     return sorted(nearest_existing(path.parent).glob(f"{glob.escape(temporary_prefix(path))}????????"))
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a new folder beside `path`, which then takes its place; if it fails, nothing is left.
+    """Let `write` fill a temporary folder next to `path`, and move the result to `path`; if it fails, nothing is left.
 
-    Where `path` exists, the files of its checkpoint are removed, the config first, and the new ones are moved there,
-    the config last, so that nothing mixed can be loaded. If that is interrupted, the temporary folder keeps the rest.
+    If `path` exists, the files of its checkpoint are removed, the config first, and the new files are moved there, the
+    config last, so that no mix of both can be loaded. If that is interrupted, the temporary folder keeps the rest.
 
     Raises:
-        CheckpointError: the disk is full, the folder is not the user's to write, and the like.
+        CheckpointError: the folder cannot be written, for example because the disk is full or access is denied.
     """
     try:
         _write_beside(path.resolve(), write)
@@ -137,7 +137,7 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
 
 def _write_beside(path: Path, write: Callable[[Path], object]) -> None:
     place = Path(tempfile.mkdtemp(dir=nearest_existing(path.parent), prefix=temporary_prefix(path)))
-    # the temporary folder itself is private; what moves has the user's usual permissions
+    # the temporary folder is private; the folder inside it, which is moved, has the usual permissions
     new, is_moving = place / "new", False
     try:
         new.mkdir()
@@ -154,7 +154,7 @@ def _write_beside(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _replace_files(path: Path, new: Path) -> None:
-    """Move the files of a new checkpoint to a folder, in place of those of its old one."""
+    """Replace the files of the checkpoint in a folder with those of a new one."""
     written = {entry.name for entry in new.iterdir()}
     replaced = [entry.name for entry in path.iterdir() if entry.name in written or is_replaced(entry.name)]
     for name in reversed(config_last(replaced)):
@@ -176,7 +176,7 @@ def _remove(path: Path) -> None:
 
 
 def config_last(names: Iterable[str]) -> list[str]:
-    """Return names of files in order, the config behind all others.
+    """Return the sorted names of files, with the config last.
 
     >>> config_last(["config.json", "vocab.txt", "model.safetensors"])
     ['model.safetensors', 'vocab.txt', 'config.json']
@@ -185,7 +185,7 @@ def config_last(names: Iterable[str]) -> list[str]:
 
 
 def temporary_prefix(path: Path) -> str:
-    """Return how names of temporary folders for a destination begin; eight letters follow."""
+    """Return the prefix of the temporary folders for a destination; eight random characters follow."""
     return f".{path.name}."
 
 

@@ -1,4 +1,4 @@
-"""What is read: names on the Hub, each refusal in its own sentence, errors over damaged files, and notes for users."""
+"""Look up checkpoints on the Hub, explain its errors and those of damaged files, and give notes to users."""
 
 import os
 import pickle
@@ -23,19 +23,19 @@ from transformers.utils import CONFIG_NAME
 from hf_efficient_attn.errors import CheckpointError, EfficientAttentionError
 from hf_efficient_attn.messages import cut, shown
 
-# of every library that huggingface_hub has used for HTTP
+# the base class of HTTP errors in whichever HTTP library huggingface_hub uses
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
-# for the one question whether the Hub has a checkpoint at all; downloads have limits of their own
+# timeout when asking whether the Hub has a file; downloads have their own timeouts
 SECONDS = 10
 
 
 def find_on_hub(name: str, files: Sequence[str] = (CONFIG_NAME,)) -> str:
-    """Return a folder or Hub name to read from: itself, or, where the Hub is silent, the folder of an earlier copy.
+    """Return the folder or Hub name to read from: `name`, or the folder of its cached copy if the Hub does not answer.
 
-    The Hub is asked once for each of these files, until it has one.
+    The Hub is asked for each of `files` in turn until it has one.
 
     Raises:
-        CheckpointError: it has none, refuses, or is silent, and there is no copy.
+        CheckpointError: the Hub has none of the files, refuses, or does not answer while there is no cached copy.
     """
     copy = None
     try:
@@ -45,7 +45,7 @@ def find_on_hub(name: str, files: Sequence[str] = (CONFIG_NAME,)) -> str:
         copy = next((each for each in copies if isinstance(each, str)), None)
         _ask_for_one(name, files)
     except (HTTP_ERROR, OSError, ValueError, EntryNotFoundError) as error:
-        # a copy answers for a Hub that is silent, but not for one that says no
+        # a cached copy stands in for a Hub that does not answer, but not for one that refuses
         if copy is not None and _is_silent(error):
             return os.path.dirname(copy)
         message = why_not_from_hub(name, error) or f"{shown(name)} cannot be looked for: {type(error).__name__}."
@@ -54,10 +54,10 @@ def find_on_hub(name: str, files: Sequence[str] = (CONFIG_NAME,)) -> str:
 
 
 def check_weights(name: str, files: Iterable[str]) -> None:
-    """Ask the Hub for the first of these files that it has, as transformers says of a failing Hub that it has none.
+    """Check that the Hub has one of these files, because transformers reports a failing Hub as missing files.
 
     Raises:
-        CheckpointError: it has none of them, refuses, or fails.
+        CheckpointError: the Hub has none of the files, refuses, or fails.
     """
     if os.path.lexists(name):
         return
@@ -71,7 +71,7 @@ def check_weights(name: str, files: Iterable[str]) -> None:
 
 
 def _ask_for_one(name: str, files: Sequence[str]) -> None:
-    """Ask for files until there is one; raise what the Hub says of the last."""
+    """Ask for each file until the Hub has one; if it has none, raise its error for the last."""
     *others, last = files
     for file in others:
         with suppress(EntryNotFoundError):
@@ -84,7 +84,7 @@ def _ask(name: str, file: str) -> None:
 
 
 def why_not_from_hub(name: str, error: BaseException) -> str | None:
-    """Return why the Hub did not give what was asked for, by an error of any library above it; None: not its answer."""
+    """Return why the Hub refused or failed, from an error or its causes; None: the error does not come from the Hub."""
     return next((message for each in _causes(error) if (message := _say(name, each)) is not None), None)
 
 
@@ -127,7 +127,7 @@ def _is_silent(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what has led to it."""
+    """Yield an error and its chain of causes."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -136,18 +136,18 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-# of another library's message
+# longest message of another library, in characters
 LETTERS = 240
 
 
 @contextmanager
 def reading(path: str, what: str, what_to_do: str) -> Iterator[None]:
-    """Let a library read from a folder or Hub name; its errors, of any kind, become a CheckpointError.
+    """Turn every error of a library that reads from a folder or Hub name into a CheckpointError.
 
-    Only calls into libraries belong inside: what damage makes them raise is not known, but it is never our own.
+    Put only calls to libraries inside: damaged files make them raise errors of any type, so all types are caught.
 
     Args:
-        what: what is read, as the message begins: "The weights in FOLDER".
+        what: what is read; the message begins with it: "The weights in FOLDER".
         what_to_do: a sentence for the end of the message.
     """
     try:
@@ -160,7 +160,7 @@ def reading(path: str, what: str, what_to_do: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error on one line, without its end mark; of none, the name of its kind.
+    """Return the message of an error on one line without the final period; if it is empty, the name of the class.
 
     >>> one_line(ValueError("first\\n  second.")), one_line(KeyError())
     ('first second', 'KeyError')
@@ -174,7 +174,7 @@ def one_line(error: BaseException) -> str:
 
 
 def summarize(names: Iterable[str]) -> str:
-    """Return names, those of layers that are alike once with their number.
+    """Return the names as a list in one line; names that differ only in a layer index appear once with their count.
 
     >>> summarize(["pooler.bias", "layers.0.norm.weight", "layers.1.norm.weight"])
     'pooler.bias, layers.*.norm.weight (2)'
@@ -184,6 +184,6 @@ def summarize(names: Iterable[str]) -> str:
 
 
 def give(notes: Iterable[str]) -> None:
-    """Warn of each note."""
+    """Issue each note as a UserWarning."""
     for note in notes:
         warnings.warn(note, UserWarning, stacklevel=3)

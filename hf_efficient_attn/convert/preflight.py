@@ -1,4 +1,4 @@
-"""Translate the configs of a conversion, and refuse what cannot be made, before any weight is loaded."""
+"""Translate the configs of a conversion, and refuse impossible requests, before any weights are loaded."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,13 +22,13 @@ from hf_efficient_attn.integration.layer_patterns import FIELD
 
 @dataclass(frozen=True)
 class TranslatedConfigs:
-    """The configs of a conversion, from the source's to that of what it becomes.
+    """The configs of a conversion, from the source to the result.
 
     Attributes:
-        source: what the source's says, as a config of our family.
-        ours: the same with the length, pattern and global tokens that the request asks for.
-        theirs: what `ours` becomes where the target is of transformers; None: the target is of our family.
-        is_dense: whether the source reads everything, so that the conversion makes it sparse.
+        source: the config of the source, translated to our family.
+        ours: the same with the requested length, pattern and global tokens.
+        theirs: what `ours` becomes if the target is of transformers; None: the target is of our family.
+        is_dense: whether all tokens of the source attend to each other, so that the conversion makes it sparse.
         notes: what the user should know.
     """
 
@@ -43,9 +43,9 @@ def translate_configs(config: Any, head: str, target: str, request: ConversionRe
     """Return the configs that the models of a conversion are built from.
 
     Args:
-        config: of the source.
-        head: of the source, a key of `AUTO_CLASSES`.
-        target: model type to make.
+        config: config of the source.
+        head: head of the source, a key of `AUTO_CLASSES`.
+        target: model type of the result.
 
     Raises:
         ConfigurationError: a head, length, window, pattern or other field that the source or the target cannot have, or

@@ -1,4 +1,4 @@
-"""Every model type that can be converted, by its name, and the families that it can become."""
+"""All model types that can be converted, and the families that each can become."""
 
 from hf_efficient_attn.convert.counterpart import Counterpart
 from hf_efficient_attn.convert.tables.bart import BART, LED, MARIAN, PEGASUS
@@ -17,7 +17,7 @@ from hf_efficient_attn.convert.tables.reformer import REFORMER
 from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.messages import shown
 
-# by model type, the table of the family that it becomes unless another is asked for
+# model type → the table of the family that it becomes by default
 COUNTERPARTS: dict[str, Counterpart] = {
     counterpart.model_type: counterpart
     for counterpart in (
@@ -36,7 +36,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
         XLM_ROBERTA,
     )
 }
-# further families: model type and family → table. Their models get start values
+# (model type, family) → the table of a further family, which the weights of the source only initialize
 LIFTS: dict[tuple[str, str], Counterpart] = {
     (table.model_type, table.family): table
     for table in (
@@ -49,7 +49,7 @@ LIFTS: dict[tuple[str, str], Counterpart] = {
     )
 }
 FAMILIES = ("compressed_transformer", "efficient_reformer", "sparse_seq2seq", "sparse_transformer")
-# head → the Auto class that loads it; the backbone counts as one
+# head → the Auto class that loads it; the backbone counts as a head
 AUTO_CLASSES = {
     "Model": "AutoModel",
     "MaskedLM": "AutoModelForMaskedLM",
@@ -78,23 +78,23 @@ def check_source(model_type: str) -> None:
 
 
 def table_of(model_type: str, target: str | None = None) -> Counterpart | None:
-    """Return the table by which models of a type become `target`; None: they are of one of our families.
+    """Return the table that converts a model type to `target`; None: the model type is one of our families.
 
-    target: a model type; of a family that the type has a further table for, that one.
+    target: a model type; if `LIFTS` has no table for it, the default table of the source is returned.
     """
     return LIFTS.get((model_type, target or ""), COUNTERPARTS.get(model_type))
 
 
 def lifted_families(model_type: str | None = None) -> list[str]:
-    """Return the families that models of a type, or of any, can become beside the one that it belongs to."""
+    """Return the families that a model type (None: any type) can become besides its default family."""
     return sorted({family for source, family in LIFTS if model_type in (None, source)})
 
 
 def resolve_target(source_type: str, to: str | None) -> str:
-    """Return the model type that a source becomes; by default the family that it belongs to.
+    """Return the model type that a source becomes: `to`, or by default the family that it belongs to.
 
     Raises:
-        ConfigurationError: an unknown target, or one of the other kind.
+        ConfigurationError: an unknown target, or one that the source cannot become.
     """
     family = source_type if source_type in FAMILIES else COUNTERPARTS[source_type].family
     further = lifted_families(source_type)
@@ -112,7 +112,7 @@ def resolve_target(source_type: str, to: str | None) -> str:
 
 
 def head_of_class(name: str) -> str | None:
-    """Return the head that a model class has; None: one that has no counterpart.
+    """Return the head of a model class; None: it has no counterpart.
 
     >>> head_of_class("BertForPreTraining"), head_of_class("LongformerModel"), head_of_class("BertForSomething")
     ('MaskedLM', 'Model', None)
@@ -128,7 +128,7 @@ def head_of_class(name: str) -> str | None:
 
 
 def resolve_head(head: str) -> str:
-    """Return the head named by an Auto class, a class or by itself.
+    """Return the head for the name of an Auto class, a model class or a head.
 
     >>> resolve_head("AutoModelForSeq2SeqLM"), resolve_head("MaskedLM")
     ('ConditionalGeneration', 'MaskedLM')

@@ -1,4 +1,4 @@
-"""Load what is to be converted: a folder, a name on the Hub, or a model in memory; complete, or not at all."""
+"""Load the model to convert from a folder, from the Hub or from memory, and check that it is complete."""
 
 import os
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ from hf_efficient_attn.models.base import saved_config
 
 
 def check_saved_config(path: str, saved: dict[str, Any]) -> None:
-    """Look at what a config.json says of itself; `saved` is empty if there is none.
+    """Check the fields of a config.json; `saved` is empty if there is no such file.
 
     Raises:
-        CheckpointError: none, or one of no model, or fields of another kind than they can be.
+        CheckpointError: no config.json, no model_type in it, or a field of a wrong type.
         ConfigurationError: quantized weights, or an unknown attention.
     """
     if "model_type" not in saved:
@@ -58,14 +58,14 @@ def check_saved_config(path: str, saved: dict[str, Any]) -> None:
 
 
 def _names_of_parts(name: Any) -> list[Any]:
-    """Return the attention that a config names, or those of its parts where it has one for each."""
+    """Return the attention implementation that a config names, or those of its parts if it names one for each."""
     if isinstance(name, dict):
         return [each for part in name.values() for each in _names_of_parts(part)]
     return [] if name is None else [name]
 
 
 def _check_attention(path: str, saved: dict[str, Any]) -> None:
-    """Refuse the attention of a repository on the Hub, whose code loading the model would run, and what is none."""
+    """Raise ConfigurationError for unknown attention, and for kernels on the Hub, whose code loading would run."""
     for key in ("attn_implementation", "_attn_implementation"):
         for name in _names_of_parts(saved.get(key)):
             if name in ("eager", SAVED_NAME, *ALL_ATTENTION_FUNCTIONS.valid_keys()):
@@ -77,15 +77,15 @@ def _check_attention(path: str, saved: dict[str, Any]) -> None:
 
 
 def find_head(path: str, config: Any, counterpart: Counterpart) -> str:
-    """Return the one head that the names of the weights fit, and the config allows.
+    """Return the only head that fits the names of the weights and that the config allows.
 
     Raises:
-        ConfigurationError: none, or several, which are listed.
-        CheckpointError: no weights, or damaged ones.
+        ConfigurationError: no head fits, or several do; the message lists them.
+        CheckpointError: no weights, or damaged files.
     """
     names = weight_names(path)
     found = fitting_heads(counterpart, names)
-    # two heads may have one set of weights, of which the config can only be that of one
+    # two heads may have the same names of weights, while the config allows only one of them
     heads = [head for head in found if _is_allowed(counterpart, config, head)] or found
     if len(heads) == 1:
         return heads[0]
@@ -98,7 +98,7 @@ def find_head(path: str, config: Any, counterpart: Counterpart) -> str:
 
 
 def fitting_heads(counterpart: Counterpart, names: Iterable[str]) -> list[str]:
-    """Return the heads that find all their weights among the names, and leave none of another head."""
+    """Return the heads that have all their weights among the names, with no weights of another head left over."""
     present = [name for name in names if not is_old_buffer(name)]
     outside = _outside_backbone(counterpart, present)
     if not outside:
@@ -108,14 +108,14 @@ def fitting_heads(counterpart: Counterpart, names: Iterable[str]) -> list[str]:
 
 def _fits(counterpart: Counterpart, head: str, present: list[str], outside: list[str]) -> bool:
     table = counterpart.heads[head]
-    # maps onto the vocabulary may be that of the embedding, and are then not saved
+    # an lm_head that is tied to the embedding is not saved
     needed = [theirs for theirs, ours in table.items() if "lm_head" not in ours]
     is_complete = all(any(covers((theirs,), name) for name in present) for theirs in needed)
     return is_complete and all(covers((*table, *counterpart.unused), name) for name in outside)
 
 
 def _outside_backbone(counterpart: Counterpart, names: Iterable[str]) -> list[str]:
-    """Return the names that are not of the backbone; none, if no name has its prefix: it was saved alone."""
+    """Return the names outside the backbone; none if no name has its prefix, because it was then saved alone."""
     listed = list(names)
     if not any(name.startswith(counterpart.prefix) for name in listed):
         return []
@@ -148,10 +148,10 @@ TOKENIZER_FILES = (
 
 
 def load_tokenizer(src: str | None, num_positions: int | None) -> Any:
-    """Return the source's tokenizer for inputs of so many tokens (None: any number), or None if it has none.
+    """Return the source's tokenizer for inputs of up to `num_positions` tokens (None: as saved), or None without one.
 
     Raises:
-        CheckpointError: it has one that cannot be read.
+        CheckpointError: the tokenizer cannot be read.
     """
     if src is None or not _has_tokenizer(src):
         return None
@@ -176,7 +176,7 @@ def _has_file(src: str, name: str) -> bool:
         return False
 
 
-# of a file or folder in bytes, in file systems in use
+# longest name of a file or folder in common file systems, in bytes
 LONGEST_NAME = 255
 
 
@@ -185,10 +185,10 @@ class Source:
     """A model to convert.
 
     Attributes:
-        path: where it was loaded from; None: from memory.
+        path: folder or Hub name that it was loaded from; None: from memory.
         head: a key of `AUTO_CLASSES`.
         target: the model type that it becomes.
-        new_names: its parameters that no checkpoint has brought, as the head was asked for.
+        new_names: its parameters that the checkpoint lacks, because the caller chose another head.
         notes: what the user should know.
     """
 
@@ -205,37 +205,37 @@ class Source:
 
     @property
     def counterpart(self) -> Counterpart | None:
-        """The table of its names; None: it is one of our families."""
+        """The table of its model type; None: it is of one of our families."""
         return table_of(self.model_type, self.target)
 
 
 def check_source_name(src: Any) -> None:
-    """Raise an error if a source is neither a model nor a path that can be.
+    """Check that a source is a model or a possible path.
 
     Raises:
-        ConfigurationError: something else.
-        CheckpointError: an empty name, or one that no file system can have.
+        ConfigurationError: an object of another type.
+        CheckpointError: an empty path, or one with a name that is too long for file systems.
     """
     if isinstance(src, PreTrainedModel):
         return
     if not isinstance(src, str | os.PathLike):
         raise ConfigurationError(f"src is {shown(src)}; it must be a folder, a name on the Hub, or a model in memory.")
     if not os.fspath(src):
-        # as a path it would be the folder of the process
+        # Path("") is the current folder
         raise CheckpointError("There is no folder here: src is ''. Give a folder, or a name on the Hub.")
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in Path(src).parts):
         raise CheckpointError(f"There is no folder here: {shown(os.fspath(src))} has a name too long.")
 
 
 def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
-    """Return config and head of a source, and whether the head is its own, not asked for; no weight is read.
+    """Return the config and head of a source, and whether the checkpoint itself has this head; load no weights.
 
-    The config says what that of the loaded model will say. Its own head is that of its config's `architectures`;
-    without any, that of the names of its weights.
+    The config equals that of the loaded model. The checkpoint's own head is the one in its config's `architectures`;
+    if there are none, the one that the names of its weights fit.
 
     Raises:
         ConfigurationError: a model type or head that cannot be converted.
-        CheckpointError: nothing there, or a config that describes no model.
+        CheckpointError: there is no checkpoint, or its config describes no model.
     """
     wanted = None if head is None else resolve_head(head)
     if isinstance(src, PreTrainedModel):
@@ -261,7 +261,7 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
 
 
 def load_source(src: Any, head: str, is_own_head: bool, target: str) -> Source:
-    """Return the source that `describe_source` has described, with its weights.
+    """Load the source that `describe_source` has described.
 
     Raises:
         CheckpointError: weights missing, unexpected, damaged, or of other shapes.
@@ -294,7 +294,7 @@ def _load(path: str, head: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     auto_class = getattr(transformers, AUTO_CLASSES[head])
     what = f"The weights in {path}, as those of {AUTO_CLASSES[head]},"
     with reading(path, what, "Copy or download the checkpoint again if it is incomplete."):
-        # weights of other shapes are reported here, by name
+        # with ignore_mismatched_sizes, `info` lists the weights of other shapes by name
         model, info = auto_class.from_pretrained(
             path, output_loading_info=True, dtype="auto", ignore_mismatched_sizes=True
         )
@@ -302,7 +302,7 @@ def _load(path: str, head: str) -> tuple[PreTrainedModel, dict[str, Any]]:
 
 
 def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> None:
-    """Raise CheckpointError for weights that are missing or nowhere declared; note those of heads that were changed."""
+    """Raise CheckpointError for missing, unexpected or mismatched weights; note those that are left behind."""
     counterpart = source.counterpart
     declared = _may_lack(counterpart)
     head_names = () if counterpart is None else tuple(counterpart.heads[source.head])
@@ -314,7 +314,7 @@ def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> No
     if not is_own_head:
         new = [name for name in missing if not name.startswith(prefix) or covers(head_names, name)]
         own_names = {name for name, _ in source.model.named_parameters()}
-        # without the other head, names of the backbone may stand with or without its prefix
+        # names of the backbone may have its prefix or not, because the saved head is another one
         old = [name for name in unexpected if name not in own_names and not name.startswith(prefix)]
         missing, unexpected = _without(missing, new), _without(unexpected, old)
         source.new_names = tuple(new)
@@ -334,7 +334,7 @@ def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> No
 
 
 def _may_lack(counterpart: Counterpart | None) -> tuple[str, ...]:
-    """Return the names that may be missing or left over."""
+    """Return the names of weights that may be missing or left over."""
     if counterpart is None:
         return ()
     names = (*counterpart.left_behind, *counterpart.recomputed, *counterpart.unused, *counterpart.copies)

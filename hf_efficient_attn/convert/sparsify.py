@@ -42,7 +42,7 @@ from hf_efficient_attn.models.base import saved_config
 
 ALL, EVERY_SECOND = "all", "every-second"
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-# of images, audio and video; the tokenizer is loaded and saved
+# processors of images, audio and video, which are copied; the tokenizer is loaded and saved
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -89,9 +89,9 @@ def main(args: argparse.Namespace) -> None:
 
 
 def sparsify_folder(src: str, dst: str, pattern: str, layers: str, overwrite: bool) -> tuple[PreTrainedModel, str]:
-    """Write the model of a folder with a pattern to another folder; return it, and a sentence on its layers.
+    """Give a saved model a pattern, write it to another folder, and return it with a sentence on its layers.
 
-    Arguments are those of the command. Destination, layers and pattern are checked before weights are loaded.
+    The arguments are those of the command. Destination, layers and pattern are checked before weights are loaded.
     """
     check_source_name(src)
     check_path(dst)
@@ -109,20 +109,20 @@ def sparsify_folder(src: str, dst: str, pattern: str, layers: str, overwrite: bo
     give([*note_mixed(model, source, model.dtype), *note_kept(path)])
     write_folder(Path(dst), lambda folder: _save(model, tokenizer, source, folder))
     text_config = model.config.get_text_config()
-    # layers that are sliding by themselves get none
+    # layers with a sliding window of their own get no pattern
     patterns = config_patterns(getattr(text_config, FIELD), text_config, ENCODER) or ()
     found = [layer for layer, each in enumerate(patterns) if each is not None]
     return model, f"The pattern is in {len(found)} of {count} layers: {numbers(found)}."
 
 
 def layer_indices(text: str, count: int) -> Sequence[int]:
-    """Return the layers that --layers names, of a model with so many.
+    """Return the layers that --layers names in a model with `count` layers.
 
     >>> [list(layer_indices(text, 6)) for text in ("all", "every-second", "0-2,5")]
     [[0, 1, 2, 3, 4, 5], [1, 3, 5], [0, 1, 2, 5]]
 
     Raises:
-        ConfigurationError: another form, or a layer that the model does not have.
+        ConfigurationError: text of another form, or a layer that the model does not have.
     """
     if text in (ALL, EVERY_SECOND):
         return range(count) if text == ALL else range(1, count, 2)
@@ -183,7 +183,7 @@ def _save(model: PreTrainedModel, tokenizer: Any, source: str, folder: Path) -> 
 
 
 def _cost(model: PreTrainedModel) -> str:
-    """Return what `explain` says of a sparse layer, and of all layers together."""
+    """Return what `explain` says about a sparse layer, and about all layers together."""
     try:
         tokens = described_tokens(model.config)
         answer = explain(model, tokens).answer

@@ -1,4 +1,4 @@
-"""Weights: their names in files, renamed by a table in both directions; dtypes, numbers; loading into a model."""
+"""Read the names and dtypes of saved weights, rename them by a table in both directions, and load them into a model."""
 
 import json
 import re
@@ -27,12 +27,12 @@ from hf_efficient_attn.errors import CheckpointError
 
 Weights = Mapping[str, Tensor]
 
-# a name in a table stands for a module, or is a whole parameter name itself
+# a name in a table is that of a module or of a parameter
 SUFFIX = r"(?P<suffix>(?:\.(?:weight|bias))?)"
 
 
 def to_ours(weights: Weights, names: Names) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the weights under our names, fused ones split, and the names that no table entry covers.
+    """Return the weights under our names, with fused weights split, and the names that no table entry covers.
 
     >>> fused = {"layer.3.qkv.weight": torch.arange(6.0)}
     >>> to_ours(fused, {"layer.*.qkv": ("layers.*.q", "layers.*.k", "layers.*.v")})[0]["layers.3.v.weight"].tolist()
@@ -43,14 +43,14 @@ def to_ours(weights: Weights, names: Names) -> tuple[dict[str, Tensor], list[str
     renamed: dict[str, Tensor] = {}
     for name, match in matches.items():
         tensor, ours = weights[name], rules[match.re]
-        # a copy, so that no part keeps the fused tensor alive, and saving finds no shared storage
+        # cloned, so that no part keeps the fused tensor alive and saving finds no shared storage
         parts = [tensor] if len(ours) == 1 else [part.clone() for part in tensor.chunk(len(ours))]
         renamed |= {_fill(target, match): part for target, part in zip(ours, parts, strict=True)}
     return renamed, [name for name in weights if name not in matches]
 
 
 def to_theirs(weights: Weights, names: Names) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the weights under their names, parts fused, and our names that no table entry covers."""
+    """Return the weights under their names, with parts fused, and our names that no table entry covers."""
     rules = {
         _compile(ours): (theirs, place)
         for theirs, several in names.items()
@@ -69,7 +69,7 @@ def to_theirs(weights: Weights, names: Names) -> tuple[dict[str, Tensor], list[s
 
 
 def covers(patterns: tuple[str, ...], name: str) -> bool:
-    """Return whether one of the table's patterns stands for a parameter.
+    """Return whether one of a table's patterns matches the name of a parameter.
 
     >>> covers(("pooler.dense",), "pooler.dense.bias"), covers(("pooler",), "pooler.dense.bias")
     (True, False)
@@ -78,7 +78,7 @@ def covers(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def original_of(name: str, doubled: Mapping[str, str]) -> str | None:
-    """Return the parameter of which another one starts as a copy, by a table of modules; None: of none.
+    """Return the parameter that `name` is initialized from according to a table of modules; None: there is none.
 
     >>> original_of("layers.3.global.weight", {"layers.*.global": "layers.*.local"})
     'layers.3.local.weight'
@@ -89,7 +89,7 @@ def original_of(name: str, doubled: Mapping[str, str]) -> str | None:
 
 
 def _matches(rules: Collection[re.Pattern[str]], names: Iterable[str]) -> dict[str, re.Match[str]]:
-    """Return, for each name that a rule covers, its match by the first such rule."""
+    """Return the match of each name with the first rule that covers it; names without a match are left out."""
     found = ((name, next((match for rule in rules if (match := rule.fullmatch(name))), None)) for name in names)
     return {name: match for name, match in found if match}
 
@@ -109,17 +109,19 @@ def _fill(name: str, match: re.Match[str]) -> str:
 
 # in the order in which transformers looks for them
 WEIGHT_FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
-# buffers that earlier versions of transformers, or fairseq, saved beside the weights, and that models now make anew
+# buffers that earlier versions of transformers, or fairseq, saved with the weights, and that models now compute
 OLD_BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|(encoder|decoder)\.version|(\w+_)?inv_freq)$")
-# how TensorFlow calls gains and biases of norms, which the first checkpoints kept
+# TensorFlow's names for the weights and biases of norms, which the earliest checkpoints kept
 OF_TENSORFLOW = {"gamma": "weight", "beta": "bias"}
 
 
 def weight_names(path: str) -> list[str]:
-    """Return the names of the weights of a checkpoint, a folder or a name on the Hub.
+    """Return the names of the weights in a checkpoint.
+
+    path: a folder or a name on the Hub.
 
     Raises:
-        CheckpointError: no file with weights, or one that is damaged.
+        CheckpointError: no file with weights, or a damaged one.
     """
     readers = dict(zip(WEIGHT_FILES, (_in_safetensors, _in_index, _in_pickle, _in_index), strict=True))
     for name, read in readers.items():
@@ -136,7 +138,7 @@ def weight_names(path: str) -> list[str]:
 
 
 def is_old_buffer(name: str) -> bool:
-    """Return whether a name is that of a buffer that earlier versions saved, which is no weight.
+    """Return whether a name belongs to a buffer that earlier versions saved, so that it is not a weight.
 
     >>> is_old_buffer("longformer.embeddings.position_ids"), is_old_buffer("embeddings.position_embeddings.weight")
     (True, False)
@@ -166,7 +168,7 @@ def check_numbers(model: PreTrainedModel) -> list[str]:
     """Return a note on weights that are NaN or infinite.
 
     Raises:
-        CheckpointError: weights that are integers, as quantization leaves them, or that were not loaded.
+        CheckpointError: weights that are integers, such as quantized weights, or that are on the meta device.
     """
     weights = dict(model.named_parameters())
     for kind, found in {
@@ -181,15 +183,15 @@ def check_numbers(model: PreTrainedModel) -> list[str]:
     return [f"Not finite (NaN or infinite), and converted as they are: {summarize(bad)}."] if bad else []
 
 
-# as safetensors writes them
+# safetensors' names of the floating-point dtypes
 FLOATING = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 def note_mixed(model: PreTrainedModel, path: str | None, dtype: torch.dtype) -> list[str]:
-    """Return a note on the source's weights of another dtype than `dtype`, which all get.
+    """Return a note on the source's weights whose dtype is not `dtype`, to which all weights are cast.
 
-    path: folder or Hub name the model was loaded from, whose safetensors files count, as transformers has already cast
-    what it loaded; None: the model in memory counts.
+    path: folder or Hub name that the model was loaded from. Dtypes are read from its files, because transformers has
+    already cast what it loaded. None: dtypes are those of the model in memory.
     """
     kinds = _in_memory(model) if path is None else _in_files(path)
     found = {name: own for name, own in kinds.items() if isinstance(own, torch.dtype) and own.is_floating_point}
@@ -208,10 +210,10 @@ def _in_memory(model: PreTrainedModel) -> dict[str, torch.dtype | str]:
 
 
 def check_floating(path: str) -> None:
-    """Look at the files of a folder or Hub name that transformers has loaded, and has cast to fractions.
+    """Check the dtypes in the files of a folder or Hub name; transformers casts all weights to floating point.
 
     Raises:
-        CheckpointError: weights that are integers or of 8 bits, as quantization leaves them.
+        CheckpointError: weights that are integers or 8-bit floats, such as quantized weights.
     """
     found = _in_files(path)
     names = [name for name, own in found.items() if own not in FLOATING.values() and not is_old_buffer(name)]
@@ -223,7 +225,7 @@ def check_floating(path: str) -> None:
 
 
 def _in_files(path: str) -> dict[str, torch.dtype | str]:
-    """Return the dtype of every tensor; of one that is no fraction in safetensors, its name there."""
+    """Return the dtype of every tensor; for dtypes of safetensors that are not in `FLOATING`, their name there."""
     config = cached_file(path, "config.json")
     found: dict[str, torch.dtype | str] = {}
     for file in Path(str(config)).parent.iterdir():
@@ -245,10 +247,10 @@ def _say(dtype: torch.dtype) -> str:
 
 
 def build_model(config: Any, head: str, weights: dict[str, Tensor]) -> tuple[PreTrainedModel, list[str]]:
-    """Return a model in eval mode with the weights, in their dtype, and the names of parameters that got none.
+    """Return a model in eval mode with the weights, in the dtype of the first, and the names of missing weights.
 
     Raises:
-        CheckpointError: weights that the model has no parameter for, of another shape, or shared by it and different.
+        CheckpointError: weights that have no parameter, have another shape, or differ although the model ties them.
     """
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
     model = getattr(transformers, AUTO_CLASSES[head]).from_config(config, dtype=dtype)
@@ -262,7 +264,7 @@ def build_model(config: Any, head: str, weights: dict[str, Tensor]) -> tuple[Pre
         )
     tied = model.all_tied_weights_keys
     _check_tied(weights, tied, type(model).__name__)
-    # the same numbers may stand in another shape: a bias of [vocab_size], or of [1, vocab_size]
+    # the same numbers may have another shape: a bias of [vocab_size], or of [1, vocab_size]
     shaped = {name: tensor.reshape(expected[name]) for name, tensor in weights.items()}
     missing = model.load_state_dict(shaped, strict=False).missing_keys
     model.tie_weights()
@@ -270,12 +272,12 @@ def build_model(config: Any, head: str, weights: dict[str, Tensor]) -> tuple[Pre
 
 
 def _check_tied(weights: dict[str, Tensor], tied: dict[str, str], name: str) -> None:
-    """Raise CheckpointError for weights that differ where the model has one, as transformers loads them untied."""
+    """Raise CheckpointError for tied weights that differ, because transformers would load them untied."""
     pairs = {target: source for target, source in tied.items() if target in weights and source in weights}
     differing = [
         f"{target} and {source}"
         for target, source in pairs.items()
-        # of one tensor also what is NaN
+        # one tensor under both names does not differ, even if it contains NaN
         if weights[target].data_ptr() != weights[source].data_ptr() and not weights[target].equal(weights[source])
     ]
     if differing:
@@ -286,7 +288,7 @@ def _check_tied(weights: dict[str, Tensor], tied: dict[str, str], name: str) -> 
 
 
 def check_missing(missing: list[str], new: tuple[str, ...], model: PreTrainedModel) -> list[str]:
-    """Return a note on parameters that start anew as they were to; raise CheckpointError for the others."""
+    """Return a note on missing weights that are expected to be new; raise CheckpointError for others."""
     rest = [name for name in missing if name not in new]
     if rest:
         raise CheckpointError(f"The source has no weights for {summarize(rest)} of {type(model).__name__}.")

@@ -1,1 +1,1 @@
-"""One table a model type of transformers: names of weights and config fields, theirs → ours."""
+"""One table per model type of transformers: names of weights and config fields, theirs → ours."""

@@ -1,17 +1,17 @@
-"""Encoder-decoders: BART, LED, Pegasus and Marian, and the names that they and BigBird-Pegasus share.
+"""Tables of encoder-decoders: BART, LED, Pegasus and Marian, and the names that they and BigBird-Pegasus share.
 
 BART: dense; its encoder becomes sparse and long, as the authors of LED made theirs.
 
-The position tables begin with two rows that no token has.
+The position tables begin with two unused rows.
 
 LED: BART's layout, windows in the encoder, global tokens with projections of their own.
 
-Its authors make the first token global, which transformers leaves to the caller: by default the first token is global
-here, with `parity` none is, unless a call has a `global_attention_mask`.
+Its authors make the first token global; transformers leaves this to the caller. By default the first token is global
+here; with `parity` no token is global unless a call passes a `global_attention_mask`.
 
-Pegasus and Marian: dense, with sinusoids, which need no longer table; their encoders become sparse.
+Pegasus and Marian: dense; their encoders become sparse. Their sinusoids exist at any length, without a longer table.
 
-Pegasus is pre-norm with a norm behind each stack, Marian post-norm without.
+Pegasus is pre-norm with a norm after each stack; Marian is post-norm without one.
 """
 
 from dataclasses import replace
@@ -23,18 +23,18 @@ from hf_efficient_attn.errors import ConfigurationError
 
 
 def attention(theirs: str, ours: str, output: str = "out_proj") -> dict[str, str]:
-    """Return the names of one attention of a layer."""
+    """Return the names of the projections of one attention of a layer."""
     maps = {f"{theirs}.{name}_proj": f"{ours}.{name}_proj" for name in "qkv"}
     return {**maps, f"{theirs}.{output}": f"{ours}.o_proj"}
 
 
 def projections(theirs: str, ours: str, suffix: str = "") -> dict[str, str]:
-    """Return the names of an attention's projections where theirs are spelled out, with a suffix if they have one."""
+    """Return the names of an attention's projections if theirs are "query", "key" and "value" plus a suffix."""
     return {f"{theirs}.{name}{suffix}": f"{ours}.{name[0]}_proj" for name in ("query", "key", "value")}
 
 
 ENCODER_ATTENTION = attention("encoder.layers.*.self_attn", "encoder.layers.*.self_attn")
-# what surrounds the attention of the encoder
+# everything except positions, embedding norms, final norms, and the attention of the encoder
 AROUND = {
     "shared": "embed_tokens",
     "encoder.layers.*.self_attn_layer_norm": "encoder.layers.*.attention_norm",
@@ -96,7 +96,7 @@ DEVIATIONS = {
 
 
 def common_fields(config: Any, source_tokens: int, target_tokens: int) -> dict[str, Any]:
-    """Return our fields that all of them have, with the lengths of their position tables.
+    """Return the fields of our config that all encoder-decoders set, with the lengths of their position tables.
 
     Raises:
         ConfigurationError: encoder and decoder of different shapes.
@@ -120,7 +120,7 @@ def check_sides(config: Any) -> None:
 
 
 def decoder_sizes(config: Any) -> dict[str, Any]:
-    """Return the fields that their configs have once more for the decoder."""
+    """Return the sizes that their configs repeat for the decoder."""
     return {
         "decoder_attention_heads": config.num_attention_heads,
         "decoder_ffn_dim": config.intermediate_size,
@@ -131,7 +131,7 @@ OFFSET = 2
 
 
 def bart_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
         ConfigurationError: encoder and decoder of different shapes.
@@ -164,7 +164,7 @@ LONGFORMER_ATTENTION = f"{SELF_ATTENTION}.longformer_self_attn"
 
 
 def led_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
         ConfigurationError: encoder and decoder of different shapes.
@@ -179,7 +179,7 @@ def led_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
 
 
 def led_to_theirs(config: Any) -> dict[str, Any]:
-    """Return their windows and lengths."""
+    """Return the fields of their config that are not simply copied from ours: sizes, windows and lengths."""
     return {
         **decoder_sizes(config),
         "attention_window": windows_of_pattern(config, "led"),
@@ -223,10 +223,11 @@ SINUSOIDS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 
 
 def sinusoidal_fields(config: Any) -> dict[str, Any]:
-    """Return what both have in common.
+    """Return the fields of our config that Pegasus and Marian share.
 
     Raises:
-        ConfigurationError: sides of different shapes; or embeddings that are not scaled, under sinusoids of full size.
+        ConfigurationError: encoder and decoder of different shapes, or unscaled embeddings with sinusoids of
+            amplitude 1.
     """
     if not config.scale_embedding:
         raise ConfigurationError(
@@ -243,12 +244,12 @@ def sinusoidal_fields(config: Any) -> dict[str, Any]:
 
 
 def pegasus_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself."""
+    """Return the fields of our config that are not simply copied from theirs."""
     return {**sinusoidal_fields(config), "norm_position": "pre"}
 
 
 def marian_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
         ConfigurationError: embeddings or vocabularies that source and target do not share.

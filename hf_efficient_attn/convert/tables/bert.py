@@ -1,19 +1,19 @@
-"""Encoders: BERT, RoBERTa, XLM-RoBERTa, Longformer, ModernBERT, and the names that all but the last share.
+"""Tables of encoders: BERT, RoBERTa, XLM-RoBERTa, Longformer and ModernBERT, and the names that all but the last share.
 
 BERT: dense; becomes sparse and long.
 
 RoBERTa and XLM-RoBERTa: dense; become sparse and long, as the authors of Longformer made theirs.
 
-The position table begins with pad_token_id + 1 rows that no token has.
+The position table begins with pad_token_id + 1 unused rows.
 
 Longformer: RoBERTa's layout, a window per layer, and global tokens with projections of their own.
 
-The position table begins with pad_token_id + 1 rows that no token has. Global tokens are chosen by the head.
+The position table begins with pad_token_id + 1 unused rows. The head decides which tokens are global.
 
 ModernBERT: pre-norm, gated MLPs, rotary positions; full layers become sparse, sliding ones stay.
 
-It fuses queries, keys and values, and the MLP's gate and input. Its activations and output are dropped here as hidden
-states are: between blocks.
+It fuses queries, keys and values, and the MLP's gate and input. Here dropout applies to the output of each block;
+transformers applies `mlp_dropout` to the activations of the MLP, and `attention_dropout` to the output of attention.
 """
 
 from dataclasses import replace
@@ -48,7 +48,7 @@ NAMES = {
     "encoder.layer.*.output.LayerNorm": "layers.*.mlp_norm",
 }
 
-# heads: BERT's own, those of RoBERTa, and those that all have
+# heads of BERT, heads of RoBERTa, and heads that all have
 BERT_LM_HEAD = {
     "cls.predictions.transform.dense": "transform.dense",
     "cls.predictions.transform.LayerNorm": "transform.norm",
@@ -65,11 +65,11 @@ ROBERTA_LM_HEAD = {
     "lm_head.layer_norm": "transform.norm",
     "lm_head.decoder": "lm_head",
 }
-# a constant of their code, whatever the activation of the MLPs
+# hardcoded in transformers, whatever the activation of the MLPs
 ROBERTA_LM_ACTIVATION = "gelu"
 ROBERTA_UNUSED = {"lm_head.bias": "lm_head.decoder.bias"}
 ROBERTA_CLASSIFIER = {"classifier.dense": "classifier.dense", "classifier.out_proj": "classifier.out_proj"}
-# behind a map that is called otherwise
+# after a dense layer that has another name
 LABELS = {"classifier": "classifier.out_proj"}
 CLASSIFIER = {"classifier": "classifier"}
 ANSWER = {"qa_outputs": "qa_outputs"}
@@ -91,7 +91,7 @@ DEVIATIONS = {"embedding_dropout": DROPOUT, "classifier_dropout": DROPOUT}
 
 
 def roberta_heads(prefix: str) -> dict[str, dict[str, str]]:
-    """Return the heads that RoBERTa and Longformer have; `prefix`: of their backbone."""
+    """Return the heads of RoBERTa and Longformer; `prefix` is the prefix of their backbone."""
     return {
         "Model": {},
         "MaskedLM": ROBERTA_LM_HEAD,
@@ -103,10 +103,10 @@ def roberta_heads(prefix: str) -> dict[str, dict[str, str]]:
 
 
 def rows_before_positions(config: Any) -> int:
-    """Return how many rows RoBERTa's position tables have, that no token has, before that of position 0.
+    """Return the number of unused rows before position 0 in the position tables of RoBERTa and Longformer.
 
     Raises:
-        ConfigurationError: no padding token, by which transformers counts them.
+        ConfigurationError: no padding token, from which transformers computes this number.
     """
     if config.pad_token_id is None:
         raise ConfigurationError(
@@ -117,9 +117,9 @@ def rows_before_positions(config: Any) -> int:
 
 
 def classifier_fields(config: Any, activation: str = "tanh", has_own_dropout: bool = True) -> dict[str, Any]:
-    """Return the fields of heads that read the first token through a dense map.
+    """Return the fields of heads that apply a dense layer to the first token.
 
-    has_own_dropout: their code reads `classifier_dropout`, and not always the dropout of hidden states.
+    has_own_dropout: whether their code uses `classifier_dropout` if it is set; otherwise the dropout of hidden states.
     """
     dropout = getattr(config, "classifier_dropout", None) if has_own_dropout else None
     return {
@@ -131,7 +131,7 @@ def classifier_fields(config: Any, activation: str = "tanh", has_own_dropout: bo
 
 
 def check_encoder(config: Any) -> None:
-    """Raise ConfigurationError for a decoder, or for positions relative to each other, which older configs may have."""
+    """Raise ConfigurationError for a decoder, or for relative positions, which older configs may have."""
     kind = getattr(config, "position_embedding_type", "absolute")
     if config.is_decoder or kind != "absolute":
         raise ConfigurationError(
@@ -142,7 +142,7 @@ def check_encoder(config: Any) -> None:
 
 
 def bert_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
         ConfigurationError: see `check_encoder`.
@@ -180,10 +180,10 @@ BERT = Counterpart(
 
 
 def roberta_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
-        ConfigurationError: a decoder, positions relative to each other, or no padding token.
+        ConfigurationError: a decoder, relative positions, or no padding token.
     """
     check_encoder(config)
     offset = rows_before_positions(config)
@@ -209,7 +209,7 @@ XLM_ROBERTA: Counterpart = replace(ROBERTA, model_type="xlm-roberta")
 
 
 def longformer_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself; `parity` changes nothing.
+    """Return the fields of our config that are not simply copied from theirs; `parity` changes nothing.
 
     Raises:
         ConfigurationError: no padding token.
@@ -227,10 +227,10 @@ def longformer_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
 
 
 def longformer_to_theirs(config: Any) -> dict[str, Any]:
-    """Return their windows and rows of the position table.
+    """Return the windows and the length of the position table in their config.
 
     Raises:
-        ConfigurationError: no padding token, or a layer that is no symmetric band.
+        ConfigurationError: no padding token, or a layer whose pattern is not a symmetric band.
     """
     return {
         "attention_window": windows_of_pattern(config, "longformer"),
@@ -254,7 +254,7 @@ LONGFORMER = Counterpart(
         "global_tokens": "longformer has global tokens by the head alone; pass global_attention_mask for others",
         "max_global_tokens": "only compiled models need it",
     },
-    # the first two are of the authors' own code, and read by nothing in transformers
+    # the first two belong to the authors' own code, and transformers does not use them
     ignored_fields=("attention_mode", "ignore_attention_mask", "attention_window", "max_position_embeddings"),
 )
 
@@ -266,7 +266,7 @@ POOLING = {"cls": "first", "mean": "mean"}
 
 
 def modernbert_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
         ConfigurationError: scaled rotary positions.

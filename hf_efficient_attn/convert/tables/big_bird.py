@@ -1,17 +1,16 @@
-"""BigBird's blocks, in encoders and in encoder-decoders.
+"""Tables of BigBird and BigBird-Pegasus.
 
 BigBird: BERT's layout; blocks around the query, first and last block, and random blocks.
 
-By default the function of the paper and its authors: their plan of random blocks, the same in training and evaluation,
-at every length. With `parity` that of transformers, which evaluates with copies of block 0 in the place of random
-blocks, reads inputs of at most (5 + 2r) blocks by full attention, and keeps answers out of the question; what differs
-even then is in `compare.EXCEPTIONS`. Neither drops attention weights in block-sparse attention.
+By default the model follows the paper and its authors' code: their plan of random blocks, the same in training and
+evaluation, at every length. With `parity` it follows transformers, which uses copies of block 0 in place of the random
+blocks in eval mode, full attention for inputs of at most 5 + 2r blocks (r random blocks), and no answers inside the
+question; `compare.EXCEPTIONS` lists what still differs. Neither applies dropout to the weights of block-sparse
+attention.
 
-As a causal language model it is dense in transformers, and here.
+As a causal language model, BigBird is dense in transformers and here.
 
-BigBird-Pegasus: Pegasus' pre-norm layout, BigBird's blocks in the encoder.
-
-By default the function of the paper, with `parity` that of transformers: see `big_bird`.
+BigBird-Pegasus: Pegasus' pre-norm layout, BigBird's blocks in the encoder; `parity` does the same as for BigBird.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ from hf_efficient_attn.patterns.big_bird import PREFIX_LENGTHS, bigbird
 
 
 def bigbird_fields(config: Any, parity: bool) -> dict[str, Any]:
-    """Return our fields: the paper's function, or with `parity` that of transformers."""
+    """Return our fields for the attention of the paper, or with `parity` that of transformers."""
     if config.attention_type == "original_full":
         return {}
     block, count = config.block_size, config.num_random_blocks
@@ -38,10 +37,10 @@ def bigbird_fields(config: Any, parity: bool) -> dict[str, Any]:
 
 
 def bigbird_numbers(config: Any, model_type: str) -> dict[str, Any]:
-    """Return their fields.
+    """Return the fields of their config for our pattern.
 
     Raises:
-        ConfigurationError: another pattern than that of BigBird, with the seeds of the published code, in all layers.
+        ConfigurationError: the layers do not all have BigBird's pattern with the seed of the published code.
     """
     if config.attention_pattern is None:
         return {"attention_type": "original_full"}
@@ -60,7 +59,7 @@ def bigbird_numbers(config: Any, model_type: str) -> dict[str, Any]:
 
 
 def bigbird_deviations(model_type: str) -> dict[str, str]:
-    """Return the fields of our pattern in which a model type of theirs differs, and how."""
+    """Return the fields of our config in which a model type of transformers differs, and how."""
     return {
         "attention_pattern": f"{model_type} draws other random blocks at 2,048 tokens",
         "random_blocks_in_eval": f"{model_type} evaluates with copies of block 0 in the place of random blocks",
@@ -69,7 +68,7 @@ def bigbird_deviations(model_type: str) -> dict[str, str]:
 
 
 def big_bird_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
         ConfigurationError: a language model that is not causal, or has cross-attention.
@@ -96,7 +95,7 @@ def big_bird_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
 
 
 def big_bird_to_theirs(config: Any) -> dict[str, Any]:
-    """Return their blocks."""
+    """Return the fields of their config that are not simply copied from ours."""
     return {
         **({"attention_type": "original_full"} if config.is_causal else bigbird_numbers(config, "big_bird")),
         "is_decoder": config.is_causal,
@@ -158,14 +157,14 @@ SELF_ATTENTION = "encoder.layers.*.self_attn"
 
 
 def bigbird_pegasus_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
         ConfigurationError: encoder and decoder of different shapes.
     """
     return {
         **bigbird_fields(config, parity),
-        # what is dropped in the decoder, too
+        # not 0.0, because the decoder uses it
         "attention_dropout": config.attention_dropout,
         "attention_bias": config.use_bias,
         "attention_output_bias": config.use_bias,
@@ -177,7 +176,7 @@ def bigbird_pegasus_to_ours(config: Any, head: str, parity: bool) -> dict[str, A
 
 
 def bigbird_pegasus_to_theirs(config: Any) -> dict[str, Any]:
-    """Return their blocks; they have one length for both sides."""
+    """Return the fields of their config that are not simply copied from ours; both sides have one length."""
     return {
         **bart.decoder_sizes(config),
         **bigbird_numbers(config, "bigbird_pegasus"),

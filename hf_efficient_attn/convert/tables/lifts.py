@@ -1,26 +1,27 @@
-"""Encoders that become an ETC or a compressed Transformer: BERT, RoBERTa, XLM-RoBERTa, and Nyströmformer.
+"""Tables of encoders that become an ETC or a compressed Transformer: BERT, RoBERTa, XLM-RoBERTa, and Nyströmformer.
 
-BERT, RoBERTa and XLM-RoBERTa as start values of a compressed Transformer, as Nyströmformer's authors began theirs.
+BERT, RoBERTa and XLM-RoBERTa initialize a compressed Transformer, as in Nyströmformer's paper.
 
-All but attention is the same there. What a mechanism has besides maps of queries, keys, values and output gets start
-values; by these, layers of "pattern" without one, of talking and of collaborative heads compute what the source does,
-and others something else, until they are trained further. Linear attention gets random features, whose products are
-those of softmax in the mean. Sources: Xiong et al., "Nyströmformer" (arXiv:2102.03902), section 4.1; for k, Wang et
-al., "Linformer" (arXiv:2006.04768), section 5.1.
+Everything except attention stays the same. Parameters of a mechanism other than the projections of queries, keys,
+values and output get initial values. With these values, layers of "pattern" (without a pattern), "talking_heads" and
+"collaborative_heads" compute what the source computes; other layers compute something else until they are trained
+further. Linear attention gets random features, whose products equal those of softmax in expectation. Sources: Xiong et
+al., "Nyströmformer" (arXiv:2102.03902), section 4.1; for the number of projected tokens, Wang et al., "Linformer"
+(arXiv:2006.04768), section 5.1.
 
-BERT, RoBERTa and XLM-RoBERTa as start values of an ETC, as its authors began their large model.
+BERT, RoBERTa and XLM-RoBERTa initialize an ETC, as its authors initialized their large model.
 
-Both inputs begin with the same maps, norms and MLPs. Labels of distances take the place of absolute positions, so that
-what comes out computes something else until it is trained further. Source: Ainslie et al. (arXiv:2004.08483), section
-4; the authors do not say what became of token types, which are kept here.
+Both inputs start from the same projections, norms and MLPs. Labels of distances replace absolute positions, so the
+result computes something else until it is trained further. Source: Ainslie et al. (arXiv:2004.08483), section 4. The
+authors do not say what they did with token types, which are kept here.
 
-Nyströmformer: BERT's layout, positions from the third row on, a convolution over the values of each head.
+Nyströmformer: BERT's layout, positions from the third row on, and a convolution over the values of each head.
 
-The model of transformers reads texts of exactly `segment_means_seq_len` tokens, a multiple of its landmarks; one with
-as many landmarks as that, by default 64, has full attention at any length. Without `parity` such a model has its
-landmarks here; with it, as many as positions, which is full attention, too. `parity` also divides the start of the
-iteration for the inverse as transformers does, so that batch mates change outputs. In training attention weights are
-dropped here, and there they are not.
+The model of transformers accepts texts of exactly `segment_means_seq_len` tokens, a multiple of the number of
+landmarks. If both numbers are equal (64 by default), it has full attention at any length. Without `parity` such a model
+uses landmarks here; with `parity` it gets one landmark per position, which is also full attention. `parity` also scales
+the start of the iteration for the inverse as transformers does, so that outputs depend on the other examples of the
+batch. In training, dropout applies to attention weights here, but not in transformers.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,11 +36,11 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.patterns.bands import band_of_window
 
 DEFAULT = "nystrom"
-# those that start as the attention of the source
+# mechanisms that compute the attention of the source before training
 EXACT = ("pattern", "talking_heads", "collaborative_heads")
-# but for reused weights, whose layers have no queries and keys
+# all mechanisms except reused weights, whose layers have no queries and keys
 MECHANISMS = (DEFAULT, "linformer", "linear", "memory_compressed", "prior", "residual_scores", *EXACT)
-# up to how many tokens Linformer's authors project to 128, and longer texts to 256
+# Linformer's authors project texts of up to this many tokens to 128, and longer texts to 256
 SHORT_TOKENS = 512
 STARTED = (
     "length_maps.key_map",
@@ -57,10 +58,10 @@ STARTED = (
 
 
 def requested_of_compressed(config: Any, request: ConversionRequest) -> dict[str, Any]:
-    """Return the mechanisms that a caller asks for, and the pattern or window of those that follow one.
+    """Return the fields of the requested mechanisms, with the pattern or window for those that follow one.
 
     Raises:
-        ConfigurationError: `parity` of mechanisms that compute something else, or global projections.
+        ConfigurationError: `parity` with mechanisms that compute something else, or global projections.
     """
     mechanism = DEFAULT if request.mechanism is None else request.mechanism
     listed = set(mechanism) if isinstance(mechanism, list) else {mechanism}
@@ -86,7 +87,7 @@ def requested_of_compressed(config: Any, request: ConversionRequest) -> dict[str
 
 
 def warning(config: Any) -> str:
-    """Return what the user of such a model should know; empty: it computes what its source does."""
+    """Return a warning that the model needs training; empty if it computes what its source computes."""
     others = {config.mechanism_of_layer(layer) for layer in range(config.num_hidden_layers)} - set(EXACT)
     if not others:
         return ""
@@ -97,11 +98,11 @@ def warning(config: Any) -> str:
 
 
 def _as_compressed(source: Counterpart, to_ours: Callable[[Any, str, bool], dict[str, Any]]) -> Counterpart:
-    """Return the table by which models of a type become compressed Transformers."""
+    """Return the table that converts the model type of `source` to a compressed Transformer."""
     return replace(
         source,
         family="compressed_transformer",
-        # what the source does
+        # the attention of the source; `requested_of_compressed` replaces it
         to_ours=lambda config, head, parity: {**to_ours(config, head, parity), "mechanism": "pattern"},
         requested_fields=requested_of_compressed,
         mechanisms=MECHANISMS,
@@ -118,7 +119,7 @@ XLM_ROBERTA_AS_COMPRESSED = _as_compressed(XLM_ROBERTA, bert.roberta_to_ours)
 
 POSITIONS = "embeddings.position_embeddings"
 LABELS = ("vectors", "biases")
-# the authors give 1 to sentences, which is the first token of BERT's vocabulary that no text has
+# ids for global tokens: the authors use 1, the first unused token of BERT's vocabulary, for sentences
 UNUSED_TOKENS = (1, 0)
 WARNING = (
     "The ETC has the weights of its source as start values, and computes something else: labels of distances take the "
@@ -127,7 +128,7 @@ WARNING = (
 
 
 def to_ours_of_bert(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of BERT's says by itself.
+    """Return the fields of our config that are not simply copied from BERT's.
 
     Raises:
         ConfigurationError: `parity`, or what `check_encoder` refuses.
@@ -138,13 +139,13 @@ def to_ours_of_bert(config: Any, head: str, parity: bool) -> dict[str, Any]:
 
 
 def to_ours_of_roberta(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of RoBERTa's says by itself.
+    """Return the fields of our config that are not simply copied from RoBERTa's.
 
     Raises:
-        ConfigurationError: `parity`, no token for the begin of a text, or what `bert.roberta_to_ours` refuses.
+        ConfigurationError: `parity`, no token for the start of a text, or what `bert.roberta_to_ours` refuses.
     """
     own = bert.roberta_to_ours(config, head, parity)
-    # its vocabulary has no unused token; that before a text stands for all of it
+    # its vocabulary has no unused token; the token at the start of a text represents the whole text
     token = config.bos_token_id
     if token is None or token == config.pad_token_id:
         raise ConfigurationError(
@@ -161,12 +162,12 @@ def _fields(config: Any, parity: bool, own: dict[str, Any]) -> dict[str, Any]:
             f"parity=True: an etc_transformer cannot compute what a {config.model_type} computes, because it has no "
             "positions. Leave parity (--parity) out."
         )
-    # a chunk is part of a text, the first no more than the others
+    # each global token stands for a chunk of the text, and the first is not more important than the others
     return {**own, "classifier_pooling": "mean", "long_token_type": 0}
 
 
 def requested_of_etc(config: Any, request: ConversionRequest) -> dict[str, Any]:
-    """Return the fields that say which band or pattern a caller asks for, and whether both inputs share their maps.
+    """Return the fields for the requested band or pattern, and for projections that both inputs share.
 
     Raises:
         ConfigurationError: an odd window.
@@ -180,13 +181,13 @@ def requested_of_etc(config: Any, request: ConversionRequest) -> dict[str, Any]:
 
 
 def _names() -> dict[str, str]:
-    """Return BERT's names without positions, those of its attention as those of long tokens."""
+    """Return BERT's names without positions; its attention projections become those of long tokens."""
     attention = {f"layers.*.self_attn.{name}_proj": f"layers.*.self_attn.long_side.{name}_proj" for name in "qkv"}
     return {theirs: attention.get(ours, ours) for theirs, ours in bert.NAMES.items() if theirs != POSITIONS}
 
 
 def _doubled() -> Mapping[str, str]:
-    """Return the modules of an ETC that begin as others of it: those of global tokens, and keys of the other input."""
+    """Return the modules that are initialized from others: those of global tokens, and "other" keys and values."""
     own, long = "layers.*.self_attn.", "layers.*.self_attn.long_side."
     maps = {f"{own}global_side.{name}_proj": f"{long}{name}_proj" for name in "qkv"}
     other = {
@@ -202,7 +203,7 @@ def _doubled() -> Mapping[str, str]:
 
 
 def _as_etc(source: Counterpart, to_ours: Callable[[Any, str, bool], dict[str, Any]]) -> Counterpart:
-    """Return the table by which models of a type become ETCs."""
+    """Return the table that converts the model type of `source` to an ETC."""
     return replace(
         source,
         family="etc_transformer",
@@ -221,15 +222,16 @@ ROBERTA_AS_ETC = _as_etc(ROBERTA, to_ours_of_roberta)
 XLM_ROBERTA_AS_ETC = _as_etc(XLM_ROBERTA, to_ours_of_roberta)
 
 
-# a constant of their code
+# hardcoded in transformers
 ROWS_BEFORE_POSITIONS = 2
 
 
 def nystromformer_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
-        ConfigurationError: segments of several lengths, with which transformers cannot build or run a model.
+        ConfigurationError: landmarks that do not divide the length, or `inv_coeff_init_option`, with which transformers
+            cannot build or run a model.
     """
     landmarks, tokens = config.num_landmarks, config.segment_means_seq_len
     if tokens % landmarks or config.inv_coeff_init_option:
@@ -252,14 +254,14 @@ def nystromformer_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any
 
 
 def nystromformer_to_theirs(config: Any) -> dict[str, Any]:
-    """Return their landmarks, and the longest texts that these divide.
+    """Return the number of landmarks and the longest length that is a multiple of it.
 
     Raises:
-        ConfigurationError: more landmarks than half a text has tokens, and fewer than a text.
+        ConfigurationError: more landmarks than half the longest text has tokens, but fewer than the whole text has.
     """
     longest, landmarks = config.max_position_embeddings, config.num_landmarks
     if not config.layers_with("nystrom"):
-        # refused when fields are compared
+        # `their_config` refuses such a config when it compares the fields
         landmarks = 1
     tokens = max(landmarks, longest // landmarks * landmarks)
     if tokens == landmarks < longest:
@@ -272,7 +274,7 @@ def nystromformer_to_theirs(config: Any) -> dict[str, Any]:
 
 
 def requested_of_nystromformer(config: Any, request: Any) -> dict[str, Any]:
-    """Return the landmarks of a longer model whose source has full attention.
+    """Return more landmarks for a longer model if its source has full attention.
 
     Raises:
         ConfigurationError: a pattern, window or global projections, which no layer has.
@@ -289,7 +291,7 @@ def requested_of_nystromformer(config: Any, request: Any) -> dict[str, Any]:
 
 
 def warning_there(config: Any) -> str:
-    """Return how long the texts of their model are."""
+    """Return a warning on the only length that their model accepts; empty if it has full attention."""
     if config.num_landmarks == config.segment_means_seq_len:
         return ""
     return (
@@ -299,7 +301,7 @@ def warning_there(config: Any) -> str:
 
 
 def tokens_alike(config: Any, theirs: Any) -> int:
-    """Return the length of the texts that their model reads."""
+    """Return the length of the texts that their model accepts, in tokens."""
     return int(min(theirs.segment_means_seq_len, theirs.max_position_embeddings))
 
 

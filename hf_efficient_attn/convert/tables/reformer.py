@@ -1,8 +1,8 @@
-"""Reformer: the same layers, without what goes wrong there (see the family's card).
+"""Table of Reformer: the same layers, without the errors of transformers (see the family's card).
 
-Before transformers 5.24 its language models forget the bias of the vocabulary: the parameter is in every checkpoint,
-but no output depends on it. It is kept here, and acts; with `parity` it is left behind. From then on they have two, of
-which the newer acts.
+Before transformers 5.24, language models ignore the bias of the vocabulary: the parameter is in every checkpoint, but
+no output depends on it. Here it is used; with `parity` it is left behind. From 5.24 on, they have two such parameters
+and use the newer one, `lm_head.decoder.bias`.
 """
 
 from typing import Any
@@ -21,10 +21,10 @@ BIAS_ACTS = fits(transformers.__version__, "5.24", None)
 
 
 def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
-    """Return what no field of theirs says by itself.
+    """Return the fields of our config that are not simply copied from theirs.
 
     Raises:
-        ConfigurationError: a language model of the other direction.
+        ConfigurationError: a causal language model that is not a decoder, or a masked one that is.
     """
     if head in ("CausalLM", "MaskedLM") and config.is_decoder is not (head == "CausalLM"):
         raise ConfigurationError(
@@ -50,10 +50,10 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
 
 
 def to_theirs(config: Any) -> dict[str, Any]:
-    """Return their fields of other names.
+    """Return the fields of their config that are not simply copied from ours.
 
     Raises:
-        ConfigurationError: positions that they do not have.
+        ConfigurationError: positions that are neither axial nor learned.
     """
     if config.position_embedding_type not in ("axial", "learned"):
         raise ConfigurationError(
@@ -72,13 +72,13 @@ def to_theirs(config: Any) -> dict[str, Any]:
 
 
 def tokens_alike(config: Any, theirs: Any) -> int:
-    """Return the length of a chunk: longer texts are hashed, by rotations that transformers draws anew."""
+    """Return the length of a chunk: longer texts are hashed, with rotations that transformers draws at every call."""
     return min(config.lsh_attn_chunk_length, config.local_attn_chunk_length)
 
 
 NO_BIAS = "the bias of the vocabulary is in the checkpoint there, but acts in no output"
 OLD_BIAS = {"lm_head.bias": "lm_head.bias"}
-# the first that matches counts
+# the first entry that matches is used
 LM_HEAD = {"lm_head.decoder": "lm_head", **OLD_BIAS} if BIAS_ACTS else {**OLD_BIAS, "lm_head.decoder": "lm_head"}
 
 REFORMER = Counterpart(
