@@ -365,5 +365,6 @@ def measure_memory(
 
 def is_memory_measured(row: dict[str, Any], settings: dict[str, Any]) -> bool:
     """Return whether a row is of ours or dense, long enough, and was timed forward and backward."""
-    is_own = row["contestant"] in (DENSE, *settings["backends"])
-    return is_own and row["tokens"] >= settings["memory_from"] and "milliseconds" in row["forward_backward"]
+    return (
+        is_own(row, settings) and row["tokens"] >= settings["memory_from"] and "milliseconds" in row["forward_backward"]
+    )

@@ -296,7 +296,7 @@ def factors(best: Round, ideal: float, dense_rates: dict[str, float]) -> dict[st
     computed = sum(kernel["pairs"] / dense_rates[kernel["direction"]] for kernel in best.kernels)
     in_place = sum(best.purposes.get(name, 0.0) for name in set(KERNELS.values()))
     found = {
-        "block granularity": ideal / computed,
+        GRANULARITY: ideal / computed,
         "kernel speed": computed / alone,
         "kernel in place": alone / in_place,
         "kernel share": in_place / sum(best.purposes.values()),

@@ -48,10 +48,6 @@ class Timing:
         """Median time in seconds."""
         return statistics.median(self.seconds)
 
-    def speed(self, units: float) -> dict[str, float]:
-        """Return units per second if one repeat handles `units`; see `summarize`."""
-        return summarize([units / seconds for seconds in self.seconds])
-
     def duration(self, units: float) -> dict[str, float]:
         """Return milliseconds per unit if one repeat handles `units`; see `summarize`."""
         return summarize([1000 * seconds / units for seconds in self.seconds])
@@ -59,10 +55,6 @@ class Timing:
     def record(self, units: float) -> dict[str, Any]:
         """Return "milliseconds" per unit as in `duration`, and "samples", the values of all repeats, in JSON types."""
         return {"milliseconds": self.duration(units), "samples": [1000 * each / units for each in self.seconds]}
-
-    def speed_against(self, other: "Timing") -> dict[str, float]:
-        """Return how many times faster this case is than `other`; see `times_faster`."""
-        return times_faster(self.seconds, other.seconds)
 
 
 def times_faster(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:

@@ -153,9 +153,6 @@ BIG_BIRD = Counterpart(
 )
 
 
-SELF_ATTENTION = "encoder.layers.*.self_attn"
-
-
 def bigbird_pegasus_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     """Return the fields of our config that are not simply copied from theirs.
 
@@ -195,8 +192,8 @@ BIGBIRD_PEGASUS = Counterpart(
         **bart.LEARNED_POSITIONS,
         "encoder.layernorm_embedding": "encoder.norm",
         "decoder.layernorm_embedding": "decoder.norm",
-        **bart.projections(f"{SELF_ATTENTION}.self", SELF_ATTENTION),
-        f"{SELF_ATTENTION}.output": f"{SELF_ATTENTION}.o_proj",
+        **bart.projections(f"{bart.SELF_ATTENTION}.self", bart.SELF_ATTENTION),
+        f"{bart.SELF_ATTENTION}.output": f"{bart.SELF_ATTENTION}.o_proj",
     },
     heads=bart.HEADS,
     fields=bart.FIELDS,
