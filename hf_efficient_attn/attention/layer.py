@@ -55,7 +55,7 @@ def dense_attention(
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim].
         allowed: bool that broadcasts to [batch, heads, queries, keys]; None: all pairs. A query without keys gets 0.
-        bias: of the same shape, added to the scores.
+        bias: added to the scores, in a shape that broadcasts likewise.
         need_weights: if False, the second result is None.
         sinks, softcap: as for `attention`; the weights of a row with a sink sum to less than 1.
     """
@@ -180,7 +180,7 @@ def selected_rows() -> tuple[int, ...] | None:
 
 
 def rows_or_all(attend: AttendLayer) -> AttendLayer:
-    """Return `attend_layer` that computes the weights of the chosen rows one by one, or those of all queries."""
+    """Return `attend` extended by `weights_of_rows`: the weights of its rows are computed one by one."""
 
     @wraps(attend)
     def attend_layer(query: Tensor, key: Tensor, *states: Any, need_weights: bool = False, **options: Any) -> Any:

@@ -215,7 +215,7 @@ class BlockCosts:
         return tuple(tokens for tokens, _ in self.per_score)
 
     def of_score(self, block_tokens: int) -> float:
-        """Return the time per score in blocks of any length: that of the longest listed length up to it.
+        """Return the time per score for any block length, from the longest listed length that does not exceed it.
 
         >>> BlockCosts(((32, 1.2), (192, 1.0))).of_score(100)
         1.2

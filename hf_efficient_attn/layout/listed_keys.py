@@ -515,7 +515,7 @@ class ChosenTokens(ChosenKeys):
         self.check_tensor("tokens", states, {"queries": states.num_queries, "keys": None})
 
     def of_query(self, query: int, position: int) -> ChosenKeys:
-        """Return the choice of one query of the call, as that of a call with this query alone."""
+        """Return the choice for a call with only this query."""
         return replace(self, tokens=self.tokens[:, :, query : query + 1])
 
     def counts(
@@ -552,7 +552,7 @@ class ChosenBlocks(ChosenKeys):
             selection), the number of key heads, or that of query heads. -1 and indices out of range select no block; a
             block listed twice counts once.
         block_tokens: how many keys a block has.
-        queries_per_choice: how many neighbouring queries of the call share a selection.
+        queries_per_choice: how many consecutive queries of the call share a selection.
         counted_from: "document": blocks are counted from the first token of the query's document, so that padding and
             packing change nothing; "axis": from the first key of the call.
     """
@@ -576,7 +576,7 @@ class ChosenBlocks(ChosenKeys):
         self.check_tensor("blocks", states, {"choices": num_choices, "blocks": None})
 
     def of_query(self, query: int, position: int) -> ChosenKeys:
-        """Return the choice of one query of the call, as that of a call with this query alone."""
+        """Return the choice for a call with only this query."""
         choice = query // self.queries_per_choice
         return replace(self, blocks=self.blocks[:, :, choice : choice + 1], queries_per_choice=1)
 

@@ -168,7 +168,7 @@ class SoftSpan(Label):
         """Return log m_z(x)."""
         room, lowest = self._room(value, label), log(NO_WEIGHT) + 1.0
         # log(0) would take ten times as long, and its gradient would be NaN
-        # flex looks scores up under transforms, which have no clamp_
+        # flex computes scores under transforms, which have no clamp_
         is_seen = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
         if is_seen or (torch.is_grad_enabled() and value.requires_grad):
             return threshold(hardtanh(room / self.ramp, NO_WEIGHT, 1.0).log(), lowest, -inf)

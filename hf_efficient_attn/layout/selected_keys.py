@@ -284,9 +284,9 @@ class ChosenKeys:
         return False
 
     def of_query(self, query: int, position: int) -> "ChosenKeys":
-        """Return the choice of one query of the call, as that of a call with this query alone.
+        """Return the choice for a call with only one query of this call.
 
-        query, position: its number in the call, and its position on the axis.
+        query, position: the number of the query in this call, and its position on the axis.
         """
         raise NotImplementedError
 

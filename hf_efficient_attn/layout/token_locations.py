@@ -103,7 +103,7 @@ def locations_on_host(tokens: TokenMask, num_keys: int) -> TokenLocations:
 
 
 def last_positions(locations: TokenLocations) -> Tensor:
-    """Return the last position of each token's document, int [batch, keys]; 0 where a token is masked.
+    """Return the last position of each token's document, int [batch, keys]; 0 for masked tokens.
 
     >>> key_mask, segment_ids = torch.tensor([[1, 1, 1, 1, 0]]).bool(), torch.tensor([[7, 7, 7, 8, 8]])
     >>> last_positions(token_locations(TokenMask(key_mask, segment_ids), 5, torch.device("cpu"))).tolist()

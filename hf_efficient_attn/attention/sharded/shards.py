@@ -120,7 +120,7 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class WideQueries:
-    """Queries of a document with so many keys that the queries are sent to the keys.
+    """Queries of a document that are sent to their keys, because this takes less traffic than to send the keys.
 
     Attributes:
         sequence: the index of the sequence among the distinct sequences of the batch.
