@@ -1,4 +1,4 @@
-"""From the tensors of a layer to its `AttentionCall`, and from there to the backend that computes it."""
+"""Builds the `AttentionCall` of a layer from its tensors, and passes it to the backend that computes it."""
 
 import difflib
 import functools
@@ -46,11 +46,11 @@ class LayerPattern:
         layer: the index of the layer, on which random patterns depend.
         is_own: whether this is the layer's own attention, not a pattern of the config.
         is_causal: whether this is the causal form of the config's pattern.
-        reads_all: whether every query reads every token: in a layer's own full attention, and in cross-attention, whose
-            queries and keys are of different sequences.
+        reads_all: whether every query attends to every token, as in a layer's own full attention and in
+            cross-attention, whose queries and keys are of different sequences.
         first_head, num_model_heads: which of the model's heads are computed; see `attention`.
         is_cross: whether queries and keys are of different sequences, whose positions the pattern relates.
-        shards: the processes that share each text, of which this one has some tokens; None: it has the whole text.
+        shards: the processes among which the tokens of each text are divided; None if this one has the whole text.
     """
 
     pattern: Pattern
@@ -65,10 +65,10 @@ class LayerPattern:
 
     @property
     def with_globals(self) -> "LayerPattern":
-        """What is followed where a token mask names global tokens, which read and are read in the layer's direction.
+        """This layer pattern for token masks with global tokens, which follow the direction of the layer.
 
-        A pattern that looks back only (`Band(4, 0)`) does not make a bidirectional layer causal: joined with global
-        tokens, even none, it may look ahead, as it does with those at given positions.
+        A pattern that only looks back (`Band(4, 0)`) does not make a bidirectional layer causal: joined with global
+        tokens, even none, it may look ahead, as it does with global tokens at given positions.
         """
         if self.is_own or self.is_causal or not self.pattern.is_causal:
             return self
@@ -78,8 +78,8 @@ class LayerPattern:
 # The position of the first query.
 
 
-# position of the first query on the axis of the keys, a tensor if a compiler cannot know it; None: queries are the last
-# keys
+# position of the first query on the axis of the keys, a tensor if a compiler cannot know it; None if queries are the
+# last keys
 QueryOffset = int | Tensor | None
 
 
@@ -92,7 +92,7 @@ def unknown_start(query_offset: QueryOffset) -> Tensor | None:
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# beyond these limits kernels, which compute in float32, would take a factor for infinity, or divide by 0
+# beyond these limits, a factor would be infinite or 0 in kernels, which compute in float32
 LARGEST_FACTOR, SMALLEST_CAP = 1e30, 1e-30
 
 
@@ -197,7 +197,7 @@ def check_numbers(
         kind = query_offset.dtype
         is_place = query_offset.numel() == 1 and not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
     else:
-        # `torch.export` counts cached tokens by a symbol
+        # in `torch.export`, the number of cached tokens is a symbol
         is_place = query_offset is None or is_integer(query_offset) or isinstance(query_offset, torch.SymInt)
     if not is_place:
         raise InputError(
@@ -231,7 +231,7 @@ def check_softcap(softcap: float | None) -> None:
 
 
 def check_selected_keys(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cross: bool, sinks: Tensor | None) -> None:
-    """Raise an error for chosen keys that do not fit q and k, or a mean of groups with sinks, or if ONNX is written."""
+    """Raise an error for chosen keys that do not fit q and k, for a mean of groups with sinks, and in ONNX export."""
     if chosen is None:
         return
     refuse_selected_keys()
@@ -249,10 +249,10 @@ def check_selected_keys(chosen: ChosenKeys | None, q: Tensor, k: Tensor, is_cros
 
 
 def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads: int | None) -> Tensor | None:
-    """Return the sinks of the heads of q; None: there are none.
+    """Return the sinks of the heads of q; None if there are none.
 
     Raises:
-        InputError: sinks for other heads, or not a floating-point tensor on the device of q.
+        InputError: the sinks are for other heads, or not a floating-point tensor on the device of q.
     """
     if sinks is None:
         return None
@@ -294,7 +294,7 @@ def check_terms(terms: Sequence[Term], q: Tensor) -> None:
             term.label.check(term.values)
 
 
-# What a pattern that chooses keys by their content becomes once there are queries and keys: a choice among keys.
+# Patterns that choose keys by content: they become a choice of keys once the queries and keys are known.
 
 
 def with_selected_keys(
@@ -306,18 +306,18 @@ def with_selected_keys(
     query_offset: int | Tensor | None,
     backend: str = AUTO,
 ) -> tuple[LayerPattern, ChosenKeys | None]:
-    """Return what a layer follows by position, and the keys that are chosen; without such a pattern, what it was given.
+    """Return the layer's pattern of positions and the chosen keys; the arguments, if it does not choose by content.
 
     Args:
         query, key: [B, H, Nq, D] and [B, Hkv, Nk, D], after rotary positions.
         query_offset, backend: as for `attention`.
 
     Raises:
-        InputError: keys were chosen already, or masks that do not fit.
+        InputError: keys are already chosen, or masks do not fit.
         UnsupportedBackendError: queries and keys are of different sequences.
     """
     pattern: Any = layer_spec.pattern
-    # what is no pattern is refused where the call is built
+    # a value that is not a pattern is refused when the call is built
     if not getattr(pattern, "chooses_by_content", False):
         return layer_spec, chosen
     if chosen is not None:
@@ -338,14 +338,14 @@ def with_selected_keys(
 
 
 def needs_selected_keys(backend: str) -> bool:
-    """Return whether the backend that was asked for computes nothing but choices, also those of all keys."""
+    """Return whether the requested backend needs a choice of keys, even if all keys are chosen."""
     return (preferred_backend() if backend == AUTO else backend) == gathered.NAME
 
 
 def planned_selected_keys(
     pattern: Any, num_heads: int, num_queries: int, num_keys: int, backend: str = AUTO
 ) -> tuple[Pattern, ChosenKeys | None]:
-    """Return what `with_selected_keys` would make of a pattern, with a choice that has a shape but no contents."""
+    """Return the result of `with_selected_keys` for a pattern, with a choice that has a shape but no contents."""
     if not pattern.chooses_by_content:
         return pattern, None
     if num_keys <= pattern.reads_all_up_to() and not needs_selected_keys(backend):
@@ -354,18 +354,18 @@ def planned_selected_keys(
     return Causal(), ChosenBlocks(blocks, pattern.block_tokens)
 
 
-# Tokens without any key, of which users are warned.
+# Warnings about tokens without any key.
 
 
-# of a pattern with a period up to this, one token of each residue class is asked whether it reads itself
+# if the period of a pattern is at most this, one token of each residue class is checked for attending to itself
 MAX_PERIOD = 64
 
 
 @cached()
 def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: int) -> None:
-    """Warn of the first position that may read no key, if there is one, once per pattern and length.
+    """Warn of the first position that may have no key, if there is one, once per pattern and length.
 
-    If every token reads only earlier ones, the first token cannot have a key, so that it causes no warning.
+    If every token attends only to earlier ones, the first token cannot have a key and causes no warning.
     """
     layout = Layout(pattern, num_heads, num_tokens, num_tokens, 0, layer).fitted
     firsts = [_first_unexpected(drawn, layout.num_keys) for _, _, drawn in layout.head_groups()]
@@ -384,18 +384,18 @@ def _first_unexpected(pattern: Pattern, num_tokens: int) -> int | None:
         return None
     period = pattern.period
     if period is not None and period <= MAX_PERIOD and all(pattern.allowed(token, token) for token in range(period)):
-        # every token reads itself
+        # every token attends to itself
         return None
     try:
         with work_budget("Looking for tokens without keys", share=SMALL_SHARE):
             return first_keyless(pattern, start, num_tokens - 1, num_tokens)
     except WorkLimitError:
-        # it is only for a warning
+        # a warning is not worth more work
         return None
 
 
 def first_keyless(pattern: Pattern, first: int, last: int, num_keys: int) -> int | None:
-    """Return the first query of first..last (inclusive) that may read no key; None: none was found.
+    """Return the first query of first..last (inclusive) that may have no key; None if there is none.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> first_keyless(Band(4, -1), 0, 9, 10), first_keyless(Band(4, 0), 0, 9, 10)
@@ -444,8 +444,8 @@ def build_call(
     """Return the call for checked states; see `attention` for the arguments.
 
     Raises:
-        ConfigurationError: a pattern that does not fit these heads or this length.
-        InputError: an argument that does not fit the states.
+        ConfigurationError: the pattern does not fit these heads or this length.
+        InputError: an argument does not fit the states.
     """
     check_numbers(layer_spec.pattern, scale, dropout, query_offset, layer_spec.layer)
     check_heads(layer_spec.first_head, layer_spec.num_model_heads)
@@ -471,11 +471,11 @@ def build_call(
 
 
 def layout_of(layer_spec: LayerPattern, query_offset: int | Tensor | None, q: Tensor, k: Tensor) -> Layout:
-    """Return a layer's pattern laid over q and k; it warns of tokens that the pattern leaves without keys.
+    """Return the layout of a layer's pattern over q and k, and warn of tokens that the pattern leaves without keys.
 
-    query_offset: if None, the queries are the last positions, or the first ones on an axis of their own. That is also
-        the guess for a tensor whose value is unknown while compiling: what asks where the queries are must be told
-        `unknown_start`, too.
+    query_offset: if None, the queries are the last positions, or the first ones on their own axis. This is also the
+        guess for a tensor whose value is unknown while compiling, so code that depends on the positions of the queries
+        needs `unknown_start` as well.
     """
     pattern, num_heads, num_queries, num_keys = layer_spec.pattern, q.shape[1], q.shape[2], k.shape[2]
     is_compiling = torch.compiler.is_compiling()
@@ -483,13 +483,13 @@ def layout_of(layer_spec: LayerPattern, query_offset: int | Tensor | None, q: Te
         query_offset = 0 if layer_spec.is_cross else num_keys - num_queries
     place = (num_heads, num_queries, num_keys, int(query_offset), drawn_layer(pattern, layer_spec.layer))
     heads = (layer_spec.first_head, layer_spec.num_model_heads, layer_spec.is_cross)
-    # lengths may be symbols to a compiler, and every step of decoding has one of its own
+    # not cached if lengths may be symbols of a compiler, and for decoding steps, each of which has another length
     return Layout(pattern, *place, *heads) if is_compiling or num_queries == 1 else _laid_out(pattern, *place, *heads)
 
 
 @cached()
 def _laid_out(*arguments: Any) -> Layout:
-    """Return the one layout of these arguments: what is kept of it is found by its identity, and not compared."""
+    """Return the same layout object for equal arguments, so that caches find it by identity without a comparison."""
     layout = Layout(*arguments)
     if not layout.is_cross and 0 < layout.num_queries == layout.num_keys:
         warn_of_keyless(layout.pattern, layout.num_model_heads or layout.num_heads, layout.num_keys, layout.layer)
@@ -517,14 +517,14 @@ def compute(
 
 
 def with_unit_keys(q: Tensor, k: Tensor, call: AttentionCall, backend: str) -> tuple[Tensor, AttentionCall]:
-    """Return keys at length 1 if the chosen keys of a call ask for them and its backend does not see to it."""
+    """Return keys scaled to length 1 if the choice of keys asks for it and the backend does not do it itself."""
     if call.chosen is None or not call.chosen.unit_keys or (k is q and backend == GATHERED):
         return k, call
     return unit(k), replace(call, chosen=replace(call.chosen, unit_keys=False))  # type: ignore[type-var]
 
 
 def _without_pairs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return the outputs of no queries, or of queries without any keys; not every kernel can be called with none."""
+    """Return the outputs without examples, queries or keys, which not every kernel can compute."""
     k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
     out = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
     lse = out.new_full(q.shape[:3], -torch.inf, dtype=lse_dtype(q))
@@ -537,11 +537,11 @@ def _without_pairs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tupl
 # What to write instead of arguments that other attention functions have.
 
 
-# what is said in place of a name, and the arguments of which a function must have one for that to be of use
+# (advice, arguments): the advice applies to functions that have at least one of these arguments
 MASK = "Padding is key_mask=mask.bool(), [B, Nk] with True for tokens; who reads whom is the pattern.", ("key_mask",)
 CAUSAL = "Give a causal pattern: Band(n, 0) for n tokens before each, or pattern & Causal().", ("pattern", "what")
 SCALE = "Write scale.", ("scale",)
-# of torch, transformers and flash-attn
+# arguments of torch, transformers and flash-attn
 INSTEAD = {
     "attention_mask": MASK,
     "attn_mask": MASK,
@@ -562,16 +562,16 @@ INSTEAD = {
     "length": ("Write query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
     "enable_gqa": ("Leave it out: k and v may have fewer heads than q.", ("k",)),
 }
-# inputs of models, and how alike a name must be that is taken for one of them misspelt: so alike that no argument of
-# another library is (`mm_token_type_ids`, `decoder_attention_mask`)
+# inputs of models, and how similar a name must be to count as a misspelling of one; arguments of other libraries
+# (`mm_token_type_ids`, `decoder_attention_mask`) are less similar
 INPUTS = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", "token_type_ids", "use_cache")
 SIMILARITY = 0.92
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:
-    """Raise InputError for the first of these arguments that is an input of models with a letter wrong.
+    """Raise InputError for the first of these arguments that is a misspelt input of models.
 
-    Models take, and ignore, arguments that they do not know, since libraries pass those of other models to all.
+    Models accept and ignore arguments that they do not know, since libraries pass arguments of other models to them.
 
     >>> refuse_misspelt(["num_items_in_batch", "attention_masks"])
     Traceback (most recent call last):

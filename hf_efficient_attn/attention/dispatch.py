@@ -1,7 +1,7 @@
-"""From the arguments of a call to the backend that computes it: checked and chosen once, and found by a key after that.
+"""Calls by plans: the first call checks its arguments and chooses a backend, and later calls find this plan by a key.
 
-Short calls spend less on their scores than on checks and on the choice of a backend, and models repeat them. So do
-steps of decoding, each with a length of its own.
+Short calls spend less time on their scores than on checks and on the choice of a backend, and models repeat them. So do
+decoding steps, each with another length.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def attend(
     """Return the output [B, H, Nq, Dv] and, if needed, its log-sum-exp; see `attention` for the arguments.
 
     Raises:
-        ConfigurationError, InputError, UnsupportedBackendError: as `attention`.
+        ConfigurationError, InputError, UnsupportedBackendError: as for `attention`.
     """
     if getattr(layer_spec.pattern, "chooses_by_content", False):
         q, k, v = checked_states(q, k, v, layer_spec.is_cross)
@@ -73,7 +73,7 @@ def attend(
     try:
         entry = None if key is None else _plans.find(key)
     except TypeError:
-        # what cannot be hashed is refused by the checks, or computed without a plan
+        # arguments that cannot be hashed are refused by the checks, or computed without a plan
         key = entry = None
     if entry is not None:
         return entry.value.run(q, k, v, tensors, need_lse)
@@ -83,7 +83,7 @@ def attend(
     if key is None:
         return compute(q, k, v, call, backend, need_lse)
     plan = plan_of(call, key[0], q.device)
-    # by another machine than that of the key if this was changed meanwhile
+    # if the machine was changed after the key was made, the plan is not kept
     plan = _plans.get(key, lambda: plan) if id(plan.machine) == key[1] else plan
     return plan.run(q, k, v, tensors, need_lse)
 
@@ -93,13 +93,14 @@ class Plan:
     """A call that was checked, and what computes it.
 
     Attributes:
-        call: without its tensors; of a step of decoding, that of some number of keys.
-        backend: its name; of a step, whose backend may depend on the number of keys, the name that was asked for.
-        is_step: whether it is for a single query that is the last of any number of keys.
+        call: the call without its tensors; for a decoding step, with an arbitrary number of keys.
+        backend: the name of the backend; for a decoding step, the requested name, since its backend may depend on the
+            number of keys.
+        is_step: whether this is a plan for a single query that is the last of any number of keys.
         has_tensors: whether the call has masks, terms, sinks or chosen keys.
-        machine: the machine by whose costs the backend was chosen; kept, so that no other gets its identity.
+        machine: the machine by whose costs the backend was chosen; kept alive, so that no other gets its id.
         is_cast: whether the states are cast for autocast.
-        direct: what the call passes to torch's SDPA, if it is no more than that.
+        direct: the direct call of torch's SDPA, if the call needs nothing else.
     """
 
     call: AttentionCall
@@ -142,7 +143,7 @@ class Plan:
         return AttentionCall(layout, call.inputs, tokens, tuple(terms), sinks, *numbers, chosen, call.lse_needs_grad)
 
 
-# without tensors but short masks of direct calls
+# plans hold no tensors except the short masks of direct calls
 _plans: BoundedCache[Plan] = BoundedCache(SMALL_BYTES)
 
 
@@ -158,7 +159,7 @@ def plan_of(call: AttentionCall, name: str, device: torch.device) -> Plan:
     is_step = call.layout.num_queries == 1 and not call.layout.is_cross
     direct: sdpa.DirectCall | sdpa.DirectStep | None = None
     if is_step:
-        # "auto" computes a step whose keys are neighbours so
+        # "auto" also computes a step with consecutive keys this way
         direct = sdpa.direct_step(call) if name in (AUTO, sdpa.NAME) else None
     else:
         name = select(call, name).NAME
@@ -171,22 +172,22 @@ def plan_of(call: AttentionCall, name: str, device: torch.device) -> Plan:
 def plan_key(
     q: Tensor, k: Tensor, v: Tensor, pattern: Any, numbers: tuple[Any, ...], tensors: Tensors, backend: str
 ) -> Key | None:
-    """Return everything that a plan depends on, the name of its backend first; None: the call has no plan.
+    """Return everything that a plan depends on, the name of its backend first; None if the call has no plan.
 
     Args:
-        numbers: all other arguments that are no tensors, the position of the first query first.
+        numbers: all other arguments that are not tensors, the position of the first query first.
 
     Raises:
         UnsupportedBackendError: under `torch.jit.trace`.
     """
-    # compilers and transforms see the call as it is; C functions, since each further line of Python is felt
+    # no plans under compilers and transforms; C functions are called, since every line of Python costs time here
     if torch.compiler.is_compiling():
         return None
     if torch._C._is_tracing():
         refuse_tracing()
     if torch._C._functorch.peek_interpreter_stack() is not None or not isinstance(backend, str):
         return None
-    # 1 equals True and 1.0, but is not refused where these are; no tensor is kept, nor compared
+    # types are part of the key, since 1 equals True and 1.0, which may be refused; tensors are not kept or compared
     types = tuple(map(type, numbers))
     if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and NUMBERS.issuperset(types)):
         return None
@@ -196,7 +197,7 @@ def plan_key(
         return None
     lengths: tuple[Any, ...] = (key_shape, value_shape)
     if shape[2] == 1 and not numbers[-1]:
-        # a step of decoding has one plan for all numbers of keys, and none if a caller says where its query is
+        # a decoding step has one plan for all numbers of keys, and none if the caller gives the position of its query
         if numbers[0] is not None or chosen is not None or key_shape[:3] != value_shape[:3]:
             return None
         lengths = (key_shape[:2], key_shape[3], value_shape[3])
@@ -216,9 +217,9 @@ def plan_key(
 def _kinds(
     tokens: TokenMask, terms: Sequence[Term], sinks: Any, chosen: Any, key_shape: torch.Size
 ) -> tuple[Any, ...] | None:
-    """Return whether terms or sinks are learned, and what a plan depends on of them, of masks and of chosen keys.
+    """Return whether terms or sinks need a gradient, then the properties of tensors on which a plan depends.
 
-    None: the checks must see them.
+    These are the properties of masks, terms, sinks and chosen keys. None if they have to be checked.
     """
     if not isinstance(terms, tuple | list) or not (chosen is None or isinstance(chosen, ChosenKeys)):
         return None
@@ -238,7 +239,7 @@ def _kinds(
         kinds.append(None if each is None else (each.dtype, each.device, each.shape))
         needs_grad = needs_grad or (each is not None and each.requires_grad)
     for number, mask in enumerate(masks):
-        # masks of keys are as long as these, and a step of decoding has one plan for all lengths
+        # masks of keys are as long as the keys, and a decoding step has one plan for all lengths
         if mask is not None and number < 3 and mask.shape != (key_shape[0], key_shape[2]):
             return None
         kinds.append(None if mask is None else (mask.dtype, mask.device, None if number < 3 else mask.shape))

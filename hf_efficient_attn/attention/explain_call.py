@@ -1,4 +1,4 @@
-"""What one layer's call of attention would be, and what is said about it: the backend and why, the pairs, the cost."""
+"""The attention call that a layer would make, and its explanation: the backend and why, the pairs, the cost."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from hf_efficient_attn.layout.selected_keys import ChosenKeys, States
 from hf_efficient_attn.layout.token_mask import NO_MASK
 
 CPU = torch.device("cpu")
-# pairs whose choice is counted
+# the maximum number of pairs among which selected ones are counted
 MOST_COUNTED = 1 << 30
 UNCONFIRMED = "Costs on {device} are estimates that no measurement has confirmed: they may be far off."
 IN_FLOAT32 = "GPUs compute float32 slowly, and flash refuses it. For bfloat16, give dtype=torch.bfloat16 (--dtype)."
@@ -56,7 +56,7 @@ def requested_call(
     if request.chosen is not None:
         chosen = request.chosen
     elif request.most_keys is not None and num_keys > request.most_keys:
-        # an indexer's, the same for all heads
+        # the choice of an indexer is the same for all heads
         chosen = ChosenTokens(torch.empty(1, 1, num_queries, request.most_keys, dtype=torch.int32, device="meta"))
     return AttentionCall(
         layout=Layout(pattern, request.num_heads, *lengths, layer, is_cross=layer_spec.is_cross),
@@ -70,7 +70,7 @@ def requested_call(
 
 
 def terms_of(labels: Iterable[Label], num_queries: int = 1) -> tuple[Term, ...]:
-    """Return terms with these labels, without values; by default they have the same ones for all queries."""
+    """Return terms with these labels and values without contents; by default, all queries share the same values."""
     return tuple(Term(torch.empty(1, 1, num_queries, each.num_values, device="meta"), each) for each in labels)
 
 
@@ -78,10 +78,10 @@ def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
     """Return the call with chosen keys.
 
     Raises:
-        InputError: they do not fit the call.
+        InputError: the chosen keys do not fit the call.
     """
     layout, inputs = call.layout, call.inputs
-    # where they are does not matter here
+    # any device is allowed here
     found = [each for each in chosen.tensors if isinstance(each, Tensor)]
     device = found[0].device if found else CPU
     batch_size = max((each.shape[0] for each in found if each.ndim), default=1)
@@ -91,7 +91,7 @@ def with_chosen(call: AttentionCall, chosen: ChosenKeys) -> AttentionCall:
 
 
 def explained(call: AttentionCall, request: LayerRequest, wanted: str, line: str | None = None) -> Explanation:
-    """Return what is said about a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
+    """Return the explanation of a call; `wanted`: a backend, or "auto"; `line`: which layer of which model it is."""
     selected_backend = select(call, _wanted(request, wanted))
     time, baseline = _own_times(call, request, selected_backend)
     explanation = Explanation(
@@ -145,7 +145,7 @@ def _own_times(call: AttentionCall, request: LayerRequest, selected_backend: Bac
 
 
 def with_beside(explanation: Explanation, beside: Explanation) -> Explanation:
-    """Return the explanation of all heads of a layer, of which some do something else."""
+    """Return the explanation of all heads of a layer from those of its first heads and its other heads."""
     return replace(
         explanation,
         allowed_pairs=explanation.allowed_pairs + beside.allowed_pairs,
@@ -158,7 +158,7 @@ def with_beside(explanation: Explanation, beside: Explanation) -> Explanation:
 
 
 def joined_cost(parts: Sequence[Explanation]) -> float:
-    """Return the estimated time of several calls together over that of their baselines."""
+    """Return the estimated time of several calls together, divided by that of their baselines."""
     baselines = [baseline_time(each) for each in parts]
     return sum(each.relative_cost * time for each, time in zip(parts, baselines, strict=True)) / sum(baselines)
 
@@ -177,7 +177,7 @@ def _wanted(request: LayerRequest, wanted: str) -> str:
 
 
 def _with_bias(explanation: Explanation) -> Explanation:
-    """Return the explanation of a layer that adds a matrix to its scores, as it would without a pattern."""
+    """Return the explanation of a layer that computes all pairs because it adds a matrix to its scores."""
     reason = "the layer adds a matrix to its scores (position_bias), which takes all pairs, whatever the pattern."
     return replace(
         explanation,
@@ -188,7 +188,7 @@ def _with_bias(explanation: Explanation) -> Explanation:
 
 
 def requested_pairs(call: AttentionCall, request: LayerRequest) -> int:
-    """Return how many pairs a call reads in all heads, also of a pattern that chooses them by content."""
+    """Return how many pairs are selected and allowed in all heads, also for a pattern that chooses by content."""
     pattern = request.layer_spec.pattern
     if pattern.chooses_by_content:
         return call.layout.num_heads * pattern.num_pairs(*call.layout.extent)
@@ -200,7 +200,7 @@ def requested_pairs(call: AttentionCall, request: LayerRequest) -> int:
 
 @cached()
 def most_pairs(layout: Layout, most_keys: int, reads_self_last: bool) -> int:
-    """Return how many pairs a layout allows, in all heads, of queries that read at most so many keys.
+    """Return how many pairs a layout allows in all heads if each query attends to at most `most_keys` keys.
 
     >>> from hf_efficient_attn.patterns.bands import Causal
     >>> most_pairs(Layout(Causal(), num_heads=2, num_queries=5, num_keys=5), 3, reads_self_last=False)
@@ -224,7 +224,7 @@ def allowed_pairs(layout: Layout) -> int:
 
 
 def selected_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
-    """Return how many pairs are chosen and allowed, in all heads; without contents, the most that can be."""
+    """Return how many pairs are selected and allowed, in all heads; for tensors without contents, the maximum."""
     layout, num_key_heads = call.layout, call.inputs.num_key_heads
     if any(each is not None and each.is_meta for each in chosen.tensors):
         return min(allowed_pairs(layout), chosen.most_pairs(layout, num_key_heads))
@@ -262,7 +262,7 @@ def _reason(call: AttentionCall, name: str, wanted: str, selected_backend: Backe
     if not isfinite(cost):
         return remark
     sentence = remark.removesuffix(".")
-    # costs are not compared where one is known to be the fastest
+    # costs are not compared if one backend is known to be the fastest
     if selected_backend.is_fastest(call):
         share = other.computed_pairs(call) / max(1, selected_backend.computed_pairs(call))
         sentence = f"{sentence}, here {share:.0%} as many pairs as {selected_backend.NAME}"

@@ -17,11 +17,11 @@ from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.config_spec import write_expression
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# What a choice of keys lets a query read, in words, for explanations.
+# A choice of keys in words.
 
 
 def selection_in_words(chosen: ChosenKeys) -> str:
-    """Return the most that a query reads, by the shapes of the choice.
+    """Return what a query attends to at most, according to the shapes of the choice.
 
     >>> import torch
     >>> selection_in_words(ChosenBlocks(torch.zeros(1, 1, 4, 3, dtype=torch.int32), block_tokens=512))
@@ -50,19 +50,19 @@ def selection_in_words(chosen: ChosenKeys) -> str:
 
 
 MEBIBYTE = 2**20
-# lists of positions can be of any length
+# longer patterns are cut, since lists of positions can have any length
 PATTERN_LETTERS = 1000
-# of a line where there is no terminal, and of the text beside the name of a row in a terminal that is narrow
+# the width of a line without a terminal, and the minimum width of the text next to the name of a row
 COLUMNS, FEWEST_COLUMNS = 110, 30
 
 
 @dataclass(frozen=True)
 class AllLayers:
-    """What the attention of all layers of a model costs together, or of one part of an encoder-decoder.
+    """The total cost of attention in all layers of a model, or of one part of an encoder-decoder.
 
     Attributes:
         num_layers: how many layers have attention.
-        relative_cost: estimated time of all of them over that of their baselines.
+        relative_cost: estimated time of all of them, divided by that of their baselines.
         baseline: what would be computed without patterns, as in `Explanation`.
     """
 
@@ -90,14 +90,14 @@ class Explanation:
         total_pairs: all pairs of queries and keys, in all heads.
         baseline: what would be computed without the pattern: "dense causal attention", whose kernels skip most of what
             lies above the diagonal, or "dense attention".
-        relative_cost: estimated time over that of the baseline.
+        relative_cost: estimated time, divided by that of the baseline.
         memory_bytes: estimated peak memory of one example, beyond its inputs.
         costs_of: the machine whose measured costs were used to compare backends, and their source.
         model: the model and its layer; None: a pattern was explained.
         notes: what the numbers leave out, in sentences.
-        exchange: the bytes that processes which share a sequence send; None: one process has the whole sequence.
-        beside: the explanation of the other heads of the layer, where heads differ. Pattern, call, backend and reasons
-            are then those of the first heads; pairs, cost and memory are those of all heads.
+        exchange: the bytes sent by the processes that share a sequence; None: one process has the whole sequence.
+        beside: the explanation of the other heads of the layer, if heads differ. Pattern, call, backend and reasons are
+            then those of the first heads; pairs, cost and memory are those of all heads.
         all_layers: the cost of all layers of the model, or of a part of an encoder-decoder; None: a pattern was
             explained, or a note says why it is unknown.
     """
@@ -126,7 +126,7 @@ class Explanation:
 
     @property
     def num_heads(self) -> int:
-        """How many heads the layer has."""
+        """The number of heads of the layer."""
         return self.call.layout.num_heads + (0 if self.beside is None else self.beside.num_heads)
 
     @property
@@ -140,7 +140,7 @@ class Explanation:
         return self.computed_pairs / self.total_pairs
 
     def _elsewhere(self) -> str:
-        """Return what "auto" chooses where more is installed than here, if that differs."""
+        """Return a note on the backend that "auto" may choose if more packages are installed, or an empty string."""
         device = self.call.inputs.device
         lacking = {name: backend.missing(self.call) for name, backend in BACKENDS.items()}
         found = next(((name, what) for name, what in lacking.items() if what is not None), None)
@@ -159,7 +159,7 @@ class Explanation:
 
     @property
     def answer(self) -> dict[str, str]:
-        """The first rows of the table: the backend, its cost against dense attention, and its memory."""
+        """The first rows of the table: the backend, its cost relative to dense attention, and its memory."""
         low = "; measured: 1.0 to 2.8 times this" if self.call.inputs.device == "cpu" else ""
         return {
             "backend": self.backend + self._elsewhere(),
@@ -172,7 +172,7 @@ class Explanation:
         """Return the table that `print` shows.
 
         Args:
-            columns: the width of a line in characters; None: the width of the terminal, or 110 where there is none.
+            columns: the width of a line in characters; None: the width of the terminal, or 110 if there is none.
             why: whether the table says why each of the other backends was not chosen.
         """
         layout, inputs = self.call.layout, self.call.inputs
@@ -200,7 +200,7 @@ class Explanation:
         columns = get_terminal_size((COLUMNS, 0)).columns if columns is None else columns
         width = max(map(len, rows)) + 2
         room = max(columns - width, FEWEST_COLUMNS)
-        # what can be copied, such as a path or a pattern without spaces, stays whole
+        # paths and patterns without spaces are not broken, so that they can be copied
         lines = {name: wrap(text, room, break_long_words=False, break_on_hyphens=False) for name, text in rows.items()}
         next_line = "\n" + " " * width
         return "\n".join(name.ljust(width) + next_line.join(each) for name, each in lines.items())
@@ -241,7 +241,7 @@ class Explanation:
 
 
 def _predicate(subject: str, sentence: str) -> str:
-    """Return a sentence for a row that names its subject already.
+    """Return a sentence for a row that already names its subject.
 
     >>> _predicate("flex", "flex computes whole blocks."), _predicate("flex", "sdpa was asked for.")
     ('computes whole blocks.', 'sdpa was asked for.')
@@ -250,7 +250,7 @@ def _predicate(subject: str, sentence: str) -> str:
 
 
 def shown_pattern(pattern: Pattern) -> str:
-    """Return a pattern as the command line takes it; of a very long one start and end, and where all of it is."""
+    """Return a pattern as the command line takes it; a very long one is cut, and the text says where to find it."""
     text = write_expression(pattern) if pattern.kind else shown(pattern, PATTERN_LETTERS)
     if len(text) <= PATTERN_LETTERS:
         return text
@@ -266,21 +266,22 @@ class LayerRequest:
 
     Attributes:
         layer_spec: the pattern of the layer, and its number.
-        num_heads, num_key_heads, head_dim, value_dim: of its queries, keys and values.
-        config: of the module that asks.
+        num_heads, num_key_heads, head_dim, value_dim: the sizes of its queries, keys and values.
+        config: the config of the module that asks.
         part: the part of an encoder-decoder.
-        is_causal: whether the layer reads the past only, whatever its pattern.
-        is_cross: whether it reads another sequence.
-        layer: its index; None: the module does not know it.
-        labels: of the terms of its scores, with values for each query.
-        fixed_labels: of those with the same values for all queries.
-        softcap: bound of its scores; None: there is none.
+        is_causal: whether the layer attends only to the past, whatever its pattern.
+        is_cross: whether it attends to another sequence.
+        layer: its index; None if the module does not know it.
+        labels: the labels of the terms of its scores that have values for each query.
+        fixed_labels: the labels of the terms that have the same values for all queries.
+        softcap: bound of its scores; None if there is none.
         has_sinks, has_bias: whether it has learned sinks, and whether it adds a matrix to its scores.
         backend: which backend it asks for.
         notes: what this leaves out, in sentences.
-        chosen: the keys that it chooses by what tokens say, as tensors on the device "meta"; None: it chooses none.
-        most_keys: how many of the chosen keys a query reads at most; with `chosen` None, how many an indexer chooses.
-        beside: what other heads of the layer ask for, where some do something else.
+        chosen: the keys that it chooses by content, as tensors on the device "meta"; None if it chooses none.
+        most_keys: how many of the chosen keys a query attends to at most; if `chosen` is None, how many an indexer
+            chooses.
+        beside: what the other heads of the layer ask for, if heads differ.
         sends_more: whether processes that share a text exchange more in the layer than its pattern needs.
     """
 
@@ -308,6 +309,6 @@ class LayerRequest:
 
     @property
     def alike(self) -> "LayerRequest":
-        """What is equal in layers that compute alike: all but their index, on which blocks depend that are drawn."""
+        """This request without the layer's index, which only affects random patterns; equal for equal layers."""
         beside = None if self.beside is None else self.beside.alike
         return replace(self, layer=None, layer_spec=replace(self.layer_spec, layer=0), beside=beside)

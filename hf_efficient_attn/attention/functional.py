@@ -1,4 +1,4 @@
-"""Attention as a function of tensors: with a pattern, and within the own segment of a pair of sequences."""
+"""Attention as a function of tensors: with a pattern, and within corresponding segments of two sequences."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
@@ -18,7 +18,7 @@ from hf_efficient_attn.patterns.bands import Full
 from hf_efficient_attn.patterns.config_spec import parse_pattern
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# a compiler cannot trace how it reads an expression
+# a compiler cannot trace the parser of expressions
 _parsed = torch.compiler.assume_constant_result(cached()(parse_pattern))
 
 
@@ -50,7 +50,7 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return softmax attention of every query over the keys that `pattern` allows, [B, H, Nq, Dv] in q's dtype.
 
-    The masks divide each example into documents: a document is a run of neighbouring tokens with one segment id, from
+    The masks divide each example into documents: a document consists of consecutive tokens with one segment id, from
     the first to the last token that is not masked. Positions count within a document, and no query attends to a key of
     another document. So padding on either side, other examples of the batch and packing change nothing. A masked token,
     and a query without any allowed key, has output 0, log-sum-exp -inf and no gradient.
@@ -87,20 +87,20 @@ def attention(
             `hf_efficient_attn.patterns`.
         scale: factor of the scores; None means 1 / sqrt(D).
         key_mask: bool [B, Nk], True = a token, False = padding.
-        segment_ids: int [B, Nk]; neighbours with equal ids form a document.
-        global_mask: bool [B, Nk], True = attends to its whole document and is attended by all of it, whatever the
+        segment_ids: int [B, Nk]; consecutive tokens with equal ids form a document.
+        global_mask: bool [B, Nk], True = attends to its whole document and is attended to by all of it, whatever the
             pattern says. If the pattern is known to be causal (`pattern.is_causal`), no token attends to later ones;
             write `pattern & Causal()` if your pattern is causal, but `is_causal` is False.
         terms: learned parts of the scores; see `Term`.
         sinks: one logit for each query head, [H], or [num_model_heads] for all heads of the model; differentiable. The
-            softmax of every query counts the logit as one more key without a value (GPT-OSS). The log-sum-exp counts
-            it, too, and a token without any key has output 0 and log-sum-exp `sinks[h]`.
+            softmax of every query counts the logit as one more key without a value (GPT-OSS). The log-sum-exp also
+            counts it, and a token without any key has output 0 and log-sum-exp `sinks[h]`.
         softcap: bound c of the scaled scores, c · tanh(score / c), before terms are added (Gemma 2); None: no bound.
         dropout: probability with which an attention weight is dropped; as in torch's SDPA, give 0 in evaluation.
         backend: "auto", or the name of a backend. A named backend computes the call or raises an error; see `explain`.
         return_lse: return the pair (output, log-sum-exp [B, H, Nq] of each row in float32).
-        query_offset: position of the first query among the keys: an integer, or an integer tensor as static caches have
-            it. None: the queries are the last positions, as in cached decoding. With `cross` it is a position in the
+        query_offset: position of the first query among the keys: an integer, or an integer tensor as in static caches.
+            None: the queries are the last positions, as in cached decoding. With `cross` it is a position in the
             sequence of the queries, and None means 0.
         layer: index of the layer; random patterns depend on it.
         first_head: index in the model of the first head of q, if this process has only some of the heads. Random
@@ -110,12 +110,12 @@ def attention(
             `global_mask` is not allowed, and the pattern must be the same at every length.
         query_mask: with `cross`, bool [B, query_offset + Nq], True = a token, False = padding, for the sequence of the
             queries up to the last query. A masked query has output 0 and log-sum-exp -inf.
-        query_segment_ids: with `cross`, int [B, query_offset + Nq]; neighbours with equal ids form a document. Also
-            give `segment_ids`.
+        query_segment_ids: with `cross`, int [B, query_offset + Nq]; consecutive tokens with equal ids form a document.
+            Also give `segment_ids`.
         chosen: the keys selected for each query by content: `ChosenTokens`, `ChosenBlocks`, `KeyGroups` or
             `ChunkedOrder`. A query attends to those selected keys that the pattern, the documents and the masks allow.
-        lse_gradient: whether the log-sum-exp also has a gradient, which joining the outputs of several calls in one
-            softmax needs; see `join_attention`. Only with `return_lse`.
+        lse_gradient: whether the log-sum-exp also has a gradient, which is needed to join the outputs of several calls
+            in one softmax; see `join_attention`. Only with `return_lse`.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit together, a number that is out of range, or an argument
@@ -135,26 +135,26 @@ def attention(
     return out if lse is None or not return_lse else (out, lse)
 
 
-# Attention to all keys of the own segment, where queries and keys are different tokens: sentences and translations.
+# Attention to all keys of the same segment in another sequence, such as the translation of a sentence.
 
 
-# what `blocked` takes on CPUs, where a score of dense attention with a mask takes its width and SCORE_WIDTH more: for a
-# document, and for each pair of it as many times as much
+# the costs of `blocked` on CPUs, in units in which a score of dense attention with a mask costs its width plus
+# SCORE_WIDTH: the cost of a document, and the factor by which its scores cost more than those of dense attention
 WORK_PER_DOCUMENT, SCORE_WIDTH, TIMES_A_SCORE = 5_000_000, 16, 1.5
 
 
 def attend_own_segments(
     query: Tensor, key: Tensor, value: Tensor, tokens: TokenMask, scale: float, dropout: float, backend: str
 ) -> Tensor:
-    """Return the output [B, H, T, Dv] of queries that read the keys with the number of their own segment.
+    """Return the output [B, H, T, Dv] of queries that attend to the keys with their own segment id.
 
     Args:
         query: [B, H, T, D].
         key, value: [B, H, S, ·].
-        tokens: segments of both, and which keys are tokens.
+        tokens: the segments of queries and keys, and which keys are tokens.
         backend: as for `attention`.
     """
-    # it estimates costs without looking at documents
+    # "auto" estimates costs without looking at documents
     if backend == AUTO and preferred_backend() == AUTO and do_documents_pay(query, key, tokens):
         backend = blocked.NAME
     options: dict[str, Any] = {"dropout": dropout, "backend": backend, "cross": True}
@@ -165,9 +165,9 @@ def attend_own_segments(
 
 
 def do_documents_pay(query: Tensor, key: Tensor, tokens: TokenMask) -> bool:
-    """Return whether documents one by one are computed sooner than all pairs under a mask; known on CPUs alone."""
+    """Return whether computing documents one by one is faster than all pairs with a mask; known only on CPUs."""
     batch_size, num_heads, num_queries = query.shape[:3]
-    # dense attention reads the keys between the first and the last of a single query by itself
+    # for a single query, dense attention reads only the keys between its first and last key anyway
     if compiler.is_compiling() or query.device.type != "cpu" or num_queries == 1:
         return False
     num_keys = key.shape[2]

@@ -13,10 +13,10 @@ from hf_efficient_attn.layout.call import AttentionCall
 
 
 def with_lse_gradient(call: AttentionCall, return_lse: bool = True) -> AttentionCall:
-    """Return a call whose log-sum-exp is differentiable, where gradients are needed at all.
+    """Return a call whose log-sum-exp is differentiable, if gradients are needed at all.
 
     Raises:
-        InputError: the log-sum-exp is not asked for.
+        InputError: the log-sum-exp is not returned.
     """
     if not return_lse:
         raise InputError("lse_gradient=True needs the log-sum-exp, which is not returned. Set return_lse=True.")
@@ -53,7 +53,7 @@ def join_attention(parts: Sequence[tuple[Tensor, Tensor]], **unknown: NoReturn) 
         )
     stacked = torch.stack([lse for _, lse in parts])
     has_keys = (stacked.detach() > -torch.inf).any(0)
-    # the softmax of nothing but -inf would be NaN, and so would its gradient
+    # the softmax of a row of -inf would be NaN, and so would its gradient
     stacked = torch.where(has_keys, stacked, 0.0)
     shares = torch.where(has_keys, stacked.softmax(0), 0.0)
     out = sum(share[..., None] * out.to(share.dtype) for share, (out, _) in zip(shares, parts, strict=True))

@@ -1,4 +1,4 @@
-"""The attention of one layer, given its pattern and masks; by a matrix over all pairs; the weights of a few queries."""
+"""The attention of one layer with its pattern and masks, or with a matrix over all pairs; weights of a few queries."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
 from hf_efficient_attn.messages import warn_once
 
-# Attention with a given matrix over all pairs, or that returns one; it takes memory for all pairs.
+# Attention that takes or returns a matrix over all pairs. This takes memory for all pairs.
 
 
 def dense_attention(
@@ -55,7 +55,7 @@ def dense_attention(
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim].
         allowed: bool that broadcasts to [batch, heads, queries, keys]; None: all pairs. A query without keys gets 0.
-        bias: of the same shape, added to the scores.
+        bias: added to the scores, in a shape that broadcasts likewise.
         need_weights: if False, the second result is None.
         sinks, softcap: as for `attention`; the weights of a row with a sink sum to less than 1.
     """
@@ -72,7 +72,9 @@ def dense_attention(
 
 
 def added_and_keys(allowed: Tensor | None, bias: Tensor | None, query: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return what is added to the scores, in the dtype of `query`, and which queries have keys; None: nothing, all."""
+    """Return what is added to the scores, in the dtype of `query` (None: nothing), and which queries have keys (None:
+    all).
+    """
     if allowed is None:
         return None if bias is None else bias.to(query.dtype), None
     has_keys = allowed.any(-1, keepdim=True)
@@ -110,11 +112,11 @@ def _explicit(
     scores = cap(query @ key.transpose(-1, -2) * scale, softcap)
     scores = scores if added is None else scores + added
     if sinks is not None:
-        # the sink is one more key, whose weight is dropped
+        # the sink is one more key, whose weight is left out of the result
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
     weights = torch.softmax(scores, -1, dtype=lse_dtype(query)).to(query.dtype)
     weights = drop(weights[..., : key.shape[2]], dropout)
-    # before they are used, so that gradients flow through the weights that are returned
+    # masked before they are used, so that gradients flow through the returned weights
     weights = weights if has_keys is None else weights.masked_fill(~has_keys, 0)
     return weights @ value, weights
 
@@ -123,7 +125,7 @@ def check_matrix(name: str, matrix: Tensor, shape: tuple[int, int, int, int]) ->
     """Refuse a mask or bias that does not broadcast to [batch, heads, queries, keys].
 
     Raises:
-        InputError: names the shape, or a dtype that is neither bool nor floating-point.
+        InputError: the shape does not fit, or the dtype is neither bool nor floating-point.
     """
     fits = matrix.dim() == 4 and all(size in (1, full) for size, full in zip(matrix.shape, shape, strict=True))
     if not fits or matrix.shape[3] != shape[3]:
@@ -159,10 +161,10 @@ _selected_rows: list[tuple[int, ...]] = []
 
 @contextmanager
 def weights_of_rows(rows: Iterable[int]) -> Iterator[None]:
-    """Let models called with output_attentions=True return weights [batch, heads, rows, keys] of these queries alone.
+    """Make models called with output_attentions=True return weights [batch, heads, rows, keys] of these queries only.
 
-    They are the rows of the weights of all queries. Outputs are computed as without weights, so that time and memory
-    are those of a forward pass, and those of the rows. Not for generation, nor for cross-attention.
+    They equal the rows of the weights of all queries. Outputs are computed as without weights, so that time and memory
+    are those of a forward pass plus those of the rows. Generation and cross-attention are not supported.
     """
     own = tuple(rows)
     _selected_rows.append(own)
@@ -178,7 +180,7 @@ def selected_rows() -> tuple[int, ...] | None:
 
 
 def rows_or_all(attend: AttendLayer) -> AttendLayer:
-    """Return `attend_layer` that computes the weights of the chosen rows one by one, or those of all queries."""
+    """Return `attend` extended by `weights_of_rows`: the weights of its rows are computed one by one."""
 
     @wraps(attend)
     def attend_layer(query: Tensor, key: Tensor, *states: Any, need_weights: bool = False, **options: Any) -> Any:
@@ -216,7 +218,7 @@ def _of_row(
     position = row + (key.shape[2] - num_queries if query_offset is None else int(query_offset))
 
     def cut(tensor: Tensor | None) -> Any:
-        # what all queries share has one row, or that of the only query
+        # a tensor with a single row is shared by all queries
         return tensor if tensor is None or tensor.shape[2] < num_queries else tensor[:, :, row : row + 1]
 
     return {
@@ -257,15 +259,15 @@ def attend_layer(
     Args:
         query: [batch, heads, queries, head_dim].
         key, value: [batch, key heads, keys, head_dim], the cached ones first.
-        tokens: the mask of these keys, or of all keys, of which a PatternCache holds the last ones; for a text over
-            several processes, that of the whole text.
+        tokens: the mask of these keys, or of all keys if a PatternCache holds only the last ones; for a text divided
+            among several processes, the mask of the whole text.
         matrix: a mask that a user gave, [batch or 1, heads or 1, queries, keys].
         bias: added to the scores, [batch or 1, heads or 1, queries, keys].
         query_offset, terms, sinks, softcap, chosen: as for `attention`.
         need_weights: compute densely and return the weights, of all queries or of those of `weights_of_rows`.
 
     Raises:
-        InputError: a mask that does not belong to these queries and keys.
+        InputError: a mask does not belong to these queries and keys.
     """
     if layer_spec.shards is not None:
         refuse_on_shards(matrix is not None, bias is not None, need_weights, chosen is not None)
@@ -273,7 +275,7 @@ def attend_layer(
         out = attend_shard(query, key, value, layer_spec, layer_spec.shards, tokens, scale, dropout, **options)
         return out.transpose(1, 2).contiguous(), None
     if len(terms) > 0:
-        # torch alone would keep several numbers for each pair
+        # dense attention in torch would keep several numbers for each pair
         layer_spec = replace(layer_spec, reads_all=False)
     tokens = tokens_of_layer(tokens, layer_spec, key)
     if matrix is not None and not layer_spec.is_own:
@@ -302,13 +304,13 @@ def pairs_and_scores(
     terms: Sequence[Term],
     chosen: ChosenKeys | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return which query may read which key, and what is added to the scores, for attention over all pairs."""
+    """Return which pairs are allowed, and what is added to the scores, for attention over all pairs."""
     added = added_scores(matrix, bias, query, key)
     pairs = pairs_of(layer_spec, query_offset, tokens, matrix, query, key)
     if chosen is not None:
         check_keys_of_layer(chosen, query, key, layer_spec)
         pairs = open_pairs(pairs, added)
-    # the layout of cross-attention with a bias alone cannot be traced at any two lengths
+    # a bias alone needs no layout, and that of cross-attention cannot be traced for dynamic lengths
     if len(terms) > 0 or chosen is not None:
         layout = layout_of(layer_spec, query_offset, query, key)
         where = (layout, tokens, key.shape[1], lse_dtype(query), key.device, unknown_start(query_offset))
@@ -318,7 +320,7 @@ def pairs_and_scores(
 
 
 def check_keys_of_layer(chosen: ChosenKeys, query: Tensor, key: Tensor, layer_spec: LayerPattern) -> None:
-    """Raise InputError for a choice that does not fit, or has an output for each of its groups."""
+    """Raise InputError for a choice that does not fit, or whose groups have their own outputs or labels."""
     check_selected_keys(chosen, query, key, layer_spec.is_cross, None)
     if chosen.needs_groups:
         raise InputError(
@@ -328,7 +330,7 @@ def check_keys_of_layer(chosen: ChosenKeys, query: Tensor, key: Tensor, layer_sp
 
 
 def open_pairs(pairs: Tensor | None, added: Tensor | None) -> Tensor | None:
-    """Return the pairs, bool (None: all), without those that numbers which are added to the scores close."""
+    """Return the pairs, bool (None: all), without those that are closed by what is added to their scores."""
     if added is None:
         return pairs
     is_open = added > NEVER_READ
@@ -348,7 +350,7 @@ def tokens_of_layer(tokens: TokenMask, layer_spec: LayerPattern, key: Tensor) ->
 
 
 def check_shape(shape: tuple[int, int], layer_spec: LayerPattern, key: Tensor) -> None:
-    """Raise InputError if a mask of this shape, [batch, keys], was made for other keys than a layer's."""
+    """Raise InputError if a mask of this shape, [batch, keys], was not made for the layer's keys."""
     num_rows, width = shape
     num_keys = key.shape[2]
     # a PatternCache holds fewer keys than there are tokens
@@ -360,7 +362,7 @@ def check_shape(shape: tuple[int, int], layer_spec: LayerPattern, key: Tensor) -
 
 
 def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
-    """Return which keys some query may read by a matrix, bool [batch, keys]; the others are padding.
+    """Return which keys a matrix allows for at least one query, bool [batch, keys]; the others are padding.
 
     A pattern's positions count from the first of them, as with a padding mask.
     """
@@ -368,19 +370,19 @@ def readable_keys(matrix: Tensor, batch_size: int) -> Tensor:
 
 
 def _may_read(matrix: Tensor) -> Tensor:
-    """Return which pairs a matrix opens, bool of its shape."""
+    """Return which pairs a matrix allows, bool in its shape."""
     return matrix if matrix.dtype == torch.bool else matrix > NEVER_READ
 
 
 def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
-    """Raise InputError for a matrix under which no query reads the last key, where queries are taken for the last keys.
+    """Raise InputError if a matrix allows the last key for no query, since queries are assumed to be the last keys.
 
-    So it is in a cache that has room for later tokens. It is asked on CPUs alone, where reading waits for nothing, and
-    not while compiling.
+    This happens with a cache that has room for later tokens. It is checked only on CPUs, where reading the matrix does
+    not wait for a device, and not while compiling.
     """
     if torch.compiler.is_compiling() or matrix.device.type != "cpu" or num_queries == num_keys or matrix.ndim != 4:
         return
-    # every layer asks: the whole matrix is read where it is refused, and where it opens nothing
+    # every layer checks this, so the whole matrix is read only if it allows the last key for no query
     if not bool(_may_read(matrix[..., -1]).any()) and bool(_may_read(matrix).any()):
         raise InputError(
             f"attention_mask is a matrix of {num_keys} keys for {num_queries} new tokens, but none of them attends to "
@@ -397,7 +399,7 @@ def pairs_of(
     query: Tensor,
     key: Tensor,
 ) -> Tensor | None:
-    """Return which query may read which key, bool that broadcasts to [batch, heads, queries, keys]; None: all pairs.
+    """Return which pairs are allowed, bool that broadcasts to [batch, heads, queries, keys]; None if all are.
 
     A matrix that the user gave replaces the layer's own attention; a pattern restricts it further.
     """

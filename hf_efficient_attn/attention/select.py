@@ -19,12 +19,13 @@ from hf_efficient_attn.layout.tracing import shown
 
 AUTO = "auto"
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flash, flex, gathered, reference, sdpa)}
-# of standard operators alone, which ONNX has
+# backends that use only standard operators, which ONNX has
 WRITTEN = (sdpa.NAME, reference.NAME)
-# memory that a backend chosen by "auto" may take besides inputs and output; more only if all others take as much
+# the memory in bytes that a backend chosen by "auto" may take besides inputs and output; if it is more, MORE_THAN_LEAST
+# times the least memory of all backends that can compute the call
 MAX_WORKING_BYTES, MAX_WORKING_BYTES_OFF_CPU = 256 * MEBIBYTE, 2048 * MEBIBYTE
 MORE_THAN_LEAST = 2
-# ... or refuse the pattern
+# the same limit if no other backend can compute the call
 MAX_WORKING_BYTES_ALONE = 4096 * MEBIBYTE
 
 
@@ -96,7 +97,7 @@ def fastest(call: AttentionCall) -> str:
 
 
 def _known_fastest(call: AttentionCall) -> str | None:
-    """Return the backend that no other can beat; None: their costs have to be compared."""
+    """Return the backend that no other can beat; None if costs have to be compared."""
     for name, backend in BACKENDS.items():
         if backend.is_fastest(call) and backend.why_not(call) is None:
             return name
@@ -127,5 +128,5 @@ def _by_rank(call: AttentionCall) -> str:
     for name in ranked:
         if BACKENDS[name].why_not(call) is None:
             return name
-    # which says why not even the last of them can
+    # `select` then raises the error of this backend
     return ranked[-1]

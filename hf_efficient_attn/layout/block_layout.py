@@ -1,4 +1,4 @@
-"""BlockLayout: which blocks of keys each block of queries reads, compressed into runs of similar blocks."""
+"""BlockLayout: which keys each block of queries attends to, compressed into runs of similar blocks."""
 
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,18 +15,19 @@ from hf_efficient_attn.layout.transfer import send
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Neighbouring blocks of queries of equal length that read equally many keys each.
+    """Consecutive query blocks of equal length, each of which attends to the same number of keys.
 
-    Block b holds the queries from place `first_query + b * block_tokens`. Its keys are the `key_tokens` keys from place
-    `first_key + b * key_step`, or, with `gathered`, the keys of the listed gather blocks, each `gather_block`
-    neighbouring keys.
+    Block b holds the `block_tokens` queries that start at place `first_query + b * block_tokens`. Its keys are the
+    `key_tokens` keys that start at place `first_key + b * key_step`, or, if `gathered` is given, the keys of the listed
+    gather blocks, each of which holds `gather_block` consecutive keys.
 
     Attributes:
-        bias: [num_blocks or 1, block_tokens, key_tokens] of 0 and -inf; None: every query reads every key.
-        empty_rows: bool [num_blocks or 1, block_tokens], True for queries without any key; None: there are none.
-        gathered: int64 [num_blocks, key_tokens // gather_block], indices of gather blocks; None: keys are contiguous.
-        num_allowed: allowed pairs of all blocks; chunks cut from a run keep the number of the whole.
-        is_first: whether no run before it has queries of this one, in any head.
+        bias: [num_blocks or 1, block_tokens, key_tokens] of 0 and -inf; None if every query attends to every key.
+        empty_rows: bool [num_blocks or 1, block_tokens], True for queries without any key; None if there are none.
+        gathered: int64 [num_blocks, key_tokens // gather_block], indices of gather blocks; None if the keys of each
+            block are contiguous.
+        num_allowed: the number of allowed pairs in all blocks; a chunk cut from a run keeps the number of the run.
+        is_first: whether no earlier run has any of these queries, in any head.
     """
 
     first_query: int
@@ -44,16 +45,16 @@ class Run:
 
     @property
     def num_pairs(self) -> int:
-        """How many scores the run computes, allowed or not."""
+        """The number of scores that the run computes, allowed or not."""
         return self.num_blocks * self.block_tokens * self.key_tokens
 
     @property
     def num_keys(self) -> int:
-        """How many keys the run reads, counted once per block of queries."""
+        """The number of keys that the run reads, counted once per block of queries."""
         return self.num_blocks * self.key_tokens
 
     def cut(self, max_queries: int) -> Iterator["Run"]:
-        """Yield the run in chunks of about `max_queries` queries; only a run of one block is cut within a block."""
+        """Yield chunks of about `max_queries` queries; a block is cut only if it is the only block of the run."""
         if self.num_blocks == 1:
             yield from self._cut_block(max_queries)
             return
@@ -93,7 +94,7 @@ class CompiledPartition:
     Attributes:
         first_head, num_heads: the query heads that these runs are for.
         queries: indices of the queries in this order, counted from the first query of the call.
-        keys: positions of the keys in this order. Both are ranges, or int64 tensors on the device of the call.
+        keys: positions of the keys in this order. Each of both is a range or an int64 tensor on the device of the call.
     """
 
     first_head: int
@@ -107,7 +108,7 @@ class CompiledPartition:
         return {}
 
     def chunks(self, key: Hashable, max_queries: Callable[[Run], int]) -> tuple[tuple[Run, Run], ...]:
-        """Return each run with each of its chunks of about `max_queries(run)` queries; kept by key."""
+        """Return (run, chunk) for each chunk of about `max_queries(run)` queries; the result is cached under `key`."""
         found = self._chunks.get(key)
         if found is None:
             found = tuple((run, chunk) for run in self.runs for chunk in run.cut(max(1, max_queries(run))))
@@ -117,7 +118,7 @@ class CompiledPartition:
 
 @dataclass(frozen=True)
 class Blank:
-    """Queries of neighbouring heads that no run is the first to write: something is joined to them, or nothing."""
+    """Queries of consecutive heads that no run writes first: runs only join results to them, or none has them."""
 
     first_head: int
     num_heads: int
@@ -127,17 +128,17 @@ class Blank:
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
-    """A compiled layout: every allowed pair of every head lies, unmasked, in exactly one run.
+    """A compiled layout, in which every allowed pair of every head is unmasked in exactly one run.
 
     Attributes:
-        blanks: what has to be filled before the runs; the first of all runs with other queries writes these.
+        blanks: the queries to fill before any run is computed; all other queries are written by their first run.
     """
 
     partitions: tuple[CompiledPartition, ...]
     blanks: tuple[Blank, ...] = ()
 
     def on(self, device: torch.device) -> "BlockLayout":
-        """Return a layout of the CPU with its tensors on a device."""
+        """Return this layout, whose tensors are on the CPU, with its tensors on `device`."""
         if device.type == "cpu":
             return self
         holders = [*self.partitions, *(run for _, run in self.runs())]
@@ -157,27 +158,27 @@ class BlockLayout:
 
     @cached_property
     def num_pairs(self) -> int:
-        """How many scores are computed, allowed or not, in all heads."""
+        """The number of scores that are computed in all heads, allowed or not."""
         return sum(partition.num_heads * run.num_pairs for partition, run in self.runs())
 
     @cached_property
     def num_allowed(self) -> int:
-        """How many pairs are allowed in all heads."""
+        """The number of allowed pairs in all heads."""
         return sum(partition.num_heads * run.num_allowed for partition, run in self.runs())
 
     @cached_property
     def num_mask_bytes(self) -> int:
-        """Memory of all masks; views of one tensor count once."""
+        """The memory of all masks in bytes; views of one tensor count once."""
         return size_in_bytes([run.bias for _, run in self.runs()])
 
     @cached_property
     def num_gathered(self) -> int:
-        """How many keys are copied to their places in all heads, counted once per block of queries."""
+        """The number of keys that are gathered in all heads, counted once per block of queries."""
         return sum(partition.num_heads * run.num_keys for partition, run in self.runs() if run.gathered is not None)
 
     @cached_property
     def num_moved(self) -> int:
-        """How many queries of all heads are moved to their places in an order that is no range."""
+        """The number of queries in all heads that are copied because their order is not a range."""
         return sum(
             partition.num_heads * len(partition.queries)
             for partition in self.partitions
@@ -186,19 +187,19 @@ class BlockLayout:
 
     @cached_property
     def num_runs(self) -> int:
-        """How many runs there are; each costs a fixed time."""
+        """The number of runs, each of which costs a fixed time."""
         return sum(len(partition.runs) for partition in self.partitions)
 
 
-# How long the blocks of queries are: long ones are computed faster, short ones read fewer keys in vain.
+# Lengths of query blocks: long blocks take less time per score, short ones compute fewer scores that are not allowed.
 
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """The time of one score in blocks of each length, in scores of dense attention without a mask.
+    """The time per score in query blocks of each length, relative to dense attention without a mask.
 
     Attributes:
-        per_score: (queries in a block, time), the shortest blocks first.
+        per_score: (queries per block, time per score), in ascending order of length.
     """
 
     per_score: tuple[tuple[int, float], ...]
@@ -214,7 +215,7 @@ class BlockCosts:
         return tuple(tokens for tokens, _ in self.per_score)
 
     def of_score(self, block_tokens: int) -> float:
-        """Return the time of a score in blocks of any length: that of the longest listed ones that are no longer.
+        """Return the time per score for any block length, from the longest listed length that does not exceed it.
 
         >>> BlockCosts(((32, 1.2), (192, 1.0))).of_score(100)
         1.2
@@ -223,10 +224,10 @@ class BlockCosts:
         return shorter[-1] if shorter else self.per_score[0][1]
 
     def cheapest(self, lengths: set[int], num_keys: Callable[[int], int]) -> int:
-        """Return the length in whose blocks the scores of a query take the least time, the shorter one if in doubt.
+        """Return the block length with the least time per query, the shortest of them if several take equally long.
 
         Args:
-            num_keys: returns how many keys a block of a length reads.
+            num_keys: returns how many keys a block of a given length attends to.
 
         >>> BlockCosts(((32, 1.2), (192, 1.0))).cheapest({32, 192}, lambda tokens: 512 + tokens)
         32
@@ -236,10 +237,10 @@ class BlockCosts:
         return min(sorted(lengths), key=lambda tokens: self.of_score(tokens) * num_keys(tokens))
 
 
-# Which runs are the first of all their queries: their results are written, those of further runs joined to them.
+# First runs: the first run of its queries writes its results, and later runs join theirs to them.
 
 
-# more ranges of queries that nothing is written to are filled with all between them, in one go
+# if a head has more unwritten ranges of queries than this, a single range from the first to the last is filled
 MAX_RANGES = 16
 NOTHING, WRITTEN, JOINED = b"\x00", b"\x01", b"\x02"
 UNWRITTEN = re.compile(rb"[^\x01]+")
@@ -248,10 +249,10 @@ UNWRITTEN = re.compile(rb"[^\x01]+")
 def with_first_runs(
     partitions: list[tuple[Sequence[int], CompiledPartition]], num_heads: int, num_queries: int
 ) -> BlockLayout:
-    """Return the layout of some partitions, whose runs say whether they are the first of their queries.
+    """Return the layout of the partitions, with `is_first` set for each run.
 
     Args:
-        partitions: each with its queries in their order.
+        partitions: (queries, partition), with the queries in the order of the partition.
     """
     edges = {
         edge
@@ -267,10 +268,10 @@ def with_first_runs(
 
 
 class FirstRuns:
-    """What runs have written so far, as they are met in the order in which they are computed.
+    """Tracks which queries have been written while the runs are visited in the order in which they are computed.
 
     Args:
-        edges: the heads at which partitions begin and end: heads between two of them are alike.
+        edges: the heads at which partitions begin and end; heads between two edges belong to the same partitions.
     """
 
     def __init__(self, edges: set[int], num_queries: int) -> None:
@@ -278,7 +279,7 @@ class FirstRuns:
         self.states = {first: bytearray(num_queries) for first in self.edges[:-1]}
 
     def is_first(self, partition: CompiledPartition, rows: Sequence[int], run: Run) -> bool:
-        """Return whether no run was met yet that has queries of this one, and count it."""
+        """Return whether no earlier run has any of this run's queries, and record this run."""
         own = rows[run.first_query : run.first_query + run.num_blocks * run.block_tokens]
         states = [
             state
@@ -292,7 +293,7 @@ class FirstRuns:
         return is_first
 
     def blanks(self) -> Iterator[Blank]:
-        """Yield what has to be filled before the first run."""
+        """Yield the queries that have to be filled before the first run."""
         for first, stop in zip(self.edges, self.edges[1:], strict=False):
             ranges = [found.span() for found in UNWRITTEN.finditer(self.states[first])]
             if len(ranges) > MAX_RANGES:
@@ -302,14 +303,14 @@ class FirstRuns:
 
 
 def read(state: bytearray, rows: Sequence[int]) -> bytes:
-    """Return the bytes of some queries."""
+    """Return the states of some queries, one byte each."""
     if isinstance(rows, range):
         return bytes(state[slice_of(rows)])
     return bytes(map(state.__getitem__, rows))
 
 
 def write(state: bytearray, rows: Sequence[int], new: bytes) -> None:
-    """Replace the bytes of some queries."""
+    """Replace the states of some queries."""
     if isinstance(rows, range):
         state[slice_of(rows)] = new
         return
@@ -318,5 +319,5 @@ def write(state: bytearray, rows: Sequence[int], new: bytes) -> None:
 
 
 def slice_of(rows: range) -> slice:
-    """Return a range, which counts upwards from 0 or more, as a slice."""
+    """Return an ascending range that starts at 0 or more as a slice."""
     return slice(rows.start, rows.stop, rows.step)

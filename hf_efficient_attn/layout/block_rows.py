@@ -1,6 +1,4 @@
-"""Rows of blocks: what a block of queries reads, the partitions of a pattern that are computed apart, and their
-masks.
-"""
+"""Rows: blocks of queries and the keys that they attend to; the partitions of a pattern; the masks of runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +18,13 @@ from hf_efficient_attn.layout.dense_mask import MAX_MASK_BYTES as MAX_DENSE_MASK
 from hf_efficient_attn.patterns.intervals import Intervals, charge, size
 from hf_efficient_attn.patterns.pattern import Extent, Pattern, TokenOrder
 
-# if intervals fill more than this share of their hull, reading the gaps, too, is cheaper than gathering
+# if intervals fill at least this share of their hull, computing the gaps is cheaper than gathering
 DENSE_HULL = 0.8
 
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """A block of queries at places `first` … `first + tokens - 1`, and the places of the keys that it reads."""
+    """A block of queries at places `first` … `first + tokens - 1`, and the places of the keys that it attends to."""
 
     first: int
     tokens: int
@@ -35,38 +33,38 @@ class QueryBlock:
 
     @property
     def num_pairs(self) -> int:
-        """The number of pairs of its queries and the keys that they read."""
+        """The number of pairs of the block, allowed or not."""
         return self.tokens * size(self.intervals)
 
 
 def without_small_gaps(intervals: Intervals) -> Intervals:
-    """Return one interval instead of several that fill most of it."""
+    """Return the hull of the intervals if they fill most of it, otherwise the intervals themselves."""
     if len(intervals) > 1 and size(intervals) >= DENSE_HULL * (intervals[-1][1] - intervals[0][0]):
         return ((intervals[0][0], intervals[-1][1]),)
     return intervals
 
 
 def can_merge(row: QueryBlock, after: QueryBlock, max_pairs: int) -> bool:
-    """Return whether two neighbouring rows read the same keys and are small or full enough to be one block."""
+    """Return whether two consecutive rows with the same keys can be one block: both are full, or both are small."""
     if row.intervals != after.intervals:
         return False
     return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.intervals) <= max_pairs
 
 
 def union_of_parts(*parts: Intervals) -> Intervals:
-    """Return the intervals of all parts in their order, without joining any."""
+    """Return the intervals of all parts, sorted but not joined."""
     return tuple(sorted(interval for intervals in parts for interval in intervals))
 
 
 def row_step(group: list[QueryBlock]) -> int:
-    """Return how many keys after the previous row each row of a group starts to read."""
+    """Return the distance between the first keys of consecutive rows of a group."""
     return group[1].intervals[0][0] - group[0].intervals[0][0] if len(group) > 1 else 0
 
 
 def can_join(group: list[QueryBlock], row: QueryBlock) -> bool:
     """Return whether `row` continues the run of `group`."""
     last = group[-1]
-    # queries that read nothing have no row, and may lie in between
+    # there may be a gap between the rows, since queries without keys have no row
     if row.first != last.first + last.tokens:
         return False
     if row.tokens != last.tokens or row.is_full != last.is_full or size(row.intervals) != size(last.intervals):
@@ -77,21 +75,21 @@ def can_join(group: list[QueryBlock], row: QueryBlock) -> bool:
     return step >= 0 and (len(group) == 1 or step == row_step(group))
 
 
-# A pattern divided into partitions, each easy to compute in a token order of its own.
+# Partitions of a pattern, each of which is easy to compute in its own token order.
 #
-# Members of a union that keep the order of the tokens are one partition. Each of the others (dilation, scattered
-# globals) is a partition in the order that it asks for, without the pairs of the partitions before it.
+# Members of a union that keep the order of the tokens form one partition. Each other member (dilation, scattered global
+# tokens) has its own partition for each of the orders that it asks for, without the pairs of earlier members.
 
 
-# in tokens; keys are not gathered by shorter gather blocks, but one by one
+# in tokens; keys that would need shorter gather blocks are gathered one by one
 MIN_GATHER_BLOCK = 8
-# more members are computed as one partition, since each has to leave out the pairs of all before it
+# a union of more members is one partition, since each member has to leave out the pairs of all earlier ones
 MAX_MEMBERS = 32
-# up to this many orders of a member are always worth it
+# a member that asks for at most this many orders always gets them
 FEW_ORDERS = 64
-# about the fixed time of a run, in scores of dense attention without a mask, on any machine
+# the fixed time of a run is about that of this many scores of dense attention without a mask, on any machine
 SCORES_PER_RUN = 80_000
-# queries of the row by which work is estimated
+# number of queries in the row from which work is estimated
 ROW_TOKENS = 128
 
 
@@ -132,12 +130,12 @@ def partitions(pattern: Pattern, extent: Extent) -> tuple[PatternPartition, ...]
 
 
 def ordered(members: tuple[Pattern, ...], extent: Extent) -> list[tuple[Pattern, tuple[TokenOrder, ...]]]:
-    """Return (pattern, orders) in the order in which they claim pairs; all that keep the tokens' own order are one."""
+    """Return (pattern, orders) in the order in which they claim pairs; members in the tokens' own order are joined."""
     listed = [(member, worthwhile(member, member.token_orders(*extent), extent)) for member in members]
     natural = [member for member, orders in listed if orders == Pattern.token_orders(member, *extent)]
     rows = []
     if any(is_gathered(member, extent) for member in natural):
-        # keys that are gathered anyway include whole blocks of global keys; blocks of global queries come first
+        # keys are gathered anyway, so blocks of global keys are gathered with them; blocks of global queries come first
         blocks = [(member, orders) for member, orders in listed if member.granularity >= MIN_GATHER_BLOCK]
         natural += [member for member, orders in blocks if is_columns(orders, extent)]
         rows = [(member, orders) for member, orders in blocks if is_rows(orders, extent)]
@@ -147,7 +145,7 @@ def ordered(members: tuple[Pattern, ...], extent: Extent) -> list[tuple[Pattern,
 
 
 def worthwhile(pattern: Pattern, orders: tuple[TokenOrder, ...], extent: Extent) -> tuple[TokenOrder, ...]:
-    """Return the orders, or the tokens' own order if so many would take longer, or if some share pairs."""
+    """Return the orders, or the tokens' own order if the orders share queries or would take longer."""
     if not have_own_queries(orders):
         return Pattern.token_orders(pattern, *extent)
     if len(orders) <= FEW_ORDERS:
@@ -173,7 +171,7 @@ def have_own_queries(orders: tuple[TokenOrder, ...]) -> bool:
 
 
 def is_gathered(pattern: Pattern, extent: Extent) -> bool:
-    """Return whether a block in the middle reads several intervals of keys that differ from those of other blocks."""
+    """Return whether a block in the middle attends to several intervals of keys, in a pattern without a period."""
     num_queries, num_keys, query_offset = extent
     if pattern.period is not None:
         return False
@@ -183,18 +181,18 @@ def is_gathered(pattern: Pattern, extent: Extent) -> bool:
 
 
 def is_columns(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
-    """Return whether there is one order, with all queries in their own order, and keys that all of them read."""
+    """Return whether there is one order, with all queries in their own order, each of which attends to all its keys."""
     queries = range(extent.query_offset, extent.query_offset + extent.num_queries)
     return len(orders) == 1 and orders[0].local is None and orders[0].queries == queries
 
 
 def is_rows(orders: tuple[TokenOrder, ...], extent: Extent) -> bool:
-    """Return whether there is one order, with all keys in their own order, and queries that read all of them."""
+    """Return whether there is one order, with all keys in their own order, all attended to by each of its queries."""
     return len(orders) == 1 and orders[0].local is None and orders[0].keys == range(extent.num_keys)
 
 
 def neighbours(heads: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (first, count) of each run of neighbouring numbers.
+    """Return (first, count) of each run of consecutive numbers.
 
     >>> neighbours([0, 1, 2, 5])
     [(0, 3), (5, 1)]
@@ -203,19 +201,19 @@ def neighbours(heads: Sequence[int]) -> list[tuple[int, int]]:
     return [(run[0][1], len(run)) for run in runs]
 
 
-# The masks of runs: which pairs of a row of blocks are allowed, in memory that is linear in the length.
+# The masks of runs: which pairs of each row are allowed, in memory that is linear in the sequence length.
 #
-# If a partition is invariant along the sequence, the masks of all rows are parts of one sheet: the mask of one row over
-# all keys that any row can reach from its place.
+# If a partition is invariant along the sequence, the masks of its rows are slices of one sheet: the mask of one row
+# over the keys of all rows, each shifted to the place of this row.
 
 
-# of all masks of a layout together
+# limit for all masks of a layout together
 MAX_MASK_BYTES = 4 * 2**30
-# pairs that are looked at in the time of one step, for a pattern of one atom
+# number of pairs that are looked at in the time of one step, for a pattern with a single atom
 PAIRS_PER_STEP = 256
 # only masks with more entries are checked for rows that are all equal
 LARGE_MASK = 1 << 16
-# entries of the masks of rows that could be parts of a sheet, all together
+# a sheet is made only if it replaces masks with more entries than this, all together
 MAX_SINGLE_MASKS = 1 << 20
 CPU = torch.device("cpu")
 
@@ -242,10 +240,10 @@ class Budget:
         self.num_bytes = self.num_pairs = 0
 
     def expect(self, num_pairs: int, pattern: Pattern) -> None:
-        """Refuse to look at so many pairs of a pattern, before any mask is made.
+        """Charge for looking at `num_pairs` pairs of a pattern, before any mask is made.
 
         Raises:
-            MaskLimitError: together with earlier partitions they would take too many steps.
+            MaskLimitError: these pairs and those of earlier partitions would take too many steps.
         """
         self.num_pairs += num_pairs
         try:
@@ -261,7 +259,7 @@ class Budget:
         ) from cause
 
     def way_out(self) -> str:
-        """Return the part of a message about the backend with a mask over all pairs, if that could compute the call."""
+        """Return the part of the message that suggests a mask over all pairs; empty if that mask would be too large."""
         if self.num_dense_bytes > MAX_DENSE_MASK_BYTES:
             return ""
         return f"; or backend='sdpa', with a mask over all pairs of {self.num_dense_bytes / 2**30:.1f} GiB"
@@ -270,7 +268,7 @@ class Budget:
         """Return a mask of zeros.
 
         Raises:
-            MaskLimitError: the masks together would be too large.
+            MaskLimitError: all masks of the layout together would be too large.
         """
         self.num_bytes += 4 * prod(shape)
         if self.num_bytes > MAX_MASK_BYTES:
@@ -286,11 +284,11 @@ class RunMasks:
         self.sheets: dict[int, Sheet] = {}
 
     def prepare(self, rows: Iterable[QueryBlock], block_tokens: int) -> None:
-        """Make the sheets of an invariant partition, where they are smaller than the masks of all rows.
+        """Make the sheets of an invariant partition, for each length of rows whose masks are larger than their sheet.
 
         Args:
             rows: the rows that need masks.
-            block_tokens: the partition repeats itself, and rows start, at multiples of it.
+            block_tokens: the period of the partition; rows start at multiples of it.
         """
         of_tokens: dict[int, list[QueryBlock]] = {}
         for row in rows:
@@ -311,13 +309,13 @@ class RunMasks:
         """Refuse rows in which too many pairs would have to be looked at.
 
         Raises:
-            MaskLimitError: names how many.
+            MaskLimitError: there are too many; the message says how many.
         """
         looked_at = sum(row.num_pairs for row in rows if not (row.is_full or self.has_sheet(row)))
         self.budget.expect(looked_at, self.partition.target)
 
     def of(self, rows: list[QueryBlock]) -> Mask:
-        """Return the mask of a run of rows, which are of equal shape."""
+        """Return the mask of a run; all its rows have the same shape."""
         if all(row.is_full for row in rows):
             return Mask(None, None, sum(row.num_pairs for row in rows))
         sheet = self.sheets.get(rows[0].tokens)
@@ -326,17 +324,18 @@ class RunMasks:
         return self.single(rows)
 
     def has_sheet(self, row: QueryBlock) -> bool:
-        """Return whether the mask of a row is a part of a sheet."""
+        """Return whether the mask of a row is a slice of a sheet."""
         sheet = self.sheets.get(row.tokens)
         return sheet is not None and not row.is_full and len(row.intervals) == 1 and sheet.covers(row)
 
     def single(self, rows: list[QueryBlock]) -> Mask:
-        """Return a mask of its own; if all queries of a block read the same keys, one row is expanded to all.
+        """Return a mask made for these rows alone.
 
-        Blocks that are all alike share the mask of one.
+        If all queries of each block attend to the same keys, one row of the mask is expanded to all of them. If all
+        blocks are equal, they share one mask.
         """
         allowed = self.allowed(rows)
-        # `sum` would first copy them as integers
+        # `sum` would first make an integer copy
         num_allowed = int(allowed.count_nonzero())
         if num_allowed == allowed.numel():
             return Mask(None, None, num_allowed)
@@ -351,7 +350,7 @@ class RunMasks:
         return Mask(bias.expand(shape), empty_rows if has_empty else None, num_allowed)
 
     def allowed(self, rows: list[QueryBlock]) -> Tensor:
-        """Return which pairs are allowed, bool [rows, queries, keys]; all rows are of equal shape."""
+        """Return which pairs are allowed, bool [rows, queries, keys]; all rows have the same shape."""
         found = torch.empty(len(rows), rows[0].tokens, size(rows[0].intervals), dtype=torch.bool, device=CPU)
         num_rows = max(1, MAX_LOOKED_AT // rows[0].num_pairs)
         for first in range(0, len(rows), num_rows):
@@ -374,7 +373,7 @@ class RunMasks:
 
     @cached_property
     def tables(self) -> RowTables:
-        """The row intervals of all queries, asked for once."""
+        """The row intervals of all queries, computed once."""
         order = torch.arange(len(self.partition.order.queries))
         return RowTables(positions_at(self.queries, order)[None, :, None])
 
@@ -390,14 +389,14 @@ class RunMasks:
 
 
 def looks_at_pair(pattern: Pattern) -> int:
-    """Return how many looks at atoms tell whether a pattern allows a pair; in lookup tables it has to be searched."""
+    """Return how many steps decide whether a pattern allows a pair: one per atom, and more to search lookup tables."""
     return sum(1 + max(atom.table_sizes, default=0).bit_length() for atom in pattern.atoms())
 
 
 class Sheet:
-    """The masks of all rows of one length, which differ only in which keys they reach.
+    """A mask whose column slices are the masks of all rows of one length.
 
-    Attributes:
+    Args:
         first: the place of the first column, counted from the place of a row's first query.
         allowed, bias: [tokens, columns].
     """
@@ -407,7 +406,7 @@ class Sheet:
         self.counts = torch.nn.functional.pad(allowed.cumsum(1, dtype=torch.int32), (1, 0))
 
     def columns(self, row: QueryBlock) -> tuple[int, int]:
-        """Return the columns of a row's keys."""
+        """Return the range of columns of a row's keys."""
         ((start, stop),) = row.intervals
         return start - row.first - self.first, stop - row.first - self.first
 
@@ -417,7 +416,7 @@ class Sheet:
         return start >= 0 and stop <= self.bias.shape[1]
 
     def part(self, row: QueryBlock) -> Mask:
-        """Return the mask of a row, a view."""
+        """Return the mask of a row as a view."""
         start, stop = self.columns(row)
         counts = self.counts[:, stop] - self.counts[:, start]
         num_allowed = int(counts.sum())
@@ -429,12 +428,12 @@ class Sheet:
 
 
 def as_order(positions: Sequence[int]) -> range | Tensor:
-    """Return positions in the form that `positions_at` reads fast."""
+    """Return positions as a range or a tensor, for `positions_at`."""
     return positions if isinstance(positions, range) else torch.tensor(positions, dtype=torch.int64, device=CPU)
 
 
 def places_of(rows: Sequence[Intervals]) -> Tensor:
-    """Return the places that lie in the intervals of each row, int64 [rows, places]; every row has equally many."""
+    """Return the places in the intervals of each row, int64 [rows, places]; all rows have the same number of places."""
     starts, stops = torch.tensor([interval for intervals in rows for interval in intervals], device=CPU).unbind(1)
     counts = stops - starts
     last = counts.cumsum(0)
@@ -442,5 +441,5 @@ def places_of(rows: Sequence[Intervals]) -> Tensor:
 
 
 def positions_at(order: range | Tensor, places: Tensor) -> Tensor:
-    """Return the positions at some places of an order, of their shape."""
+    """Return the positions at `places` of an order, in the shape of `places`."""
     return places * order.step + order.start if isinstance(order, range) else order[places]

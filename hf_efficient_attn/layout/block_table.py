@@ -18,16 +18,16 @@ from hf_efficient_attn.layout.token_mask import NO_MASK, Document, TokenMask
 from hf_efficient_attn.layout.transfer import send
 from hf_efficient_attn.patterns.intervals import Intervals, intersect, normalize, union
 
-# An order of tokens in which global ones, which may be scattered, lie in few blocks: they come first.
+# An order of tokens that puts global tokens first, so that scattered ones lie in few blocks.
 
 
-# more global tokens than this part of all are left where they are
+# global tokens are left where they are if they are more than this fraction of all tokens
 MOST = 1 / 8
 
 
 @dataclass(frozen=True)
 class GlobalsFirst:
-    """First some tokens, then all others, both in the order of their positions.
+    """An order with some tokens first and all others after them, both in the order of their positions.
 
     >>> GlobalsFirst((2, 5), 7).positions().tolist()
     [2, 5, 0, 1, 3, 4, 6]
@@ -35,8 +35,8 @@ class GlobalsFirst:
     ((0, 1), (3, 5))
 
     Attributes:
-        chosen: positions of the first ones, sorted.
-        num_tokens: of all.
+        chosen: the sorted positions of the tokens that come first.
+        num_tokens: the number of all tokens.
     """
 
     chosen: tuple[int, ...]
@@ -58,7 +58,7 @@ class GlobalsFirst:
         return normalize(found)
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (place, first position, last position) for the positions start … stop - 1, in runs of neighbours."""
+        """Yield (place, first position, last position) of parts of start … stop - 1 whose places are consecutive."""
         first, last = bisect_left(self.chosen, start), bisect_left(self.chosen, stop)
         begin = start
         for index in range(first, last + 1):
@@ -71,9 +71,11 @@ class GlobalsFirst:
 
 
 def globals_first(layout: Layout, documents: tuple[tuple[Document, ...], ...] | None) -> GlobalsFirst | None:
-    """Return the order of a whole sequence with scattered global tokens; None: it has none, or is no such sequence.
+    """Return the order that moves scattered global tokens of a whole sequence to its start.
 
-    documents: those of each example; None: every example is one whole document.
+    Return None if queries and keys are not one whole sequence, or if it has no such tokens or too many.
+
+    documents: the documents of each example; None if every example is one whole document.
     """
     if layout.is_cross or layout.num_queries != layout.num_keys:
         return None
@@ -81,9 +83,9 @@ def globals_first(layout: Layout, documents: tuple[tuple[Document, ...], ...] | 
     for document in {document for listed in documents or NO_MASK.documents(1, layout.num_keys) for document in listed}:
         own: set[int] = set()
         for pattern in set(layout.of_document(document).head_patterns()):
-            # blocks of tokens fill those of a kernel where they are
+            # global blocks of tokens already fill blocks of the kernel
             own |= {each.position for each in pattern.global_positions() if each.block_tokens == 1}
-        # the first tokens of a document lie in few blocks; those of other examples would be moved with them in vain
+        # the first tokens of a document already lie in few blocks, and one order moves the tokens of all examples
         if own != set(range(len(own))):
             found |= {document.start + position for position in own}
     chosen = tuple(sorted(found))
@@ -100,12 +102,12 @@ MAX_TABLE_BYTES = 4 * 1024 * MEBIBYTE
 
 @dataclass(frozen=True, eq=False)
 class BlockTable:
-    """Key blocks per row of query blocks, each tensor int32, [batch or 1, heads or 1, rows] or [..., rows, blocks].
+    """The key blocks of each row of query blocks, int32 [batch or 1, heads or 1, rows] and [..., rows, blocks].
 
     Attributes:
         num_partial, partial: how many blocks of a row hold both allowed and other pairs, and their indices, which come
             first in the row.
-        num_full, full: the same for blocks that hold allowed pairs only.
+        num_full, full: the same for blocks that hold only allowed pairs.
     """
 
     num_partial: Tensor
@@ -128,8 +130,8 @@ def block_table(
 
     Args:
         layout: if there are documents, its pattern must be the same at every length.
-        documents: those of each example; None: every example is one whole document.
-        order: of queries and keys; None: that of their positions.
+        documents: the documents of each example; None if every example is one whole document.
+        order: the order of queries and keys; None for the order of their positions.
 
     Raises:
         InputError: the tables, with an entry for every pair of blocks, are larger than MAX_TABLE_BYTES.
@@ -167,7 +169,7 @@ def block_table(
 def _rows(
     layout: Layout, documents: tuple[Document, ...], head: int, block_tokens: int, order: GlobalsFirst | None
 ) -> list[tuple[Intervals, Intervals]]:
-    """Return, for each row of blocks, the keys that some of its queries read, and those that all of them read."""
+    """Return, for each row of blocks, the keys that any of its queries attends to, and those that all attend to."""
     num_rows = -(-layout.num_queries // block_tokens)
     outer: list[Intervals] = [()] * num_rows
     inner: list[Intervals] = [()] * num_rows
@@ -190,7 +192,7 @@ def _rows(
 
 
 def _row_parts(start: int, stop: int, block_tokens: int, order: GlobalsFirst | None) -> Iterator[tuple[int, int, int]]:
-    """Yield (row of blocks, first query, last query) for parts of the queries start … stop - 1, neighbours in a row."""
+    """Yield (row of blocks, first query, last query) of parts of start … stop - 1 that are consecutive in one row."""
     for place, begin, end in ((start, start, stop - 1),) if order is None else order.runs(start, stop):
         for row in range(place // block_tokens, (place + end - begin) // block_tokens + 1):
             first = begin + max(0, row * block_tokens - place)
@@ -198,7 +200,7 @@ def _row_parts(start: int, stop: int, block_tokens: int, order: GlobalsFirst | N
 
 
 def _placed(intervals: Intervals, distance: int, order: GlobalsFirst | None) -> Intervals:
-    """Return the places of positions that are counted from `distance`."""
+    """Return the places of intervals of positions that are counted from `distance`."""
     shifted = tuple((start + distance, stop + distance) for start, stop in intervals)
     return shifted if order is None else order.places(shifted)
 
@@ -218,7 +220,7 @@ def _difference(intervals: Intervals, taken: Intervals) -> Intervals:
 
 
 def _write(row: Tensor, intervals: Intervals) -> int:
-    """Put the numbers in `intervals` at the start of `row`, and return how many there are."""
+    """Write the numbers in `intervals` to the start of `row`, and return how many there are."""
     written = 0
     for start, stop in intervals:
         row[written : written + stop - start] = torch.arange(start, stop, dtype=row.dtype)
@@ -226,13 +228,13 @@ def _write(row: Tensor, intervals: Intervals) -> int:
     return written
 
 
-# Lists of the blocks that a kernel computes: how many each row of blocks has, and which, as a BlockMask holds them.
+# Lists of the blocks that a kernel computes, in the format of BlockMask: a count and indices for each row of blocks.
 
 
 def listed(is_listed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many columns each row has, int32 [..., rows], and all columns, its own first, int32 [..., columns].
+    """Return how many columns each row has, int32 [..., rows], and all columns with these first, [..., rows, columns].
 
-    is_listed: which columns a row has, bool [..., rows, columns].
+    is_listed: which columns each row has, bool [..., rows, columns].
     """
     numbers = is_listed.to(torch.int32)
     columns = torch.argsort(numbers, dim=-1, descending=True, stable=True)
@@ -255,14 +257,14 @@ def are_listed(counts: Tensor, indices: Tensor) -> Tensor:
 
 
 def by_column(counts: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many rows list each column, [..., columns], and their indices, [..., columns, rows], before the rest.
+    """Return how many rows list each column, [..., columns], and all rows with these first, [..., columns, rows].
 
-    torch does the same by vmap, which cannot be called within an operator. The arguments are those of `are_listed`.
+    torch computes this with vmap, which cannot be called within an operator. The arguments are those of `are_listed`.
     """
     return listed(are_listed(counts, indices).transpose(-1, -2))
 
 
-# The blocks of scores that hold selected pairs: found on the device, for every call anew.
+# The blocks of scores that hold selected pairs, found on the device in every call.
 
 
 BlockSize = tuple[int, int]
@@ -277,7 +279,7 @@ def selected_tables(
     device: torch.device,
     needs_grad: bool,
 ) -> tuple[Tensor, ...]:
-    """Return the tables of a BlockMask, made anew for every call: of its rows, and with gradients of its columns."""
+    """Return the tables of a BlockMask for one call: those of its rows and, if gradients are needed, of its columns."""
     partial, full = blocks_with_pairs(chosen, layout, tokens, documents, block_size, device)
     of_rows = (*listed(partial), *listed(full))
     if not needs_grad:
@@ -293,9 +295,9 @@ def blocks_with_pairs(
     block_size: BlockSize,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Return which blocks of scores may hold both pairs that are read and others, and which hold none but the first.
+    """Return which blocks of scores may be partial and which are full, bool [batch or 1, heads or 1, rows, columns].
 
-    bool [batch or 1, heads or 1, rows, columns]; all others hold no pair that is read.
+    A full block holds only pairs that are both selected and allowed; a block that is neither holds no such pair.
     """
     some, all_allowed = _allowed_blocks(layout, documents, block_size, device)
     of_selection = score_blocks(cast(ChosenBlocks, chosen), layout, tokens, block_size)
@@ -308,7 +310,7 @@ def blocks_with_pairs(
 def _allowed_blocks(
     layout: Layout, documents: Documents | None, block_size: BlockSize, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return which blocks hold pairs that the pattern and the documents allow, and which hold no others."""
+    """Return which blocks hold pairs that the pattern and the documents allow, and which hold only such pairs."""
     table = block_table(layout, documents, block_size, device)
     full = are_listed(table.num_full, table.full)
     return are_listed(table.num_partial, table.partial) | full, full
@@ -317,9 +319,10 @@ def _allowed_blocks(
 def score_blocks(
     chosen: ChosenBlocks, layout: Layout, tokens: TokenMask, block_size: BlockSize
 ) -> tuple[Tensor, Tensor]:
-    """Return which blocks of scores hold chosen pairs, and which hold no others, whatever the pattern and masks say.
+    """Return which blocks of scores hold chosen pairs, and which hold only chosen pairs, before patterns and masks.
 
-    bool [batch or 1, choosing heads, rows, columns]. Blocks that reach beyond the last query or key hold others.
+    Both are bool [batch or 1, choosing heads, rows, columns]. Blocks that reach beyond the last query or key are not
+    among the latter.
     """
     numbers, starts = (
         _each_once(in_range(chosen.blocks, layout.num_keys), layout.num_keys),
@@ -341,7 +344,7 @@ def score_blocks(
 
 
 def _each_once(numbers: Tensor, none: int) -> Tensor:
-    """Return numbers [..., k] in ascending order, with `none` instead of those that are named before in their row.
+    """Return numbers [..., k] in ascending order, with `none` in place of every repetition within a row.
 
     >>> _each_once(torch.tensor([3, 1, 3]), 9).tolist()
     [1, 3, 9]
@@ -356,11 +359,11 @@ def _counted(
 ) -> tuple[Tensor, Tensor]:
     """Return `score_blocks` of some heads, [heads, rows, columns], by counting the pairs in every block of scores.
 
-    What a query reads of its row of blocks is counted where it begins and ends, however long it is.
+    Each chosen block of keys is counted only where it begins and ends, so that its length costs nothing.
 
     Args:
-        numbers: the blocks of each query, [heads, queries, k].
-        starts: the key from which they are counted, [heads, queries, 1].
+        numbers: the chosen blocks of each query, [heads, queries, k].
+        starts: the key from which the blocks of a query are counted, [heads, queries, 1].
     """
     num_heads, num_queries, _ = numbers.shape
     query_tokens, key_tokens = block_size

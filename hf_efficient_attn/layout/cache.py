@@ -1,4 +1,4 @@
-"""Caches of results between calls: bounded in bytes, safe under threads, never "the last call"; the size of a value."""
+"""Thread-safe caches, limited in bytes, that keep results between calls; the size of a value in memory."""
 
 import weakref
 from collections import OrderedDict, deque
@@ -19,15 +19,15 @@ from hf_efficient_attn.patterns.pattern import Pattern
 # How much memory a value takes.
 
 
-# about what Python needs for an object
+# the approximate size of a Python object
 OBJECT_BYTES = 48
-# the attribute in which patterns, which nobody changes, and many keys hold, keep what they take
+# the attribute in which a pattern keeps its size, since patterns are immutable and part of many keys
 KEPT = "_size_in_bytes"
 NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def size_in_bytes(value: object) -> int:
-    """Return about how much memory a value takes: each storage of tensors once, and what Python objects hold.
+    """Return the approximate memory of a value in bytes; a storage that several tensors share counts once.
 
     >>> import torch
     >>> size_in_bytes(torch.zeros(1000)[:10]) - OBJECT_BYTES
@@ -40,7 +40,7 @@ def size_in_bytes(value: object) -> int:
         is_new = id(each) not in seen
         seen.add(id(each))
         total += OBJECT_BYTES * is_new
-        # most are numbers, which hold nothing else
+        # most values are numbers, which hold nothing else
         if not is_new or type(each) in NUMBERS:
             continue
         if isinstance(each, Tensor):
@@ -53,7 +53,7 @@ def size_in_bytes(value: object) -> int:
         elif isinstance(each, tuple | list | set | frozenset):
             total += 8 * len(each)
             if set(map(type, each)) == {int}:
-                # rows of long tables: all at once
+                # rows of long tables are counted at once
                 new = set(map(id, each)) - seen
                 total += OBJECT_BYTES * len(new)
                 seen |= new
@@ -64,13 +64,13 @@ def size_in_bytes(value: object) -> int:
         elif (known := _known_size(each)) is not None:
             total += known
         elif not callable(each):
-            # classes and functions take memory anyway
+            # classes and functions stay in memory anyway
             left += getattr(each, "__dict__", {}).values()
     return total
 
 
 def _known_size(value: object) -> int | None:
-    """Return what a value says that it takes, or what was found before; None: neither."""
+    """Return the size that a value states, or that of a pattern, which is computed once; None for other values."""
     if isinstance(value, type):
         return None
     known: int | None = getattr(value, "num_held_bytes", None)
@@ -86,18 +86,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MEBIBYTE = 2**20
-# for values that are small compared to the tensors of a call, such as drawn patterns and texts
+# for values that are small compared to the tensors of a call, such as patterns and plans
 SMALL_BYTES = 128 * MEBIBYTE
-# of all caches of the process together
+# limit for all caches of the process together
 MAX_TOTAL_BYTES = 512 * MEBIBYTE
-# about what Python needs for an entry
+# the approximate overhead of an entry
 ENTRY_BYTES = 512
 
 
 @dataclass(eq=False)
 class Entry(Generic[T]):
-    """A value, its size in bytes, the tensors that it was made of with their contents then, and whether it was used
-    since an eviction last spared it.
+    """A value, its size in bytes, the tensors from which it was made, copies of their contents, and whether it was used
+    since eviction last skipped it.
     """
 
     value: T
@@ -108,11 +108,13 @@ class Entry(Generic[T]):
 
 
 class BoundedCache(Generic[T]):
-    """Values by key. Those not used lately are evicted first when all of them together exceed `max_bytes`, or when
-    all caches together exceed MAX_TOTAL_BYTES and this one is the largest.
+    """Values by key, limited to `max_bytes`.
 
-    It is safe under threads: a value is complete before it can be found; threads that miss it at the same time each
-    build it, and all get the one that was stored first. A value larger than `max_bytes` is never kept.
+    Values that were not used recently are evicted first, when the cache exceeds `max_bytes`, or when all caches
+    together exceed MAX_TOTAL_BYTES and this one is the largest. A value larger than `max_bytes` is never kept.
+
+    The cache is thread-safe: a value can be found only when it is complete. Threads that miss a key of `get` at the
+    same time each build the value, and all get the one that was stored first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -120,7 +122,7 @@ class BoundedCache(Generic[T]):
         self.num_bytes = 0
         self._entries: OrderedDict[Hashable, Entry[T]] = OrderedDict()
         self._lock = Lock()
-        # keys of entries whose tensors are gone; weak references may die while this thread holds the lock
+        # keys of entries whose tensors were freed, which may happen while this thread holds the lock
         self._orphans: deque[Hashable] = deque()
         _caches.append(weakref.ref(self, _caches.remove))
 
@@ -128,29 +130,30 @@ class BoundedCache(Generic[T]):
         return len(self._entries)
 
     def get(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Return what `build()` returned when `key` was first used; the key says everything that it depends on.
+        """Return what `build()` returned when `key` was first used; the key must determine the value.
 
-        The value is shared, so nobody may change it.
+        The value is shared and must not be changed.
         """
         entry = self.find(key)
         return self._add(key, _outside_inference_mode(build), ()) if entry is None else entry.value
 
     def find(self, key: Hashable) -> Entry[T] | None:
         """Return the entry of `key`, or None."""
-        # reading needs no lock: a dict is safe by itself
+        # reading a dict is thread-safe without a lock
         entry = self._entries.get(key)
         if entry is not None:
             entry.is_used = True
         return entry
 
     def get_of(self, owners: Iterable[Tensor | None], key: Hashable, build: Callable[[], T]) -> T:
-        """As `get`, for a value that also depends on the contents of tensors; it is dropped when one of them is freed.
+        """Do the same as `get` for a value that also depends on the contents of tensors.
 
-        A tensor that was changed in place counts as another one. On the CPU its contents are compared, since writes
-        through `.data`, or through a numpy array that shares its memory, do not raise its version. On other devices,
-        where arrays share no memory, only the version is compared, and writes through `.data` go unnoticed: otherwise
-        the host would have to wait for the device. Tensors made under inference mode have no version, and those that a
-        CUDA graph returns are written by its next run without one; nothing is kept for them.
+        The value is dropped when one of the tensors is freed. A tensor that was changed in place counts as another one.
+        On the CPU its contents are compared, since writes through `.data`, or through a numpy array that shares its
+        memory, do not change its version. On other devices, where numpy arrays share no memory, only the version is
+        compared, because the host would have to wait for the contents; writes through `.data` go unnoticed there.
+        Nothing is kept for tensors made under inference mode, which have no version, or for tensors returned by a CUDA
+        graph, whose next run overwrites them without changing their version.
         """
         owners = tuple(owners)
         tensors = tuple(owner for owner in owners if owner is not None)
@@ -159,7 +162,7 @@ class BoundedCache(Generic[T]):
         entry = self.find_of(owners, key)
         if entry is not None:
             return entry.value
-        # before their contents are read
+        # versions are read before contents, so that a write in between leaves an entry that is never found
         key, contents = _key_of(owners, key), tuple(_contents(tensor) for tensor in tensors)
         return self._add(key, _outside_inference_mode(build), tensors, contents)
 
@@ -169,7 +172,7 @@ class BoundedCache(Generic[T]):
         tensors = tuple(owner for owner in owners if owner is not None)
         if any(map(may_change_unseen, tensors)):
             return None
-        # an identity may be reused when its owner is gone; its entry is then dropped, too
+        # the id of a freed tensor may be reused, so its entry must be dropped first
         self._drop_orphans()
         entry = self._entries.get(_key_of(owners, key))
         if entry is None or any(ref() is not owner for ref, owner in zip(entry.owners, tensors, strict=True)):
@@ -180,7 +183,7 @@ class BoundedCache(Generic[T]):
         return entry
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         with self._lock:
             self._entries.clear()
             self._orphans.clear()
@@ -205,7 +208,7 @@ class BoundedCache(Generic[T]):
         return value
 
     def shrink(self) -> None:
-        """Forget a value that was not used lately, or else mark those that were as unused."""
+        """Remove the oldest entry, or, if it was used recently, mark it as unused and as the newest."""
         with self._lock:
             if self._entries:
                 self._evict()
@@ -233,7 +236,7 @@ class BoundedCache(Generic[T]):
             try:
                 key = self._orphans.popleft()
                 entry = self._entries.get(key)
-                # another tensor may have got the identity, and an entry of its own
+                # another tensor may have the same id by now, with its own entry
                 if entry is not None and any(ref() is None for ref in entry.owners):
                     self._remove(key)
             except IndexError:
@@ -248,7 +251,7 @@ def _key_of(owners: Iterable[Tensor | None], key: Hashable) -> Hashable:
 
 
 def _contents(tensor: Tensor) -> Tensor | None:
-    """Return a copy of a tensor's contents; None: its version tells of changes, and reading would wait for a device."""
+    """Return a copy of a tensor on the CPU; None on other devices, where only versions are compared."""
     if tensor.device.type != "cpu":
         return None
     with _unseen(tensor):
@@ -256,13 +259,13 @@ def _contents(tensor: Tensor) -> Tensor | None:
 
 
 def may_change_unseen(tensor: Tensor) -> bool:
-    """Return whether other contents of a tensor could not be told from these, so that nothing may be kept for it.
+    """Return whether a tensor may change without a change of its version, so that nothing may be kept for it.
 
-    A compiled program with CUDA graphs returns the same tensors from every run, and writes them without a version.
+    A compiled program with CUDA graphs returns the same tensors from every run and does not change their versions.
     """
     if tensor.is_inference():
         return True
-    # the register of torch's cudagraph_trees; a program that is being traced asks nothing here
+    # the registry of torch's cudagraph_trees; traced code does not get here
     return tensor.device.type == "cuda" and bool(torch._C._is_cached_tensor(tensor))  # type: ignore[attr-defined]
 
 
@@ -270,19 +273,18 @@ def _is_unchanged(tensor: Tensor, contents: Tensor | None) -> bool:
     if contents is None:
         return True
     with _unseen(tensor):
-        # the tensor may also have got another shape or dtype through `.data`
+        # a write through `.data` may also have changed the shape or dtype
         return tensor.dtype == contents.dtype and torch.equal(tensor, contents)
 
 
 def _unseen(tensor: Tensor) -> AbstractContextManager[object]:
-    """Return a block whose operators no dispatch mode sees, unless the tensor needs one.
+    """Return a context in which no dispatch mode sees the operators, unless the tensor is of a subclass.
 
-    Selective checkpointing is such a mode, and takes an operator of the second forward alone for an error.
+    Selective checkpointing is such a mode, and raises an error for an operator that only the second forward runs.
     """
     return torch._C._DisableTorchDispatch() if type(tensor) is Tensor else nullcontext()
 
 
-# all caches
 _caches: list["weakref.ref[BoundedCache[Any]]"] = []
 
 
@@ -297,16 +299,16 @@ def _keep_total() -> None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """That a function refuses its arguments for the work that they would take, remembered as a result."""
+    """A cached WorkLimitError: the function refuses these arguments because they would take too much work."""
 
     error: type[WorkLimitError]
     message: str
 
 
 class Cached(Generic[P, T]):
-    """A function of hashable values that remembers its results in a `BoundedCache`; `cache_clear` forgets them.
+    """A function of hashable arguments that keeps its results in a `BoundedCache`; `cache_clear` removes them.
 
-    Each result is one question of `patterns/intervals.py`, and a refusal to answer it is remembered, too.
+    Each computation has its own work budget (see `patterns/intervals.py`); a refusal to exceed it is cached as well.
     """
 
     def __init__(self, function: Callable[P, T], max_bytes: int) -> None:
@@ -323,8 +325,8 @@ class Cached(Generic[P, T]):
         return value
 
     def function(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the function returns, without looking for it or keeping it."""
-        # longer layouts may take longer
+        """Call the function without the cache."""
+        # longer layouts get a larger budget
         num_rows = max((getattr(each, "num_rows", 0) for each in args), default=0)
         with work_budget("Laying this pattern out", num_rows=num_rows):
             return self.compute(*args, **kwargs)
@@ -336,17 +338,17 @@ class Cached(Generic[P, T]):
             return Refusal(type(error), *error.args)
 
     def cache_clear(self) -> None:
-        """Forget everything."""
+        """Remove all results."""
         self.cache.clear()
 
 
 def cached(max_bytes: int = SMALL_BYTES) -> Callable[[Callable[P, T]], Cached[P, T]]:
-    """Return a decorator that makes a function of hashable values remember its results."""
+    """Return a decorator that caches the results of a function of hashable arguments."""
     return lambda function: Cached(function, max_bytes)
 
 
 def _outside_inference_mode(build: Callable[[], T]) -> T:
-    # a tensor made under inference mode cannot be used in training later; without that mode gradients would be recorded
+    # a tensor made under inference mode cannot be used in training later; leaving the mode alone would enable gradients
     is_recording = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(is_recording):
         return build()

@@ -1,4 +1,4 @@
-"""AttentionCall: one call of attention as one value, with everything about it but q, k and v; sinks and soft caps."""
+"""AttentionCall: everything about one call of attention except q, k and v; attention sinks and soft caps."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 
 @dataclass(frozen=True)
 class Inputs:
-    """What q, k and v are like: everything that a backend must know about them to say whether it can compute a call.
+    """The properties of q, k and v that a backend needs to decide whether it can compute a call.
 
     Attributes:
         device: the type of the device, such as "cpu" or "cuda".
         head_dim, value_dim: the width of queries and keys, and of values.
-        num_key_heads: the number of heads of k and v, which divides that of the query heads.
+        num_key_heads: the number of heads of k and v, which divides the number of query heads.
         needs_grad: whether gradients of any of them, or of a term, will be needed.
         is_compiling: whether `torch.compile` or `torch.export` is tracing the call.
     """
@@ -40,26 +40,26 @@ class AttentionCall:
     """One call of attention, from the layer to the kernel.
 
     The layout is hashable, so that whatever is compiled from it can be cached. Anything that depends on an example, or
-    on the contents of its tokens, is a tensor besides the layout, never part of a pattern.
+    on the contents of its tokens, is a separate tensor, never part of the layout.
 
     Attributes:
         layout: the pattern over queries, keys and heads.
         inputs: what q, k and v are like.
         tokens: what differs between examples: padding, documents, chosen global tokens.
         terms: learned parts of the scores.
-        sinks: a logit for each of these heads, [heads], which every row's softmax counts as one more key; not scaled.
+        sinks: one logit per head, [heads], which the softmax of every row counts as one more key; not scaled.
         softcap: bound c of the scaled scores, c · tanh(score / c), before terms are added.
         scale: factor of the scores, before they are capped and terms are added.
         dropout: probability with which a weight is dropped.
         query_start: position of the first query as an integer tensor, instead of the layout's `query_offset`; only used
             while compiling, when its value is unknown.
-        chosen: which keys each query reads, of those that the pattern and the masks allow; None: all of them.
-        lse_needs_grad: whether the log-sum-exp that is returned will be differentiated, too.
+        chosen: the keys selected for each query, among those that the pattern and the masks allow; None for all.
+        lse_needs_grad: whether the returned log-sum-exp will be differentiated as well.
     """
 
     layout: Layout
     inputs: Inputs
-    # torch before 2.13 traces no class with an object as default
+    # torch before 2.13 cannot trace a class that has an object as a default
     tokens: TokenMask = field(default_factory=TokenMask)
     terms: tuple[Term, ...] = ()
     sinks: Tensor | None = None
@@ -72,7 +72,7 @@ class AttentionCall:
 
     @property
     def traits(self) -> Hashable:
-        """What a backend's cost, memory and refusal may depend on: everything but the contents of tensors."""
+        """Everything except the contents of tensors: a backend's cost, memory and refusals depend on nothing else."""
         labels = tuple(term.label for term in self.terms)
         exist = (self.tokens.is_empty, self.sinks is None, self.query_start is None)
         chosen = None if self.chosen is None else self.chosen.traits
@@ -81,7 +81,7 @@ class AttentionCall:
 
     @property
     def differentiates_lse(self) -> bool:
-        """Whether the log-sum-exp without sinks has a gradient: its own, or that of the sinks that join it."""
+        """Whether the log-sum-exp without sinks has a gradient: its own, or one through the sinks joined to it."""
         return self.lse_needs_grad or (self.sinks is not None and self.inputs.needs_grad)
 
     @property
@@ -92,13 +92,13 @@ class AttentionCall:
 
     @property
     def masked_queries(self) -> Tensor | None:
-        """The masked queries, bool [batch, 1, queries, 1]; None: there are none."""
+        """The masked queries, bool [batch, 1, queries, 1]; None if there is no mask."""
         mask = self.tokens.query_mask if self.layout.is_cross else self.tokens.key_mask
         return None if mask is None else ~mask[:, None, query_rows(self.layout, self.query_start), None]
 
 
 def inputs_of(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Inputs:
-    """Return what q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] are like.
+    """Return the properties of q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv].
 
     learned: further tensors that may require gradients, such as the values of terms.
     """
@@ -114,7 +114,7 @@ def inputs_of(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Inputs:
     )
 
 
-# Attention sinks and soft caps: a logit besides the keys of every row, and scores bounded by a hyperbolic tangent.
+# Attention sinks, extra logits in the softmax of every row, and soft caps, which bound scores by tanh.
 
 
 def cap(scores: Tensor, softcap: float | None) -> Tensor:
@@ -123,18 +123,18 @@ def cap(scores: Tensor, softcap: float | None) -> Tensor:
 
 
 def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and lse of rows whose softmax also counts a sink, which has no value.
+    """Return the output and the log-sum-exp of rows whose softmax also counts a sink, which has no value vector.
 
     out' = out · σ(lse − s) and lse' = log(exp(lse) + exp(s)); a row without keys has lse' = s, and a sink
     of -inf changes nothing. Source: GPT-OSS.
 
     Args:
-        out, lse: [B, H, N, D] and [B, H, N], those of attention without sinks.
+        out, lse: the output and log-sum-exp of attention without sinks, [B, H, N, D] and [B, H, N].
         sinks: s, a logit for each head, [H].
     """
     logits = sinks.to(lse.dtype)[:, None]
-    # rows without keys have output 0 whatever the share; masked, since -inf minus a sink of -inf is NaN
+    # lse is -inf in rows without keys, whose output is 0 anyway; masked, since -inf minus a sink of -inf is NaN
     excess = logits - lse.masked_fill(lse == -torch.inf, 0.0)
-    # σ(−excess), whose derivative by autograd is also right to rounding where it is near 1
+    # σ(−excess), in a form whose derivative by autograd is also accurate where the result is near 1
     share = torch.exp(-softplus(excess, threshold=50))
     return out * share[..., None].to(out.dtype), torch.logaddexp(lse, logits)

@@ -1,7 +1,7 @@
 """Compile a layout into a BlockLayout, without looking at all pairs.
 
-A share is divided into rows of blocks in its token order; rows that read alike become one run. If a pattern does not
-change along the sequence, only one row is looked at, and the others are its copies.
+Each partition is divided into rows of queries in its token order, and consecutive rows of the same form become one run.
+If a pattern does not change along the sequence, only one row is looked at, and the others are copies of it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,33 +36,34 @@ from hf_efficient_attn.patterns.pattern import Pattern
 
 # a pattern with a longer period or gather block does not get blocks of that length
 MAX_BLOCK_TOKENS = 512
-# rows that read the same keys are computed as one block if its mask has at most this many entries
+# rows that attend to the same keys are computed as one block if its mask has at most this many entries
 MAX_MERGED_PAIRS = 1 << 22
-# ... for rows that read all keys of their order
+# the same limit for rows that attend to all keys of their order
 MAX_MERGED_ORDER_PAIRS = 1 << 24
-# ... for rows of invariant partitions: longer ones would not share their mask with others
+# the same limit for rows of invariant partitions: longer rows would not share their mask with others
 MAX_MERGED_INVARIANT_PAIRS = 1 << 19
-# rows with more pairs are split: into the keys that all queries read and the rest, or interval by interval
+# rows with more pairs are split, either into the keys that all queries attend to and the rest, or by interval
 MAX_WHOLE_PAIRS = 1 << 17
-# near the ends of the sequence this many blocks are computed as one: it wastes some scores, but saves masks and calls
+# near the ends of the sequence this many blocks are computed as one, which wastes some scores but saves masks and calls
 EDGE_BLOCKS = 4
 MAX_EDGE_TOKENS = 384
-# intervals this long that all queries of a row read are read where they are, not gathered with others
+# intervals of at least this length that all queries of a row attend to are read in place, not gathered
 LONG_INTERVAL = 1024
-# ... unless there are more than this many, since each is a run of its own
+# if there are more of them than this, all are gathered, since each would need its own run
 MAX_LONG_INTERVALS = 4
 MAX_GATHER_BLOCK = 128
-# copies of one row with more pairs than this, all together, share one mask
+# copies of one row share one mask if they have more pairs than this together
 LARGE_RUN = 1 << 20
 CACHE_BYTES = 512 * MEBIBYTE
 
 
 @cached(CACHE_BYTES)
 def compile_layout(layout: Layout, costs: BlockCosts, device: torch.device) -> BlockLayout:
-    """Return the block layout; cached by value.
+    """Return the block layout, which is cached by the values of the arguments.
 
     Args:
-        costs: of the lengths that blocks of queries may have; patterns made of longer blocks use their own.
+        costs: the lengths that blocks of queries may have, and their costs; a pattern made of blocks may use its own
+            length.
         device: the device of the masks.
 
     Raises:
@@ -87,7 +88,7 @@ class PartitionCompiler:
     """Compiles one partition of a pattern."""
 
     def __init__(self, partition: PatternPartition, costs: BlockCosts, budget: Budget) -> None:
-        # tensors, since rows are looked up many times
+        # with tensors as tables, since rows are looked up many times
         self.target = partition.target.with_tables(torch.tensor)
         self.order = partition.order
         self.local_offset = self.order.local_query_offset
@@ -97,9 +98,10 @@ class PartitionCompiler:
         self.masks = RunMasks(partition, budget)
 
     def possible(self, wished: int) -> int:
-        """Return the length of blocks that comes closest to the desired one, or that of the pattern's own blocks.
+        """Return the possible block length for a desired one.
 
-        If the pattern is periodic, several of its blocks make a longer one; otherwise no two blocks read alike.
+        For a periodic pattern, this is a multiple of the period. For another pattern made of blocks, it is the length
+        of its blocks, since no two of them attend to the same keys.
         """
         local = self.order.local
         if local is None:
@@ -110,7 +112,7 @@ class PartitionCompiler:
         return own if MIN_GATHER_BLOCK <= own <= MAX_BLOCK_TOKENS else wished
 
     def num_keys_of_block(self, tokens: int) -> int:
-        """Return how many keys a block of so many queries reads in the middle of the sequence."""
+        """Return how many keys a block of `tokens` queries in the middle of the sequence attends to."""
         first = self.num_queries // 2 // tokens * tokens
         return size(self.row(first, min(tokens, self.num_queries - first)).intervals)
 
@@ -129,7 +131,7 @@ class PartitionCompiler:
         return (*left, self.run([row], last - first, self.block_tokens), *right)
 
     def runs_at(self, ranges: list[tuple[int, int]]) -> list[list[Run]]:
-        """Return the runs of each range of queries, cut into rows of some blocks each if blocks are alike."""
+        """Return the runs of each range of queries; a row holds several blocks if the partition is invariant."""
         most = MAX_EDGE_TOKENS // self.block_tokens if self.is_invariant else 1
         tokens = self.block_tokens * max(1, min(EDGE_BLOCKS, most))
         rows = [self.streams(self.rows(start, stop, tokens)) for start, stop in ranges]
@@ -139,7 +141,7 @@ class PartitionCompiler:
         return [[run for stream in streams for run in self.runs_of(stream)] for streams in rows]
 
     def streams(self, rows: Iterable[QueryBlock]) -> list[list[QueryBlock]]:
-        """Return the rows as one list; the further parts of rows that are split go into further lists."""
+        """Return the rows as one list; if rows are split, their second and later parts go into further lists."""
         streams: list[list[QueryBlock]] = [[]]
         for row in rows:
             parts = self.parts_of(row)
@@ -149,7 +151,7 @@ class PartitionCompiler:
         return streams
 
     def parts_of(self, row: QueryBlock) -> list[QueryBlock]:
-        """Return rows that together read what a row reads: large rows are split into those with small masks or none."""
+        """Return the row, or, if it is large, several rows with the same pairs that have small masks or none."""
         if row.is_full or row.num_pairs <= MAX_WHOLE_PAIRS or self.order.local is None:
             return [row]
         bounds = self.bounds(row.first, row.tokens)
@@ -170,7 +172,7 @@ class PartitionCompiler:
         return [QueryBlock(row.first, row.tokens, intervals, is_full) for intervals, is_full in read if intervals]
 
     def has_hole(self, row: QueryBlock) -> bool:
-        """Return whether all queries of a row read keys both before and after some that only a few of them read."""
+        """Return whether the keys that all queries of a row attend to form several intervals."""
         return not row.is_full and len(self.full_intervals(self.bounds(row.first, row.tokens))) > 1
 
     def bounds(self, first: int, tokens: int) -> tuple[int, int, int]:
@@ -187,16 +189,16 @@ class PartitionCompiler:
         return QueryBlock(first, tokens, intervals, self.is_full(bounds, intervals))
 
     def is_full(self, bounds: tuple[int, int, int], intervals: Intervals) -> bool:
-        """Return whether the bounds alone prove that every query of a row reads every key of `intervals`."""
+        """Return whether the bounds alone prove that every query of a row attends to every key of `intervals`."""
         return intersect(self.full_intervals(bounds), intervals) == intervals
 
     def full_intervals(self, bounds: tuple[int, int, int]) -> Intervals:
-        """Return keys that every query of a row reads, as far as the bounds alone prove it."""
+        """Return keys that every query of a row attends to, as far as the bounds alone prove it."""
         return () if self.target_of_places is None else self.target_of_places.full_key_intervals(*bounds)
 
     @cached_property
     def target_of_places(self) -> Pattern | None:
-        """The target on places in the token order; None: it has no such form, and its mask is looked at instead."""
+        """The target as a pattern over places in the token order; None if it has no such form and needs a mask."""
         queries, keys = self.order.queries, self.order.keys
         if self.step < 1 or not isinstance(keys, range) or queries[0] != keys[0] + self.step * self.local_offset:
             return None
@@ -205,7 +207,7 @@ class PartitionCompiler:
         return self.target.subsample(self.step) if keys[0] < self.step else None
 
     def rows(self, start: int, stop: int, tokens: int) -> Iterator[QueryBlock]:
-        """Yield rows of `tokens` queries from place `start` to `stop`; neighbours that read alike are merged."""
+        """Yield rows of `tokens` queries from place `start` to `stop`; consecutive rows with equal keys are merged."""
         held: QueryBlock | None = None
         for first in range(start, stop, tokens):
             row = self.row(first, min(tokens, stop - first))
@@ -220,23 +222,23 @@ class PartitionCompiler:
 
     @property
     def max_merged_pairs(self) -> int:
-        """How many entries the mask of merged rows may have."""
+        """The maximum number of entries in the mask of merged rows."""
         if self.order.local is None:
             return MAX_MERGED_ORDER_PAIRS
         return MAX_MERGED_INVARIANT_PAIRS if self.is_invariant else MAX_MERGED_PAIRS
 
     @property
     def is_invariant(self) -> bool:
-        """Whether shifting by one block of queries and as many keys changes nothing."""
+        """Whether a shift by one block of queries and the same number of keys changes nothing."""
         period = self.target.period
         if period is None or self.order.local is None or self.step == 0:
             return False
         return self.block_tokens * self.step % period == 0
 
     def inner_row(self) -> Intervals:
-        """Return the keys that a block far from both ends reads, counted from the place of its first query.
+        """Return the keys that a block far from both ends attends to, counted from the place of its first query.
 
-        They are found on an axis long enough that neither end cuts any off; empty: blocks differ.
+        They are found on an axis so long that neither end cuts off any of them. The result is empty if blocks differ.
         """
         if not self.is_invariant or self.order.local is None:
             return ()
@@ -244,12 +246,12 @@ class PartitionCompiler:
         first, last, _ = self.bounds(room, self.block_tokens)
         intervals = without_small_gaps(self.order.local.key_intervals(first, last, 3 * room))
         if intervals and (intervals[0][0] == 0 or intervals[-1][1] == 3 * room):
-            # without an end there, a row behind all keys reads more than a copy of it
+            # the keys have no bound on this side, so other rows are not shifted copies of this one
             return ()
         return tuple((start - room, stop - room) for start, stop in intervals)
 
     def inner_blocks(self, inner_row: Intervals) -> tuple[int, int]:
-        """Return the range of the blocks that read all of `inner_row`, shifted to their places."""
+        """Return the range of the blocks for which all keys of `inner_row`, shifted to their places, exist."""
         if not inner_row:
             return 0, 0
         first = max(0, -(inner_row[0][0] // self.block_tokens))
@@ -257,7 +259,7 @@ class PartitionCompiler:
         return (first, last) if last - first > 1 else (0, 0)
 
     def runs_of(self, rows: Iterable[QueryBlock]) -> Iterator[Run]:
-        """Yield runs of neighbouring rows that read alike, each as long as possible."""
+        """Yield runs of consecutive rows of the same form, each as long as possible."""
         group: list[QueryBlock] = []
         for row in rows:
             if group and not (can_join(group, row) and self.have_one_mask(group, row)):
@@ -268,12 +270,12 @@ class PartitionCompiler:
             yield self.run(group, len(group), row_step(group))
 
     def have_one_mask(self, group: list[QueryBlock], row: QueryBlock) -> bool:
-        """Return whether a row may join a group: it may not if both are parts of a sheet, but different ones."""
+        """Return whether a row may join a group: not if their masks are different slices of a sheet."""
         step = row.intervals[0][0] - group[-1].intervals[0][0]
         return not self.masks.has_sheet(row) or step == row.tokens
 
     def run(self, rows: list[QueryBlock], num_blocks: int, step: int) -> Run:
-        """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the last."""
+        """Return the run of `rows`, or of `num_blocks` copies of a single row, each `step` keys after the previous."""
         row = rows[0]
         if (
             self.is_invariant
@@ -281,7 +283,7 @@ class PartitionCompiler:
             and step == row.tokens
             and len(rows) * row.num_pairs > LARGE_RUN
         ):
-            # they differ only in their places
+            # the rows differ only in their places
             rows = rows[:1]
         gathered, gather_block = None, 1
         if len(row.intervals) > 1:
@@ -302,7 +304,7 @@ class PartitionCompiler:
         )
 
     def gather(self, rows: list[QueryBlock], num_blocks: int, step: int) -> tuple[Tensor, int]:
-        """Return the gather blocks that each block of a run reads, and their length in tokens."""
+        """Return the indices of the gather blocks of each block of a run, and the gather blocks' length in tokens."""
         gather_block = step if len(rows) == 1 and num_blocks > 1 else 0
         for row in rows:
             gather_block = reduce(gcd, (edge for interval in row.intervals for edge in interval), gather_block)

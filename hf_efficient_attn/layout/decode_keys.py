@@ -1,6 +1,6 @@
-"""The keys that a single query reads, as in a step of decoding: found from intervals, without a mask of all keys.
+"""The keys that a single query attends to, as in a decoding step, found from intervals without a mask of all keys.
 
-Its tensors are made on the CPU, where token masks can be read without waiting.
+The tensors are made on the CPU, where token masks can be read without waiting for a device.
 """
 
 from bisect import bisect
@@ -29,28 +29,28 @@ from hf_efficient_attn.patterns.intervals import (
 )
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# keys of all heads between two intervals that are read with a mask, which takes less time than to call a kernel again
+# gaps between intervals of up to this many keys, in all heads, are read and masked: faster than another kernel call
 MAX_GAP_READS = 1 << 12
-# more intervals than these are gathered by an index
+# if there are more intervals than this, they are gathered with an index
 MAX_SLICES = 8
-# about what Python needs for an interval
+# the approximate size of an interval in Python
 INTERVAL_BYTES = 128
-# of which a key takes about as long as these that are read where they are
+# a copy of a key takes about as long as reading this many keys in place
 READS_PER_COPY = 4
-# heads that read at most this part of what all of them read together are given their own keys, and not those of others
+# if no head attends to more than this fraction of the keys of all heads together, each head is given only its own keys
 OWN_PART = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class ReadKeys:
-    """The keys that queries read; of single ones most often a few intervals of all keys.
+    """The keys that queries attend to; for a single query, these are usually a few intervals.
 
     Attributes:
-        intervals: where they are, at least one key; no query reads any other key. Empty: these are all keys.
-        mask: 0 where a key is read and -inf elsewhere, [batch or 1, heads or 1, queries, keys that are read]; None: all
-            of them are read by every head of every example.
-        keyless: which queries read no key, bool [batch or 1, heads or 1, queries, 1]; None: all read some.
-        places: in the place of intervals, what each head reads, int64 [batch or 1, heads or 1, keys that are read].
+        intervals: intervals of at least one key that hold all keys of all queries; empty for all keys.
+        mask: 0 where a query attends to a key and -inf elsewhere, [batch or 1, heads or 1, queries, keys of the
+            intervals]; None if every head of every example attends to all of these keys.
+        keyless: which queries have no keys, bool [batch or 1, heads or 1, queries, 1]; None if all have some.
+        places: the keys of each head, instead of intervals, int64 [batch or 1, heads or 1, keys].
     """
 
     intervals: Intervals
@@ -59,7 +59,7 @@ class ReadKeys:
     places: Tensor | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the keys that are read of a tensor [batch, key heads, keys, width]."""
+        """Return these keys of a tensor [batch, key heads, keys, width]."""
         if self.places is not None:
             return _taken(tensor, self.places)
         return gathered(tensor, self.intervals) if self.intervals else tensor
@@ -69,10 +69,10 @@ _read: BoundedCache[ReadKeys] = BoundedCache(SMALL_BYTES)
 
 
 def read_keys(layout: Layout, tokens: TokenMask, batch_size: int, dtype: torch.dtype) -> ReadKeys:
-    """Return what the only query of a layout reads.
+    """Return the keys that the only query of a layout attends to.
 
     Args:
-        dtype: of the mask.
+        dtype: the dtype of the mask.
     """
     if is_idle(tokens):
         return keys_of_query(layout).unmasked or _masked_of_layout(layout, dtype)
@@ -86,13 +86,13 @@ def read_keys(layout: Layout, tokens: TokenMask, batch_size: int, dtype: torch.d
 
 @dataclass(frozen=True, eq=False)
 class KeysOfQuery:
-    """What the heads of a single query read, token masks aside.
+    """The keys that the heads of a single query attend to, without token masks.
 
     Attributes:
         heads: the keys of each head.
-        common: the keys of every head, if all read the same; otherwise none.
-        num_computed: of how many keys each head computes scores.
-        unmasked: the same keys; None: heads differ, or a mask is faster than several intervals.
+        common: the keys of every head if all heads have the same; otherwise empty.
+        num_computed: the number of keys for which each head computes scores.
+        unmasked: the same keys without a mask; None if heads differ, or if a mask is faster than several intervals.
     """
 
     heads: tuple[Intervals, ...]
@@ -102,13 +102,13 @@ class KeysOfQuery:
 
     @property
     def num_held_bytes(self) -> int:
-        """About what it takes in memory: every step of decoding has one, and to look at all of it takes long."""
+        """The approximate size in memory; every decoding step has such a value, and measuring it would take long."""
         return INTERVAL_BYTES * (len(self.common) or sum(map(len, self.heads)))
 
 
 @cached()
 def keys_of_query(layout: Layout) -> KeysOfQuery:
-    """Return what the only query of a layout reads."""
+    """Return the keys that the only query of a layout attends to, without token masks."""
     heads = layout.intervals_of_heads()
     if any(intervals != heads[0] for intervals in heads):
         most, together = max(map(size, heads)), size(union(*heads))
@@ -124,7 +124,7 @@ def _masked_of_layout(layout: Layout, dtype: torch.dtype) -> ReadKeys:
 
 
 def _without_gaps(intervals: Intervals, layout: Layout) -> Intervals:
-    """Return the intervals with small gaps between them filled, unless it takes less time to copy what they hold."""
+    """Return the intervals with small gaps between them filled, unless it is faster to copy the keys."""
     gap = MAX_GAP_READS // layout.num_heads
     filled = tuple((start, stop - gap) for start, stop in normalize((start, stop + gap) for start, stop in intervals))
     is_copied = len(intervals) > MAX_SLICES and READS_PER_COPY * size(intervals) < size(filled)
@@ -132,7 +132,7 @@ def _without_gaps(intervals: Intervals, layout: Layout) -> Intervals:
 
 
 def gathered(tensor: Tensor, intervals: Intervals) -> Tensor:
-    """Return the given keys of a tensor [batch, heads, keys, width]: a view of a single interval, otherwise a copy."""
+    """Return the given keys of a tensor [batch, heads, keys, width]: a view for a single interval, otherwise a copy."""
     if len(intervals) == 1:
         start, stop = intervals[0]
         return tensor if stop - start == tensor.shape[2] else tensor.narrow(2, start, stop - start)
@@ -142,22 +142,22 @@ def gathered(tensor: Tensor, intervals: Intervals) -> Tensor:
 
 
 def _taken(tensor: Tensor, places: Tensor) -> Tensor:
-    """Return the keys at the places of each head, or of all key heads, [batch, heads, keys that are read, width]."""
+    """Return the keys at the places of each head, [batch, heads, places, width]; all heads may share their places."""
     num_examples, num_key_heads = tensor.shape[:2]
     examples = torch.arange(num_examples, device=tensor.device)[:, None, None]
-    # neighbouring heads share a key head
+    # consecutive heads share a key head
     num_sharing = max(1, places.shape[1] // num_key_heads)
     key_heads = torch.arange(num_key_heads * num_sharing, device=tensor.device) // num_sharing
     return tensor[examples, key_heads[:, None], places]
 
 
 def _have_own(most: int, together: int) -> bool:
-    """Return whether heads get the keys that they read themselves, by the most of one and by those of all of them."""
+    """Return whether each head is given only its own keys: `most` keys of one head against `together` of all heads."""
     return 0 < most <= OWN_PART * together
 
 
 def _by_example(layout: Layout, tokens: TokenMask, batch_size: int) -> list[Sequence[Intervals]]:
-    """Return what each head of the query reads in each example, whose documents may be several with two axes."""
+    """Return the keys of each head of the query in each example; across two axes, they may lie in several documents."""
     read: list[Sequence[Intervals]] = []
     for documents in tokens.documents(batch_size, layout.num_keys, layout.num_positions):
         heads: list[Intervals] = [()] * layout.num_heads
@@ -172,7 +172,7 @@ def _by_example(layout: Layout, tokens: TokenMask, batch_size: int) -> list[Sequ
 
 
 def _masked(read: list[Sequence[Intervals]], layout: Layout, tokens: TokenMask, dtype: torch.dtype) -> ReadKeys:
-    """Return the keys that any head of any example reads, masked where not all of them do."""
+    """Return the keys that any head of any example attends to, with a mask unless all of them attend to all."""
     if all(intervals == heads[0] for heads in read for intervals in heads):
         read = [heads[:1] for heads in read]
     rows = [intervals for heads in read for intervals in heads]
@@ -190,7 +190,10 @@ def _masked(read: list[Sequence[Intervals]], layout: Layout, tokens: TokenMask, 
 def _own(
     rows: Sequence[Intervals], num_examples: int, layout: Layout, tokens: TokenMask, dtype: torch.dtype
 ) -> ReadKeys:
-    """Return what each row, the heads of one example after another, reads; shorter ones are filled up, and masked."""
+    """Return the keys of each row separately, padded to equal length and masked.
+
+    rows: the keys of each head of the first example, then of the next examples.
+    """
     counts = torch.tensor(list(map(size, rows)), device=CPU)
     is_read = torch.arange(int(counts.max()), device=CPU) < counts[:, None]
     places = torch.zeros(is_read.shape, dtype=torch.int64, device=CPU)
@@ -199,7 +202,7 @@ def _own(
     allowed = is_read.view(*places.shape[:2], 1, -1)
     key_mask = tokens.key_mask
     if key_mask is not None:
-        # of every example, whose heads may read the same places
+        # masks differ between examples even if places do not
         places = places.expand(len(key_mask), -1, -1)
     is_token = None if key_mask is None else _taken(key_mask[:, None, :, None], places).transpose(2, 3)
     allowed = _without_masked(allowed, layout, tokens, is_token)
@@ -208,15 +211,15 @@ def _own(
 
 
 def _inside(rows: Sequence[Intervals], together: Intervals) -> Tensor:
-    """Return which of the keys of `together`, which cover those of every row, each row reads, bool [rows, keys]."""
-    # only the keys that some row reads: all those between them would cost what the text is long
+    """Return which keys of `together`, which covers the keys of all rows, each row attends to, bool [rows, keys]."""
+    # only over the keys of `together`: the cost of all keys would grow with the length of the text
     offsets = list(accumulate((stop - start for start, stop in together), initial=0))
     width, starts = offsets[-1] + 1, [start for start, _ in together]
     edges = torch.zeros(len(rows) * width, dtype=torch.int32, device=CPU)
     places: list[list[int]] = [[], []]
     for row, intervals in enumerate(rows):
         shifts = [offsets[part] - starts[part] for part in (bisect(starts, start) - 1 for start, _ in intervals)]
-        # what touches without the keys between is joined, so that no place is both a start and a stop
+        # without the keys between them, intervals may touch; they are joined, so that no place is both start and stop
         moved = normalize((start + by, stop + by) for (start, stop), by in zip(intervals, shifts, strict=True))
         for side in (0, 1):
             places[side] += [row * width + interval[side] for interval in moved]
@@ -225,9 +228,9 @@ def _inside(rows: Sequence[Intervals], together: Intervals) -> Tensor:
 
 
 def _without_masked(allowed: Tensor, layout: Layout, tokens: TokenMask, is_token: Tensor | None) -> Tensor:
-    """Return the pairs of tokens that are not masked themselves; documents begin and end with such tokens.
+    """Return the allowed pairs without those of masked tokens, which may lie inside documents.
 
-    is_token: which of the keys are not masked, [batch, heads or 1, 1, keys]; None: all.
+    is_token: which keys are not masked, [batch, heads or 1, 1, keys]; None if no key is masked.
     """
     if is_token is not None:
         allowed = allowed & is_token
@@ -235,13 +238,13 @@ def _without_masked(allowed: Tensor, layout: Layout, tokens: TokenMask, is_token
     return allowed if of_queries is None else allowed & of_queries[:, None, layout.queries, None]
 
 
-# Layouts whose queries read the same keys, or a triangle of them, so that no mask is needed.
+# Layouts that need no mask, because all queries attend to the same keys or to a causal triangle of them.
 
 
 def maskless(layout: Layout) -> tuple[int, int, bool] | None:
     """Return (start, stop, is_causal) if no mask is needed over the keys start … stop - 1; None if one is.
 
-    Either every query of every head reads all of these keys, or query i reads them up to the i-th.
+    Either every query of every head attends to all of these keys, or query i attends to them up to the i-th.
     """
     if not torch.compiler.is_compiling():
         return _of_single(layout) if layout.num_queries == 1 else _of_intervals(layout)
@@ -250,7 +253,7 @@ def maskless(layout: Layout) -> tuple[int, int, bool] | None:
 
 
 def _of_limits(layout: Layout) -> tuple[int, int, bool] | None:
-    """Return the same from the limits of a band that has none on the left."""
+    """Return the result of `maskless` from the limits of a band without a limit on the left."""
     limits = layout.pattern.band_limits
     if limits == (None, None):
         return 0, layout.num_keys, False
@@ -276,7 +279,7 @@ def _of_intervals(layout: Layout) -> tuple[int, int, bool] | None:
 
 
 def reads_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
-    """Return whether each query q of 0..last reads exactly the keys 0..q; False also where that takes long to say."""
+    """Return whether each query q of 0..last attends to exactly the keys 0..q; False if that takes long to decide."""
     if pattern.band_limits == (None, 0):
         return True
     try:
@@ -287,7 +290,7 @@ def reads_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
 
 
 def _rows_form_triangle(pattern: Pattern, last: int, num_keys: int) -> bool:
-    # the last row alone tells of most patterns that they differ
+    # for most other patterns, the last row alone shows that they are not a triangle
     extents = [(0, last), (last, last)]
     while extents:
         first, last = extents.pop()

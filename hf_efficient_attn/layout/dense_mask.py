@@ -1,6 +1,6 @@
 """All pairs of queries and keys: which are allowed, and what masks and terms add to their scores.
 
-It takes memory for all pairs.
+This takes memory for all pairs.
 """
 
 from collections import Counter
@@ -38,31 +38,31 @@ CACHE_BYTES = 512 * MEBIBYTE
 def mask_key(layout: Layout, is_whole: bool = True) -> object:
     """Return everything that the mask of a layout depends on; layers with equal drawn patterns share it.
 
-    is_whole: whether rows are one document each; what is drawn for others, the patterns at this length do not say.
+    is_whole: whether each row is one document; otherwise patterns may be drawn for the lengths of its documents.
     """
     if not is_whole and layout.is_drawn_by_document:
         return layout
     return layout.head_groups(), layout.num_heads, layout.num_queries, layout.num_keys, layout.query_offset
 
 
-# Which of many pairs a pattern allows, in a few operations for each: what `Pattern.allowed` says of them all.
+# Which of many pairs a pattern allows: the result of `Pattern.allowed`, in a few operations per pair.
 
 
-# of work, what a look at tensors takes however few pairs there are
+# steps of work that are charged for each evaluation, however few pairs it has
 STEPS_PER_TENSORS = 64
-# parts that occur again are kept until then, at most so many
+# the results of at most this many repeated parts are kept
 MAX_KEPT = 8
-# so many intervals of a query are few, however few keys there are
+# row intervals are used if a query has at most this many more intervals than there are keys
 FEW_INTERVALS = 64
-# entries of a table of intervals of all queries
+# the maximum number of entries in a table of the intervals of all queries
 MAX_TABLE = 1 << 22
-# below so many pairs, and for patterns of which more than one query in so many differs, copies take as long
+# rows of a periodic pattern are copied only if there are this many pairs and periods; for fewer, it is not faster
 MIN_COPIED_PAIRS = 1 << 14
 MIN_COPIES = 4
 
 
 class RowTables:
-    """The row intervals of the parts of a pattern for many queries, to be looked up where they are asked for again.
+    """The row intervals of the parts of a pattern for many queries, which are computed once and then looked up.
 
     queries: positions, int64 [1, queries, 1].
     """
@@ -72,7 +72,7 @@ class RowTables:
         self.known: dict[int, tuple[Pattern, tuple[Tensor, ...] | None]] = {}
 
     def at(self, pattern: Pattern, places: Tensor) -> list[tuple[Tensor, Tensor]] | None:
-        """Return the row intervals of the queries at some places, [rows, queries]; None: they are not known."""
+        """Return the row intervals of the queries at some places, [rows, queries]; None if they are not known."""
         if id(pattern) not in self.known:
             found = pattern.row_intervals(self.queries, MAX_TABLE // self.queries.numel())
             ends = None if found is None else tuple(torch.cat(each, 2)[0] for each in zip(*found, strict=True))
@@ -89,7 +89,7 @@ def relation(
     Args:
         pattern: with lookup tables as tensors; see `Pattern.with_tables`.
         queries, keys: positions, int64 [rows, queries, 1] and [rows, 1, keys].
-        tables, places: of intervals, and the places of the queries there, int64 [rows, queries].
+        tables, places: tables of row intervals, and the places of the queries in them, int64 [rows, queries].
     """
     shape = (len(keys), queries.shape[1], keys.shape[2])
     period = pattern.period
@@ -107,17 +107,17 @@ def relation(
 
 
 def is_contiguous(positions: Tensor) -> bool:
-    """Return whether the positions in each row, [rows, positions], are neighbours in their order."""
+    """Return whether the positions in each row, [rows, positions], are consecutive."""
     return bool((positions[:, 1:] - positions[:, :-1] == 1).all())
 
 
 def _copied(pattern: Pattern, period: int, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the same for neighbouring positions: of each class of queries the last row, of which others are copies."""
+    """Return `relation` of consecutive positions: the last row of each class of queries is computed, others copied."""
     num_keys = keys.shape[2]
     found = torch.empty(len(keys), queries.shape[1], num_keys, dtype=torch.bool)
     for first in range(period):
         rows = found[:, first::period]
-        # a query moved on so far reads, counted from its place, what all of them do
+        # the keys of the last query, relative to its position, include those of all other queries of the class
         room = period * (rows.shape[1] - 1)
         wide = keys[:, :, :1] + torch.arange(room + num_keys)
         moved = relation(pattern, queries[:, first : first + 1] + room, wide)
@@ -126,7 +126,7 @@ def _copied(pattern: Pattern, period: int, queries: Tensor, keys: Tensor) -> Ten
 
 
 def repeated(pattern: Pattern) -> set[Pattern]:
-    """Return a few parts that occur more than once, those that occur most."""
+    """Return at most MAX_KEPT parts that occur more than once, the most frequent ones."""
     counts: Counter[Pattern] = Counter()
     left = list(pattern.parts)
     while left:
@@ -137,7 +137,7 @@ def repeated(pattern: Pattern) -> set[Pattern]:
 
 
 class Relation:
-    """Looks at the parts of one pattern; those of `kept` once."""
+    """Evaluates the parts of one pattern, and those of `kept` only once."""
 
     def __init__(
         self, queries: Tensor, is_sorted: bool, kept: set[Pattern], tables: RowTables | None, places: Tensor | None
@@ -147,7 +147,7 @@ class Relation:
         self.found: dict[Pattern, Tensor] = {}
 
     def of(self, pattern: Pattern, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return which pairs a part allows, of positions as they are, or in blocks."""
+        """Return which pairs a part allows, for positions of tokens or of blocks."""
         is_kept = queries is self.queries and pattern in self.kept
         if is_kept and pattern in self.found:
             return self.found[pattern]
@@ -174,7 +174,7 @@ class Relation:
 def filled(intervals: list[tuple[Tensor, Tensor]], queries: Tensor, keys: Tensor) -> Tensor:
     """Return which keys lie in one of the intervals of each query, bool [rows, queries, keys].
 
-    Counts the intervals that begin before a key less those that end before it; in memory of 16 bits for every pair.
+    For every key, the intervals that have begun are counted, minus those that have ended, in 16 bits per pair.
     """
     starts, stops = (torch.cat(ends, 2) for ends in zip(*intervals, strict=True))
     order = keys[:, 0].contiguous()
@@ -187,9 +187,9 @@ def filled(intervals: list[tuple[Tensor, Tensor]], queries: Tensor, keys: Tensor
     return changes[..., :-1].cumsum(2, dtype=dtype) > 0
 
 
-# how many pairs are looked at together
+# the number of pairs that are looked at together
 MAX_LOOKED_AT = 1 << 22
-# of one mask; on CPUs the operating system would kill the process before torch could refuse
+# limit for one mask; on CPUs the operating system would kill the process before torch could raise an error
 MAX_MASK_BYTES = 16 * 1024 * MEBIBYTE
 
 _pairs: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
@@ -198,7 +198,7 @@ _pairs: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 def allowed_pairs(
     layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, query_start: Tensor | None = None
 ) -> Tensor | None:
-    """Return which query may read which key: bool [batch or 1, heads or 1, queries, keys]. None: all may read all.
+    """Return which pairs are allowed, bool [batch or 1, heads or 1, queries, keys]; None if all of them are.
 
     query_start: while compiling, the position of the first query if the layout's is a guess; see `AttentionCall`.
     """
@@ -273,7 +273,7 @@ def _traced_pairs(
     )
 
 
-# it may look at masks on the host, which a CUDA graph cannot replay
+# the operator may read masks on the host, which a CUDA graph cannot replay
 @torch.library.custom_op("hf_efficient_attn::allowed_pairs", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def pairs_operator(
     masks: list[Tensor | None],
@@ -321,13 +321,13 @@ def is_idle(tokens: TokenMask) -> bool:
 
 
 def documents_of(call: AttentionCall) -> tuple[tuple[Document, ...], ...] | None:
-    """Return the documents of each example; None: every example is one whole document."""
+    """Return the documents of each example; None if every example is one whole document."""
     layout, tokens = call.layout, call.tokens
     return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
 
 
 def reads_everything(layout: Layout) -> bool:
-    """Return whether every query of every head may read every key."""
+    """Return whether every query of every head may attend to every key."""
     first, last = layout.query_offset, layout.query_offset + layout.num_queries - 1
     everything = ((0, layout.num_keys),)
     return all(
@@ -381,7 +381,7 @@ def _with_tables(groups: HeadGroups, device: torch.device) -> HeadGroups:
 
 def _of_heads(groups: HeadGroups, queries: Tensor, keys: Tensor) -> Tensor:
     """Return [batch, heads or 1, queries, keys] for positions [batch, queries] and [batch, keys]."""
-    # on other devices it would ask the device how many intervals there are
+    # on other devices `relation` would wait for the number of intervals
     look = relation if keys.device.type == "cpu" else allowed_by
     if len(queries) != len(keys):
         batch_size = max(len(queries), len(keys))
@@ -409,7 +409,7 @@ def _of_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> Te
 def _in_documents(
     allowed: Tensor, of_queries: TokenLocations, of_keys: TokenLocations, rows: slice | Tensor, is_causal: bool
 ) -> Tensor:
-    """Return the pairs, with those of chosen global tokens, as far as they lie in the same document."""
+    """Return the allowed pairs and those of chosen global tokens, without pairs of different documents."""
     if of_keys.is_global is not None:
         chosen = of_keys.is_global[:, rows, None] | of_keys.is_global[:, None, :]
         if is_causal:
@@ -426,7 +426,7 @@ def _at_positions(groups: HeadGroups, queries: Tensor, keys: Tensor) -> Tensor:
     is_dense = stop - first <= 2 * queries.shape[1] and num_keys <= 2 * keys.shape[1]
     if not is_dense or min(first, int(keys.min())) < 0:
         return _of_heads(groups, queries, keys)
-    # the examples have positions in common, which are looked at once
+    # examples have positions in common, so the pattern is evaluated once for all of them
     (extent,) = _of_extent(groups, range(first, stop), num_keys, keys.device)
     batch = torch.broadcast_shapes(queries.shape[:1], keys.shape[:1])
     rows, columns = (queries - first).expand(*batch, -1), keys.expand(*batch, -1)
@@ -455,7 +455,7 @@ def _of_documents(layout: Layout, tokens: TokenMask, batch_size: int, device: to
     return allowed & _same_document(locations, locations, layout.queries)
 
 
-# What is added to the scores of all pairs: 0 or -inf of a mask, and learned terms. It takes memory for all pairs.
+# What is added to the scores of all pairs: a mask of 0 and -inf, and learned terms. This takes memory for all pairs.
 
 
 AdditiveMask = tuple[Tensor | None, Tensor | None]
@@ -467,10 +467,10 @@ _labels: BoundedCache[Tensor] = BoundedCache(CACHE_BYTES)
 def additive_mask(
     layout: Layout, tokens: TokenMask, batch_size: int, device: torch.device, dtype: torch.dtype
 ) -> AdditiveMask:
-    """Return (mask, keyless): 0 where a query may read a key and -inf elsewhere, and which queries have no keys.
+    """Return (mask, keyless): 0 for allowed pairs and -inf for others, and which queries have no keys.
 
-    The mask is [batch or 1, heads or 1, queries, keys], or None if all may read all. Its rows of queries without keys
-    are 0, so that no kernel takes the softmax of nothing. `keyless` is bool [batch or 1, heads or 1, queries, 1], or
+    The mask is [batch or 1, heads or 1, queries, keys], or None if all pairs are allowed. Rows of queries without keys
+    are 0, so that no kernel takes a softmax over no keys. `keyless` is bool [batch or 1, heads or 1, queries, 1], or
     None if every query has keys.
     """
 
@@ -491,7 +491,7 @@ def additive_mask(
 def additive(allowed: Tensor, dtype: torch.dtype) -> AdditiveMask:
     """Return `additive_mask` of pairs, bool [batch or 1, heads or 1, queries, keys]."""
     keyless = ~allowed.any(-1, keepdim=True)
-    # not in place: a compiler does not know that the operator which gives `allowed` without masks makes new memory
+    # not in place: a compiler does not know that the operator that returns `allowed` without masks allocates memory
     closed = ~(allowed | keyless)
     mask = torch.zeros(closed.shape, dtype=dtype, device=closed.device).masked_fill_(closed, -torch.inf)
     # `any` would have to wait for a GPU, and cannot be evaluated while tracing
@@ -515,7 +515,7 @@ def term_bias(
 def close_pairs(bias: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the bias of the terms with 0 instead of -inf, and the allowed pairs (None: all) without those of -inf.
 
-    A row in which no pair is left then counts as a row without keys, and its softmax is taken of finite scores.
+    A row in which no pair is left then counts as a row without keys, and its softmax is taken over finite scores.
     """
     is_open = bias != -torch.inf
     return bias.masked_fill(~is_open, 0.0), is_open if allowed is None else allowed & is_open
@@ -529,7 +529,7 @@ def _scores(term: Term, labels: Tensor) -> Tensor:
 def _labels_of(
     label: Label, layout: Layout, tokens: TokenMask, device: torch.device, query_start: Tensor | None
 ) -> Tensor:
-    """Return the label of every pair, [batch or 1, 1, queries, keys]; nobody may change it."""
+    """Return the label of every pair, [batch or 1, 1, queries, keys]; the result is shared and must not be changed."""
     tokens = NO_MASK if not torch.compiler.is_compiling() and is_idle(tokens) else tokens
 
     def build() -> Tensor:
@@ -543,11 +543,11 @@ def _labels_of(
     key = (label, layout.num_queries, layout.num_keys, layout.query_offset, layout.is_cross, device)
     if tokens.is_empty:
         return _labels.get(key, build)
-    # as masks are shared: by the layers of one forward pass
+    # like masks, labels are shared by the layers of one forward pass
     return _labels.get_of(vars(tokens).values(), key, build)
 
 
-# Chosen keys as pairs: which are read, and how often each counts. It takes memory for all pairs.
+# Chosen keys as pairs: which are selected, and how often each counts. This takes memory for all pairs.
 
 
 def selected_pairs(
@@ -558,7 +558,7 @@ def selected_pairs(
     num_key_heads: int,
     query_start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return which pairs are read, bool, and how often each counts, int32 of at least 1.
+    """Return which pairs are both selected and allowed, bool, and how often each counts, int32 of at least 1.
 
     Args:
         allowed: which pairs the pattern and the masks allow, bool [batch or 1, heads or 1, queries, keys]; None: all.
@@ -572,7 +572,7 @@ def selected_pairs(
 
 
 def num_counted(chosen: ChosenKeys | None, layout: Layout) -> int:
-    """Return how many pairs of one example are counted to know which a choice reads; 0 without a choice."""
+    """Return how many pairs of one example are counted to find the selected ones; 0 without a choice of keys."""
     if chosen is None:
         return 0
     num_heads = 1 if chosen.num_choosing_heads == 1 else layout.num_heads
@@ -580,7 +580,7 @@ def num_counted(chosen: ChosenKeys | None, layout: Layout) -> int:
 
 
 def with_self_last(read: Tensor, query_offset: int | Tensor) -> Tensor:
-    """Return the pairs [..., queries, keys] without those of a token with itself, where a query reads another key."""
+    """Return the pairs [..., queries, keys] without those of a token with itself if it also attends to another key."""
     num_queries, num_keys = read.shape[-2:]
     queries = query_offset + torch.arange(num_queries, device=read.device)
     is_self = torch.arange(num_keys, device=read.device) == queries[:, None]
@@ -588,7 +588,8 @@ def with_self_last(read: Tensor, query_offset: int | Tensor) -> Tensor:
     return read & ~(is_self & reads_others)
 
 
-# Which of the allowed pairs are read, and what is added to their scores. It takes memory for all pairs.
+# Which of the allowed pairs terms and a choice of keys leave, and what is added to their scores. This takes memory for
+# all pairs.
 
 
 def read_pairs(
@@ -604,12 +605,12 @@ def read_pairs(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return (pairs, added): the pairs that terms and a choice leave, and finite numbers to add to their scores.
 
-    A term closes pairs by -inf, before keys are chosen: what is chosen then knows which a query can read at all. A key
-    that is chosen n times adds log n.
+    Terms close pairs by -inf before keys are chosen, so that `reads_self_last` knows which keys a query can attend to.
+    A key that is chosen n times adds log n.
 
     Args:
         allowed: which pairs the pattern and the masks allow, bool [batch or 1, heads or 1, queries, keys]; None: all.
-        dtype: that of log n.
+        dtype: the dtype of log n.
         query_start: as for `allowed_pairs`.
     """
     pairs, added = allowed, term_bias(terms, layout, tokens, device, query_start)
@@ -631,7 +632,8 @@ CHUNK_QUERIES = 256
 def row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     """Return the log-sum-exp of each query's scores without sinks, [batch, heads, queries]; -inf without keys.
 
-    It takes memory for CHUNK_QUERIES queries at a time; with a gradient, for all. Without keys the gradient is 0.
+    This takes memory for CHUNK_QUERIES queries at a time, or for all of them if a gradient is needed. The gradient of
+    queries without keys is 0.
     """
     with nullcontext() if call.differentiates_lse else torch.no_grad():
         return _row_lse(q, k, call)
@@ -641,7 +643,7 @@ def _row_lse(q: Tensor, k: Tensor, call: AttentionCall) -> Tensor:
     layout, tokens = call.layout, call.tokens
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(lse_dtype(q))
     chunks = []
-    # which keys are chosen is found for all queries at once, and a program for every length has no loop over them
+    # chosen keys are found for all queries at once, and a program for dynamic lengths cannot loop over chunks
     is_whole = call.chosen is not None or not isinstance(layout.num_queries, int)
     for start in (0,) if is_whole else range(0, layout.num_queries, CHUNK_QUERIES):
         count = layout.num_queries if is_whole else min(CHUNK_QUERIES, layout.num_queries - start)

@@ -1,4 +1,4 @@
-"""Keys that are read in groups, or in chunks of an order, and the tiles in which they are computed."""
+"""Keys that are selected in groups, or in chunks of an order, and the tiles in which they are computed."""
 
 import json
 from collections.abc import Iterator
@@ -38,22 +38,22 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.patterns.serialization import is_integer
 
-# The tiles of keys that are read in groups, and of chunks of an order.
+# The tiles of groups of keys, and of chunks of an order.
 
 
-# a call with fewer queries than this share of the keys looks for the groups that hold one
+# a call with fewer queries than this fraction of the keys searches for the groups that hold its queries
 FEW_QUERIES = 0.25
 
 
 class Chunks(NamedTuple):
-    """Chunks of positions, [batch or 1, heads, chunks, places], and which of them the queries of each read.
+    """Chunks of positions, [batch or 1, heads, chunks, places], and which of them the queries of each attend to.
 
     Attributes:
-        buckets: of the same shape; only pairs of equal buckets are read. None: all pairs.
-        reads: the chunks that each chunk reads, [batch or 1, heads, chunks, n]; numbers out of range are none.
-        circle: (before, after) if these are the neighbours on a circle of all chunks, in their order; else None.
-        num_rounds: how many rounds the chunks are of; every one has as many.
-        counts_once: whether each pair counts once, however often it meets.
+        buckets: in the shape of `order`; only pairs of equal buckets are selected. None: all pairs are.
+        reads: the chunks that each chunk attends to, [batch or 1, heads, chunks, n]; numbers out of range are none.
+        circle: (before, after) if `reads` are the neighbours on a circle of all chunks, in their order; else None.
+        num_rounds: the number of rounds, each of which has the same number of chunks.
+        counts_once: whether each pair counts once, in however many rounds it meets.
     """
 
     order: Tensor
@@ -71,7 +71,7 @@ def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> 
     if num_sets * num_places * width == 0:
         return
     rows = rows_of_call(queries, layout.query_offset, layout.num_queries)
-    # groups that have no other places, as in decoding, need not be searched, which waits for the device
+    # groups without other places, as in decoding, are not searched, since a search waits for the device
     if num_groups * num_places > layout.num_queries and layout.num_queries < FEW_QUERIES * layout.num_keys:
         yield from _few_of_groups(rows, keys, sizes)
         return
@@ -89,14 +89,17 @@ def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> 
 
 
 def place_counts(queries: Tensor, layout: Layout, sizes: Sizes) -> Tensor:
-    """Return how many places of groups hold each query, [heads of all examples, queries], by their positions."""
+    """Return how many places of groups hold each query, [heads of all examples, queries].
+
+    queries: the positions of the queries of the groups.
+    """
     rows = _of_all(in_range(queries - layout.query_offset, layout.num_queries), sizes).flatten(2).flatten(0, 1)
     counts = torch.zeros(len(rows), layout.num_queries + 1, dtype=torch.long, device=rows.device)
     return counts.scatter_add_(1, rows, torch.ones_like(rows))[:, :-1]
 
 
 def _few_of_groups(rows: Tensor, keys: Tensor, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield one tile for each place of a query of the call."""
+    """Yield one tile for each place that holds a query of the call."""
     rows, keys = (_of_all(each, sizes) for each in (rows, keys))
     found = torch.nonzero(rows >= 0)
     for first, stop in ranges(len(found), max(1, sizes.most_pairs // keys.shape[3])):
@@ -109,7 +112,7 @@ def _few_of_groups(rows: Tensor, keys: Tensor, sizes: Sizes) -> Iterator[Tiles]:
 
 
 def chunk_tiles(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | None) -> Iterator[Tiles]:
-    """Yield the tiles of chunks: those of some heads, or some of one head; `only`: of these queries."""
+    """Yield the tiles of chunks, of several heads or a part of one head; `only`: the queries whose tiles to yield."""
     num_chunks, width = chunks.order.shape[2:]
     num_heads = sizes.batch_size * sizes.num_heads
     pairs = width * width * chunks.reads.shape[3]
@@ -166,7 +169,7 @@ def _of_chunks(
 
 
 def _listed(chunks: Tensor, numbers: Tensor) -> Tensor:
-    """Return the places of the listed chunks, -1 for those of none, [sets, ...], of all heads' lists.
+    """Return the places of the chunks in each list; -1 for the places of chunks that do not exist.
 
     Shapes: chunks [heads, chunks, places] and numbers [heads, lists, n] → [heads · lists, n · places].
     """
@@ -176,10 +179,10 @@ def _listed(chunks: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | None) -> Iterator[Tiles]:
-    """Yield one tile for each place of a query of the call, or of these."""
+    """Yield one tile for each place that holds a query of the call, or one of `only`."""
     order, reads = _of_all(chunks.order, sizes), _of_all(chunks.reads, sizes)
     buckets = None if chunks.buckets is None else _of_all(chunks.buckets, sizes)
-    # one more chunk, of empty places
+    # an additional chunk of empty places
     filled, filled_buckets = pad(order, (0, 0, 0, 1), value=-1), None
     if buckets is not None:
         filled_buckets = pad(buckets, (0, 0, 0, 1), value=-1)
@@ -196,7 +199,7 @@ def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | 
         of_keys = None if filled_buckets is None else filled_buckets[around].flatten(1)
         counts = None
         if only is not None:
-            # of these queries only the pair with themselves is left, as often as they meet themselves
+            # these queries attend only to themselves, as often as they occur among their keys
             is_self = keys == queries[:, 0]
             if buckets is not None and of_keys is not None:
                 is_self, of_keys = is_self & (of_keys == buckets[at][:, None]), buckets[at][:, None]
@@ -218,7 +221,7 @@ def _few_of_chunks(chunks: Chunks, layout: Layout, sizes: Sizes, only: Tensor | 
 def _rounds(
     chunks: Chunks, layout: Layout, sizes: Sizes, example: Tensor, head: Tensor, queries: Tensor, keys: Tensor
 ) -> Rounds:
-    """Return where the queries and keys of tiles lie in every round, in which a position may stand once.
+    """Return where the queries and keys of tiles lie in every round; a position occurs at most once per round.
 
     Args:
         queries, keys: positions, [sets, tiles, queries] and [sets, places].
@@ -230,7 +233,7 @@ def _rounds(
     chunk = torch.arange(num_chunks * width, device=order.device).view(order.shape[2:]) // width
 
     def at(values: Tensor, positions: Tensor) -> Tensor:
-        """Return what lies at positions [sets, ...] in every round, [sets, ..., rounds]; -1: nothing."""
+        """Return the values of positions [sets, ...] in every round, [sets, ..., rounds]; -1 if it lacks them."""
         table = torch.full((*order.shape[:3], layout.num_keys + 1), -1, device=order.device)
         table = table.scatter(3, inside, values.expand_as(order)).transpose(2, 3)
         table[:, :, layout.num_keys] = -1
@@ -241,7 +244,7 @@ def _rounds(
 
     own = at(chunk, queries)
     listed = _of(chunks.reads, example, head, sizes)
-    # one more chunk, which reads none; -2 is the chunk of no key
+    # an additional chunk that attends to none; -2 is the chunk of no key
     listed = pad(listed, (0, 0, 0, 1), value=-2)
     listed = torch.where((listed >= 0) & (listed < num_chunks), listed, -2)
     index = in_range(own, num_chunks).flatten(1)[..., None].expand(-1, -1, listed.shape[2])
@@ -253,16 +256,16 @@ def _rounds(
 
 
 def _of(tensor: Tensor, example: Tensor, head: Tensor, sizes: Sizes, *group: Tensor) -> Tensor:
-    """Return the part of [batch or 1, heads, ...] of each of some heads of examples, a copy [sets, ...].
+    """Return the part of a tensor [batch or 1, heads, ...] for the example and head of each set, a copy [sets, ...].
 
-    group: of [batch or 1, heads, groups, ...], one of each set; without it all of its head.
+    group: the group of each set, in a tensor [batch or 1, heads, groups, ...]; without it, the part has all groups.
     """
     own = own_head(head, sizes.num_heads, tensor.shape[1])
     return tensor[(example if tensor.shape[0] > 1 else torch.zeros_like(example), own, *group)]
 
 
 def _of_all(tensor: Tensor, sizes: Sizes) -> Tensor:
-    """Return [batch or 1, heads, ...] for every example and every query head."""
+    """Return a tensor [batch or 1, heads, ...] expanded to every example and every query head."""
     tensor = tensor.repeat_interleave(sizes.num_heads // tensor.shape[1], 1)
     return tensor.expand(sizes.batch_size, -1, *[-1] * (tensor.ndim - 2))
 
@@ -274,13 +277,13 @@ def _parts(number: Tensor, num_heads: int, num_groups: int) -> tuple[Tensor, Ten
 
 
 def read_listed(chunks: Tensor, reads: Tensor) -> Tensor:
-    """Return the places of the chunks that each chunk reads, [B, heads, chunks, n · places]; -1: no place.
+    """Return the places of the chunks that each chunk attends to, [B, heads, chunks, n · places]; -1: no place.
 
     Shapes: chunks [B or 1, heads or 1, chunks, places], reads [B or 1, heads or 1, chunks, n].
     """
-    # one more chunk, of empty places
+    # an additional chunk of empty places
     filled = pad(chunks, (0, 0, 0, 1), value=-1)
-    # a compiler would take a size that is compared for a constant
+    # broadcast by a sum, since a comparison of sizes would make them constants for a compiler
     reads = in_range(reads, chunks.shape[2]) + torch.zeros_like(chunks[..., :1])
     filled = filled.expand(reads.shape[0], reads.shape[1], -1, -1)
     examples = torch.arange(reads.shape[0], device=reads.device)[:, None, None, None]
@@ -289,7 +292,7 @@ def read_listed(chunks: Tensor, reads: Tensor) -> Tensor:
 
 
 def stand_once(numbers: Tensor, count: int) -> bool:
-    """Return whether no number below `count` stands twice in its row; numbers: int [..., places], none above `count`.
+    """Return whether no number below `count` occurs twice in its row; numbers: int [..., places], none above `count`.
 
     >>> stand_once(torch.tensor([[0, 1, 2, 2]]), 2), stand_once(torch.tensor([[0, 1, 0, 2]]), 2)
     (True, False)
@@ -314,7 +317,7 @@ class KeyGroups(GroupedKeys):
         join: "softmax": one softmax over all pairs of the query, where a key counts once for each group that it shares
             with the query; or "mean".
         mean_epsilon: added to the number of groups, see above; only for "mean".
-        labels_count: by what terms look up their labels: the "positions" of query and key, or their "places" in the
+        labels_count: from what terms compute their labels: the "positions" of query and key, or their "places" in the
             lists of their group.
         first_place: the query at index i of its group attends to the keys of the group from index i + first_place on;
             None: to all keys of the group.
@@ -358,7 +361,7 @@ class KeyGroups(GroupedKeys):
         return group_tiles(self.queries.long(), self.keys.long(), layout, sizes)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold; in decoding at most one group for each query."""
+        """Return how much the tiles hold; in decoding, at most one group for each query."""
         places, width = self.queries.shape[3], self.keys.shape[3]
         num_groups = layout.num_heads * self.queries.shape[2]
         if layout.num_queries < FEW_QUERIES * layout.num_keys:
@@ -367,7 +370,7 @@ class KeyGroups(GroupedKeys):
         return TileWork(num_groups * places * width, num_groups * places, num_groups * width)
 
     def of_query(self, query: int, position: int) -> ChosenKeys:
-        """Return the groups that hold one query, which keep their places."""
+        """Return the groups that hold one query, with unchanged places."""
         found = self.groups()
         holding = holding_groups(found.queries, position)
         return replace(self, queries=of_groups(found.queries, holding), keys=of_groups(found.keys, holding))
@@ -473,7 +476,7 @@ class ChunkedOrder(GroupedKeys):
         return chunk_tiles(chunks, layout, sizes, only)
 
     def has_single_rows(self, layout: Layout) -> bool:
-        """Return whether there is one round, in which no position stands twice; nothing is asked of other devices."""
+        """Return whether there is one round without repeated positions; False off the CPU, which does not wait."""
         is_known = self.order.shape[2] == 1 and self.order.device.type == "cpu"
         return is_known and stand_once(in_range(self.order[:, :, 0], layout.num_keys), layout.num_keys)
 
@@ -493,7 +496,7 @@ class ChunkedOrder(GroupedKeys):
         holding = holding_groups(found.queries, position)
         count, width = holding.shape[2], found.keys.shape[3] // self.chunk_tokens
         numbers = torch.arange(count * (1 + width), device=holding.device).view(-1, 1)
-        # no query of the chunks that are read, which may hold this one once more, reads anything
+        # the chunks that are attended to may hold the query once more, so their own queries attend to nothing
         reads = torch.where(numbers < count, count + numbers * width + numbers.new_tensor(range(width)), -1)
 
         def with_read(queries: Tensor, keys: Tensor) -> Tensor:
@@ -506,7 +509,7 @@ class ChunkedOrder(GroupedKeys):
         return replace(self, order=with_read(found.queries, found.keys), buckets=buckets, reads=reads[None, None])
 
     def chunks(self, places: Tensor) -> Tensor:
-        """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], filled up with -1."""
+        """Return places [B, heads, R, L] as chunks of all rounds, [B, heads, chunks, places], padded with -1."""
         filled = pad(places, (0, -places.shape[3] % self.chunk_tokens), value=-1)
         num_chunks = filled.shape[2] * (filled.shape[3] // self.chunk_tokens)
         # a compiler cannot join the axes of rounds and places for every number of places
@@ -525,7 +528,7 @@ class ChunkedOrder(GroupedKeys):
         return torch.cat([chunks.roll(step, 2) for step in range(before, -after - 1, -1)], 3)
 
 
-# What a choice of keys is besides its tensors, as JSON: an operator takes only tensors, numbers and text.
+# A choice of keys without its tensors as JSON: an operator takes only tensors, numbers and text.
 
 
 KINDS: dict[str, type[ChosenKeys]] = {each.kind: each for each in (ChosenBlocks, ChosenTokens, ChunkedOrder, KeyGroups)}

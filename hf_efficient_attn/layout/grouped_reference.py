@@ -1,4 +1,4 @@
-"""Attention in groups by its formula, where groups have outputs or labels of their own; gradients by autograd."""
+"""Attention in groups that have their own outputs or labels, computed by its formula; gradients by autograd."""
 
 from functools import reduce
 from operator import add
@@ -19,10 +19,10 @@ from hf_efficient_attn.layout.selected_keys import MEAN, PLACES, in_range, near_
 def in_groups(
     scores: Tensor, values: Tensor | None, allowed: Tensor | None, call: AttentionCall
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, Nq, Dv] and the log-sum-exp [B, H, Nq]; that of a mean is the sum over all groups.
+    """Return the output [B, H, Nq, Dv] and the log-sum-exp [B, H, Nq]; with join="mean", the latter is of all groups.
 
     Args:
-        scores: [B, H, Nq, Nk], of all pairs, without terms.
+        scores: the scores of all pairs without terms, [B, H, Nq, Nk].
         values: [B, H, Nk, Dv]; None: return the weights [B, H, Nq, Nk] instead of the output.
         allowed: bool that broadcasts to the scores; None: all pairs.
     """
@@ -38,7 +38,7 @@ def in_groups(
         bias = term_bias(call.terms, layout, call.tokens, scores.device, call.query_start)
         bias, open_pairs = close_pairs(bias, open_pairs)  # type: ignore[arg-type]
         scores = scores + bias
-    # one more row and column, of empty places
+    # an additional row and column for empty places
     pairs = (rows[..., None] * (num_keys + 1) + keys[..., None, :]).flatten(2)
     sizes = rows.shape + keys.shape[-1:]
     logits, is_read = (pad(each, (0, 1, 0, 1)).flatten(2).gather(2, pairs).view(sizes) for each in (scores, open_pairs))
@@ -55,7 +55,7 @@ def in_groups(
 
 
 def _summed(weights: Tensor, values: Tensor | None, keys: Tensor, num_keys: int) -> Tensor:
-    """Return the output [B, H, groups, places, Dv] of each place of a query, or its weights of all keys."""
+    """Return the output [B, H, groups, places, Dv] of each place of a query, or its weights over all keys."""
     if values is None:
         none = weights.new_zeros(*weights.shape[:4], num_keys + 1)
         return none.scatter_add(4, keys[:, :, :, None].expand_as(weights), weights)[..., :-1]
@@ -64,7 +64,7 @@ def _summed(weights: Tensor, values: Tensor | None, keys: Tensor, num_keys: int)
 
 
 def _by_place(term: Term, rows: Tensor, keys: Tensor) -> Tensor:
-    """Return what a term adds to the scores of the groups, whose places its labels count."""
+    """Return what a term adds to the scores of the groups if its labels depend on places in a group."""
     labels = term.label.of(
         torch.arange(rows.shape[3], device=rows.device)[:, None], torch.arange(keys.shape[3], device=rows.device)
     )
@@ -79,10 +79,11 @@ def _by_place(term: Term, rows: Tensor, keys: Tensor) -> Tensor:
 
 
 def _joined(outs: Tensor, lses: Tensor, rows: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of each query from those of its places in groups.
+    """Return the output and log-sum-exp of each query from those of its places in groups.
 
     Args:
-        outs, lses, rows: [B, H, places, Dv], [B, H, places] and the same; the row `num_queries` is of empty places.
+        outs, lses, rows: the output [B, H, places, Dv], log-sum-exp [B, H, places] and query [B, H, places] of each
+            place; the query of empty places is `num_queries`.
     """
     num_queries, width = call.layout.num_queries, outs.shape[3]
     lse, shares = joined_shares(lses, rows, num_queries + 1)
@@ -101,10 +102,10 @@ def _joined(outs: Tensor, lses: Tensor, rows: Tensor, call: AttentionCall) -> tu
 
 
 def joined_shares(lses: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of each row, [B, H, rows], and the share in it of each of its places, [B, H, places].
+    """Return the log-sum-exp of each row, [B, H, rows], and the share of each place in that of its row, [B, H, places].
 
     Args:
-        lses, rows: of every place, [B, H, places].
+        lses, rows: the log-sum-exp and the row of every place, [B, H, places].
     """
     sizes = (*lses.shape[:2], num_rows)
     largest = lses.new_full(sizes, -torch.inf).scatter_reduce(2, rows, lses.detach(), "amax")
@@ -116,7 +117,7 @@ def joined_shares(lses: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Te
     return lse, torch.where(has_keys, torch.where(has_keys, lses, 0.0) - safe, -torch.inf).exp()
 
 
-# Keys that are read at length 1, as the queries that a Reformer takes for keys.
+# Keys that are scaled to length 1, as in Reformer, which uses its queries as keys.
 
 
 # added to the mean square of a key before the root, as in the authors' code
@@ -127,14 +128,14 @@ def unit(vectors: Tensor) -> Tensor:
     """Return vectors of length 1 in their dtype, computed in float32 at least; vectors near 0 stay shorter."""
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     if torch.compiler.is_compiling():
-        # a compiler joins the operations of the gradient by itself
+        # a compiler fuses the operations of the gradient by itself
         return (wide * _factor(wide)).to(vectors.dtype)
     return _Unit.apply(wide).to(vectors.dtype)
 
 
 def _factor(vectors: Tensor) -> Tensor:
-    """Return what makes vectors [..., D] one long, [..., 1]."""
-    # the norm reads them once, and writes no squares
+    """Return the factors [..., 1] that scale vectors [..., D] to length 1."""
+    # the norm reads the vectors once and does not write their squares
     square = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).square()
     return (square + KEY_EPS * vectors.shape[-1]).rsqrt()
 
@@ -157,9 +158,9 @@ class _Unit(torch.autograd.Function):
 
 
 def unit_gradient(vectors: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of vectors, given that of `unit(vectors)`, in float32 or float64 as both are.
+    """Return the gradient of vectors, given the gradient of `unit(vectors)`; both are float32, or both float64.
 
-    With u = f(x) · x and f = (‖x‖² + ε)^-½, that of x is f · (g − f² · (g · x) · x).
+    With u = f(x) · x and f = (‖x‖² + ε)^-½, the gradient of x is f · (g − f² · (g · x) · x).
     """
     factor = _factor(vectors)
     along = (grad * vectors).sum(-1, keepdim=True) * factor.square()

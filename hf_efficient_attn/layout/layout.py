@@ -1,4 +1,4 @@
-"""Layout: a pattern laid over the positions of a sequence, and where the queries of a call stand among its keys."""
+"""Layout: a pattern over the positions of a sequence, and the positions of a call's queries among its keys."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from hf_efficient_attn.patterns.pattern import Extent, Pattern
 
 # (number of the first head, heads of the call, heads of the model)
 Heads = tuple[int, int, int]
-# (first head, number of heads, their pattern) of neighbouring heads with equal patterns
+# (first head, number of heads, their pattern) of consecutive heads with equal patterns
 HeadGroups = tuple[tuple[int, int, Pattern], ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys the queries of one call may read; hashable, so that everything compiled from it can be cached.
+    """Which keys the queries of one call may attend to; hashable, so that everything compiled from it can be cached.
 
     Keys have the positions 0 … `num_keys - 1`, queries `query_offset` … `query_offset + num_queries - 1`, on the same
     axis; in cached decoding the queries are its last positions. With `is_cross` the queries have an axis of their own,
@@ -32,8 +32,8 @@ class Layout:
         num_heads: the number of query heads of this call.
         num_queries, num_keys, query_offset: in tokens.
         layer: the index of the layer, on which random patterns depend.
-        first_head: the index in the model of the first of these heads.
-        num_model_heads: the number of heads of the model, for which the pattern is meant; None: there are no others.
+        first_head: the index of the first of these heads in the model.
+        num_model_heads: the number of heads of the model, for which the pattern is meant; None if there are no others.
         is_cross: whether queries and keys are tokens of different sequences.
     """
 
@@ -69,7 +69,7 @@ class Layout:
             )
 
     def _check_place(self) -> None:
-        """Raise InputError for queries before the first position, or behind the last key on the same axis."""
+        """Raise InputError for queries before the first position, or after the last key on the same axis."""
         most = None if self.is_cross else self.num_keys - self.num_queries
         if most is not None and most < 0:
             raise InputError(
@@ -86,7 +86,7 @@ class Layout:
             )
 
     def at_step(self, num_keys: int) -> "Layout":
-        """Return the layout of a step of decoding, whose only query is the last of these tokens."""
+        """Return the layout of a decoding step, whose only query is the last of `num_keys` tokens."""
         return self if num_keys == self.num_keys else replace(self, num_keys=num_keys, query_offset=num_keys - 1)
 
     @property
@@ -101,14 +101,14 @@ class Layout:
 
     @property
     def num_positions(self) -> int | None:
-        """How many positions the axis of the queries has, up to the last query; None: it is the axis of the keys."""
+        """The number of positions on the queries' axis, up to the last query; None if it is the axis of the keys."""
         return self.query_offset + self.num_queries if self.is_cross else None
 
     @property
     def fitted(self) -> "Layout":
-        """The same of a length that the pattern fits, by which calls are estimated; itself where every length does.
+        """This layout with a length that the pattern fits, from which costs are estimated; itself if its length fits.
 
-        A row may have another length where masks leave documents in it that the pattern fits, such as pictures.
+        The pattern need not fit the length of a row if it fits the documents in the row, such as images.
         """
         if self.is_cross:
             return self
@@ -121,50 +121,50 @@ class Layout:
 
     @property
     def is_drawn_by_document(self) -> bool:
-        """Whether documents that masks leave in a row are drawn for their own lengths: the row's is not theirs."""
+        """Whether patterns have to be drawn for the length of each document, which the length of the row is not."""
         return self.pattern.depends_on_length or self.fitted is not self
 
     @property
     def drawn_tokens(self) -> int:
-        """The length that patterns are drawn for: that of the longer axis."""
+        """The length that patterns are drawn for, which is the length of the longer axis."""
         return max(self.num_keys, self.num_positions or 0)
 
     @property
     def num_rows(self) -> int:
-        """How many queries there are in all heads."""
+        """The number of queries in all heads."""
         return self.num_heads * self.num_queries
 
     @property
     def num_pairs(self) -> int:
-        """How many pairs of a query and a key there are, allowed or not, in all heads."""
+        """The number of pairs of a query and a key in all heads, allowed or not."""
         return self.num_heads * self.num_queries * self.num_keys
 
     @property
     def heads(self) -> Heads:
-        """(first, number, all of the model) of the heads."""
+        """(index of the first head, number of heads of the call, number of heads of the model)."""
         return self.first_head, self.num_heads, self.num_model_heads or self.num_heads
 
     def head_patterns(self) -> tuple[Pattern, ...]:
-        """Return the pattern of each query head, every random part drawn for these lengths."""
+        """Return the pattern of each query head, with every random part drawn for these lengths."""
         return _head_patterns(*self._drawn)
 
     def head_groups(self) -> HeadGroups:
-        """Return (first head, number of heads, drawn pattern) of each run of neighbouring heads with equal patterns.
+        """Return (first head, number of heads, drawn pattern) of consecutive heads with equal patterns.
 
         Heads are counted within this call.
         """
         return self._own_groups() if self.num_queries == 1 else _head_groups(*self._drawn)
 
     def groups_at_any_length(self) -> HeadGroups:
-        """Return `head_groups` of a pattern that is the same at every length, without asking for the lengths."""
+        """Return `head_groups` of a pattern that is the same at every length, without using the lengths."""
         return _groups_of(_undrawn(self.pattern, self.heads).patterns)
 
     @property
     def _drawn(self) -> tuple[Pattern, Heads, int, int]:
-        """What the drawn patterns depend on."""
+        """Everything that the drawn patterns depend on."""
         return self.pattern, self.heads, self.drawn_tokens, self.layer
 
-    # every step of decoding has a length of its own: to keep its groups would take longer than to find them
+    # not cached: every decoding step has another length, and caching its groups would take longer than finding them
     def _own_groups(self) -> HeadGroups:
         own = _undrawn(self.pattern, self.heads)
         if not own.are_alike:
@@ -172,7 +172,7 @@ class Layout:
         return ((0, self.num_heads, own.patterns[0].resolve(self.drawn_tokens, self.layer)),)
 
     def intervals_of_heads(self) -> tuple[Intervals, ...]:
-        """Return what each head of the only query reads."""
+        """Return the keys that each head of the only query attends to."""
         read: list[Intervals] = []
         for _, count, pattern in self.head_groups():
             read += [pattern.key_intervals(self.query_offset, self.query_offset, self.num_keys)] * count
@@ -181,7 +181,7 @@ class Layout:
     def of_document(self, document: Document) -> "Layout":
         """Return the layout of one document, whose positions start at 0; it may have no queries.
 
-        Its global tokens read, and are read by, all others, as far as a causal pattern allows.
+        Its global tokens attend to all others and all others attend to them, as far as a causal pattern allows.
         """
         is_whole = document.start == 0 and document.stop == self.num_keys and document.queries is None
         if is_whole and not document.global_positions:
@@ -196,7 +196,7 @@ class Layout:
 
 
 def drawn_layer(pattern: Pattern, layer: int) -> int:
-    """Return the layer for which a pattern is drawn: 0 if all layers are alike, so that they share what is cached."""
+    """Return the layer for which a pattern is drawn: 0 if all layers are alike, so that they share cached results."""
     return layer if pattern.is_random else 0
 
 
@@ -244,7 +244,7 @@ def _with_globals(pattern: Pattern, positions: tuple[int, ...]) -> Pattern:
     return pattern | (chosen.causal() if pattern.is_causal else chosen)
 
 
-# Where the queries of a call stand on their axis, also while compiling, when a tensor says it and no number.
+# The positions of a call's queries on their axis, given by a number or, while compiling, by a tensor.
 
 
 def first_query(layout: Layout, query_start: Tensor | None) -> int | Tensor:

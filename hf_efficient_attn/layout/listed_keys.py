@@ -27,28 +27,30 @@ from hf_efficient_attn.layout.selected_keys import (
 from hf_efficient_attn.layout.token_locations import token_locations
 from hf_efficient_attn.layout.token_mask import TokenMask
 
-# The tiles of tokens that are listed for each query: neighbouring queries with all tokens that any of them reads.
+# The tiles of tokens that are listed for each query: consecutive queries with all tokens that any of them attends to.
 #
-# On CPUs a row of keys costs a tile as much as dozens of scores, and neighbours often read the same: the more queries
-# a tile has, the fewer rows there are, and the more of its scores are of keys that a query does not read. Choices that
-# are drawn at random take tiles of hundreds of queries, which read nearly all keys; choices that are alike take
-# smaller ones.
+# On CPUs a row of keys costs a tile as much as dozens of scores, and consecutive queries often attend to the same keys.
+# The more queries a tile has, the fewer rows there are, but the more of its scores belong to pairs that are not
+# selected. Random choices get tiles of hundreds of queries, which attend to nearly all keys; choices that are alike get
+# smaller tiles.
 
 
-# queries of the smallest tile, and how many of these are the largest; about how many tokens it reads per token of a
-# query, where the choice is not known; and in how many stretches of the largest they are counted where it is
+# the number of queries of the smallest tile, and how many of these the largest tile holds; if the contents of a choice
+# are unknown, about how many tokens the smallest tile has per token of a query; if they are known, in how many
+# stretches, each as long as the largest tile, the work is counted
 NEIGHBOURS, MOST_NEIGHBOURS, TOKENS_PER_TOKEN, COUNTED_STRETCHES = 64, 8, 5, 2
 STRETCH = NEIGHBOURS * MOST_NEIGHBOURS
-# entries of a mask, and rows of keys that are computed together: memory that is soon used again
+# limits for the entries of a mask and the rows of keys that are computed together, so that memory is soon reused
 MOST_ENTRIES, MOST_KEY_ROWS = 1 << 22, 1 << 16
 
 
 class Neighbours(NamedTuple):
-    """Neighbouring queries, and what they read together.
+    """Consecutive queries, and the keys that any of them attends to.
 
     Attributes:
-        keys: in ascending order.
-        listed: the places among `keys` of the tokens of each query, [queries, k]; len(keys): none.
+        first, stop: the range of the queries.
+        keys: the keys in ascending order.
+        listed: the places in `keys` of the tokens of each query, [queries, k]; len(keys) for none.
     """
 
     first: int
@@ -58,7 +60,7 @@ class Neighbours(NamedTuple):
 
 
 def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield tiles of queries and the tokens that they read; tokens: [batch or 1, heads, queries, k]."""
+    """Yield tiles of queries and the tokens that they attend to; tokens: [batch or 1, heads, queries, k]."""
     if tokens.shape[2] * tokens.shape[3] * sizes.batch_size == 0:
         return
     on_cpu = tokens.device.type == "cpu"
@@ -68,7 +70,7 @@ def token_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]
 def token_work(tokens: Tensor, layout: Layout, sizes: Sizes) -> TileWork:
     """Return about how much the tiles of one example hold; tokens: [batch or 1, heads, queries, k].
 
-    On CPUs some are counted, of the first example and head.
+    On CPUs this is estimated from some tiles of the first example and head.
     """
     num_queries, num_chosen = tokens.shape[2:]
     num_head_groups = max(tokens.shape[1], sizes.num_key_heads)
@@ -78,7 +80,7 @@ def token_work(tokens: Tensor, layout: Layout, sizes: Sizes) -> TileWork:
         num_tiles = num_head_groups * -(-layout.num_queries // NEIGHBOURS)
         return TileWork(layout.num_rows * num_read, layout.num_rows, num_tiles * num_read, tokens[0].numel())
     stretches = list(ranges(num_queries, STRETCH))
-    # in the middle of parts of equal length
+    # the stretches in the middle of parts of equal length
     middles = {len(stretches) * (2 * part + 1) // (2 * COUNTED_STRETCHES) for part in range(COUNTED_STRETCHES)}
     pairs = keys = counted = 0
     for start, stop in (stretches[middle] for middle in middles):
@@ -96,7 +98,7 @@ def neighbours(named: Tensor, first: int, num_keys: int, group: int, sizes: Size
     Args:
         named: the tokens of each query, [queries of a stretch, k].
         first: the number of the first query.
-        group: heads that share the keys.
+        group: the number of heads that share the keys.
 
     >>> sizes = Sizes(1, 1, 1, 100, key_cost=80)
     >>> [tile.keys.tolist() for tile in neighbours(torch.tensor([[0, -1], [2, 1], [2, 9]]), 0, 4, 1, sizes)]
@@ -123,9 +125,9 @@ def neighbours(named: Tensor, first: int, num_keys: int, group: int, sizes: Size
 
 
 def _cheapest(reads: Tensor, num_queries: int, group: int, sizes: Sizes) -> tuple[int, Tensor]:
-    """Return how many queries the tiles of a stretch have, and what each reads: that which costs least.
+    """Return the number of queries per tile that costs least for a stretch, and the keys of each tile of that size.
 
-    reads: what the smallest tiles read, bool [tiles, keys].
+    reads: the keys of each of the smallest tiles, bool [tiles, keys].
     """
     length, best = NEIGHBOURS, (torch.inf, NEIGHBOURS, reads)
     most = min(MOST_ENTRIES, sizes.most_pairs) // group
@@ -142,7 +144,7 @@ def _cheapest(reads: Tensor, num_queries: int, group: int, sizes: Sizes) -> tupl
 
 
 def _neighbour_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield tiles of neighbouring queries, with all tokens that any of them reads."""
+    """Yield tiles of consecutive queries, with all tokens that any of them attends to."""
     num_choices, num_queries = tokens.shape[1:3]
     num_head_groups = max(num_choices, sizes.num_key_heads)
     group = sizes.num_heads // num_head_groups
@@ -158,7 +160,7 @@ def _neighbour_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[T
 def _of_head_groups(
     tile: Neighbours, example: int, head_groups: tuple[int, int], num_head_groups: int, group: int, sizes: Sizes
 ) -> Iterator[Tiles]:
-    """Yield the tiles of neighbouring queries in a range of head groups: heads that read the same keys."""
+    """Yield the tiles of consecutive queries for a range of head groups, each of which shares its selected keys."""
     num_queries, num_keys = tile.stop - tile.first, len(tile.keys)
     queries = torch.arange(tile.first, tile.stop).repeat_interleave(group)
     most = max(1, min(MOST_KEY_ROWS // num_keys, sizes.most_pairs // (num_queries * group * num_keys)))
@@ -178,9 +180,9 @@ def _of_head_groups(
 
 
 def _query_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles]:
-    """Yield tiles of one query of the heads that share its keys."""
+    """Yield tiles of one query, for all heads that share its keys."""
     num_queries, num_chosen = tokens.shape[2:]
-    # heads of tiles: those that choose apart, or read other keys
+    # a tile holds the heads that share both a selection and a key head
     num_head_groups = max(tokens.shape[1], sizes.num_key_heads)
     group = sizes.num_heads // num_head_groups
     tokens = tokens.long()
@@ -202,30 +204,30 @@ def _query_tiles(tokens: Tensor, layout: Layout, sizes: Sizes) -> Iterator[Tiles
 
 
 def once(numbers: Tensor, count: int) -> Tensor:
-    """Return numbers [rows, heads, k] with -1 instead of those that are out of range, or named before in their row.
+    """Return numbers [rows, heads, k] with -1 in place of those that are out of range, and of repetitions in a row.
 
     >>> once(torch.tensor([[[3, 1, 3, 9]]]), 4).tolist() in ([[[3, 1, -1, -1]]], [[[-1, 1, 3, -1]]])
     True
     """
     inside = torch.where((numbers >= 0) & (numbers < count), numbers, count)
     places = torch.arange(numbers.shape[-1], device=numbers.device).expand_as(numbers)
-    # what is read of it was written: one of the places that name a number
+    # uninitialized, but only entries that were written are read: for each number, one of the places that name it
     stamps = numbers.new_empty(*numbers.shape[:-1], count + 1)
     stamps.scatter_(-1, inside, places)
     return torch.where((stamps.gather(-1, inside) == places) & (inside < count), numbers, -1)
 
 
-# The tiles of a few queries that read blocks, as in decoding: one for each query, with all keys of its blocks.
+# The tiles of a few queries that attend to blocks, as in decoding: one for each query, with all keys of its blocks.
 
 
-# as many queries of an example, and fewer, seldom read the same blocks
+# up to this many queries of an example seldom attend to the same blocks
 FEW_QUERIES = 4
 
 
 def tiles_of_few(
     blocks: Tensor, starts: Tensor, block_tokens: int, queries_per_choice: int, layout: Layout, sizes: Sizes
 ) -> Iterator[Tiles]:
-    """Yield tiles of one query of the heads that share its keys; the arguments are those of `block_tiles`."""
+    """Yield tiles of one query, for all heads that share its keys; the arguments are those of `block_tiles`."""
     num_queries, width, device = layout.num_queries, blocks.shape[3] * block_tokens, blocks.device
     num_head_groups = max(blocks.shape[1], sizes.num_key_heads)
     group = sizes.num_heads // num_head_groups
@@ -254,7 +256,7 @@ def tiles_of_few(
 
 
 def each_once(numbers: Tensor) -> Tensor:
-    """Return numbers [..., k] with -1 instead of those that are named before in their row.
+    """Return numbers [..., k] with -1 in place of repetitions in a row.
 
     >>> each_once(torch.tensor([3, 1, 3])).tolist()
     [3, 1, -1]
@@ -265,7 +267,7 @@ def each_once(numbers: Tensor) -> Tensor:
     return numbers.masked_fill(is_again, -1)
 
 
-# The tiles of queries that all read the block in which they lie: neighbours, whose mask is a triangle.
+# The tiles of queries that all attend to their own block: consecutive tokens, whose mask is a triangle.
 
 
 def reads_own_block(
@@ -273,7 +275,7 @@ def reads_own_block(
 ) -> bool:
     """Return whether the tokens are one sequence without a cache, in which every query has chosen its own block.
 
-    Only CPUs are asked, and only where a block is not too long for one tile. The arguments are those of `block_tiles`.
+    False on other devices than CPUs, and if a block is too long for one tile. The arguments are those of `block_tiles`.
     """
     if block_tokens**2 > sizes.most_pairs:
         return False
@@ -310,14 +312,14 @@ def diagonal_tiles(block_tokens: int, layout: Layout, sizes: Sizes, device: torc
             )
 
 
-# The tiles of blocks of keys that are listed for each query: many queries of one block.
+# The tiles of blocks of keys that are listed for each query: each has many queries and one block.
 
 
 # returns counts as integers
 Counted = Callable[[Tensor], list[int]]
-# queries of a tile that reads one block: few where blocks are read by few
+# limits for the number of queries in a tile of one block; tiles are small if few queries attend to a block
 MOST_TILE_QUERIES, FEWEST_TILE_QUERIES = 512, 16
-# ... and in how many sizes, each the half of another
+# the number of tile sizes, each half of the previous one
 TILE_SIZES = 4
 
 
@@ -335,7 +337,7 @@ def block_tiles(
     Args:
         blocks: [batch or 1, heads, choices, k].
         starts: the key from which the blocks of each query are counted, [batch or 1, queries].
-        masks: what `starts` follow from, besides the layout.
+        masks: the tensors from which `starts` were computed.
     """
     num_queries, num_chosen = layout.num_queries, blocks.shape[3]
     if num_queries * num_chosen * sizes.batch_size == 0:
@@ -371,10 +373,10 @@ def _sorted_entries(
     head: Tensor,
     num_head_groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (codes, queries, counts): of some heads the pairs of a query and a block, in the order of their blocks.
+    """Return (codes, queries, counts): the pairs of a query and a block of some heads, in the order of their blocks.
 
-    A code is the first key of a block, plus the number of the head times one more than all keys; the last code is of
-    no block. `counts` says how many there are of every code.
+    A code is the first key of a block, plus the number of the head times the number of keys; the last code stands for
+    no block. `counts` says how many pairs there are of every code.
     """
     num_keys, num_queries = layout.num_keys, layout.num_queries
     example, head_group = head // num_head_groups, head % num_head_groups
@@ -409,7 +411,7 @@ def _of_entries(
 ) -> Iterator[Tiles]:
     """Yield the tiles of sorted pairs of a query and a block.
 
-    The last queries of a block, which do not fill a tile, are in a smaller one.
+    The last queries of a block, which may not fill a tile, are in a smaller one.
     """
     num_heads, num_blocks = bounds[1] - bounds[0], -(-layout.num_keys // block_tokens)
     num_entries = len(codes) if codes.device.type != "cpu" else len(codes) - int(counts[-1])
@@ -440,7 +442,8 @@ def _filled_tiles(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield tiles of equal size, [tiles, queries] with -1 for empty places, and the code of each, in ascending order.
 
-    Every code has tiles of `per_tile` queries, and one for the rest of them: of the half, or its half, …, of `fewest`.
+    Every code has tiles of `per_tile` queries, and one tile for the remaining queries, whose size is halved as long as
+    they fit and it has at least `fewest` places.
     """
     widths = [per_tile]
     while len(widths) < TILE_SIZES and widths[-1] // 2 >= fewest:
@@ -453,7 +456,7 @@ def _filled_tiles(
     lasts = [number.cumsum(0) for number in numbers]
     # the host waits for a device here
     totals = counted(torch.stack([last[-1] for last in lasts]))
-    # where the first entry of a code, and the first of its rest, lie in the table of all tiles
+    # the places, in the table of all tiles, of the first entry of a code and of the first of its remaining entries
     first_entry = of_codes.cumsum(0) - of_codes
     first_place, first_of_rest, base = (lasts[0] - numbers[0]) * per_tile, torch.zeros_like(rest), 0
     for width, last, is_own, total in zip(widths, lasts, has_rest, totals, strict=True):
@@ -472,7 +475,7 @@ def _filled_tiles(
 
 
 def tile_queries(mean: int) -> int:
-    """Return how many queries the tiles of a block have that so many read in the mean.
+    """Return the number of queries per tile if `mean` queries attend to a block on average.
 
     >>> [tile_queries(mean) for mean in (3, 100, 10_000)]
     [16, 64, 512]
@@ -481,7 +484,7 @@ def tile_queries(mean: int) -> int:
 
 
 def bounds_of(head: Tensor, group: int, bounds: tuple[int, int]) -> tuple[int, int]:
-    """Return the range of the query heads of sorted head groups, where the host need not wait; else a wider one."""
+    """Return the range of the query heads of sorted head groups; a wider one if the host would have to wait for it."""
     first, stop = (int(head[0]), int(head[-1]) + 1) if head.device.type == "cpu" else bounds
     return first * group, stop * group
 
@@ -512,7 +515,7 @@ class ChosenTokens(ChosenKeys):
         self.check_tensor("tokens", states, {"queries": states.num_queries, "keys": None})
 
     def of_query(self, query: int, position: int) -> ChosenKeys:
-        """Return the choice of one query of the call, as that of a call with this query alone."""
+        """Return the choice for a call with only this query."""
         return replace(self, tokens=self.tokens[:, :, query : query + 1])
 
     def counts(
@@ -526,7 +529,7 @@ class ChosenTokens(ChosenKeys):
         return token_tiles(self.tokens, layout, sizes)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return about how much the tiles hold: neighbouring queries with all tokens that they attend to."""
+        """Return about how much the tiles hold: consecutive queries with all tokens that they attend to."""
         return token_work(self.tokens, layout, sizes)
 
     def has_single_rows(self, layout: Layout) -> bool:
@@ -549,7 +552,7 @@ class ChosenBlocks(ChosenKeys):
             selection), the number of key heads, or that of query heads. -1 and indices out of range select no block; a
             block listed twice counts once.
         block_tokens: how many keys a block has.
-        queries_per_choice: how many neighbouring queries of the call share a selection.
+        queries_per_choice: how many consecutive queries of the call share a selection.
         counted_from: "document": blocks are counted from the first token of the query's document, so that padding and
             packing change nothing; "axis": from the first key of the call.
     """
@@ -573,7 +576,7 @@ class ChosenBlocks(ChosenKeys):
         self.check_tensor("blocks", states, {"choices": num_choices, "blocks": None})
 
     def of_query(self, query: int, position: int) -> ChosenKeys:
-        """Return the choice of one query of the call, as that of a call with this query alone."""
+        """Return the choice for a call with only this query."""
         choice = query // self.queries_per_choice
         return replace(self, blocks=self.blocks[:, :, choice : choice + 1], queries_per_choice=1)
 
@@ -597,7 +600,7 @@ class ChosenBlocks(ChosenKeys):
         return block_tiles(self.blocks, starts, self.block_tokens, self.queries_per_choice, layout, sizes, masks)
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold if each block is attended by equally many queries."""
+        """Return how much the tiles hold if the same number of queries attends to each block."""
         num_key_heads = sizes.num_key_heads
         reads = layout.num_rows * self.blocks.shape[3]
         if layout.num_queries <= FEW_QUERIES:
@@ -611,7 +614,7 @@ class ChosenBlocks(ChosenKeys):
         return TileWork(reads * self.block_tokens, num_tiles * per_tile, num_tiles * self.block_tokens)
 
     def has_single_rows(self, layout: Layout) -> bool:
-        """Return whether each query has a tile of its own."""
+        """Return whether each query has its own tile."""
         return layout.num_queries <= FEW_QUERIES
 
     def starts(self, layout: Layout, tokens: TokenMask) -> Tensor:
@@ -622,18 +625,18 @@ class ChosenBlocks(ChosenKeys):
         positions = token_locations(tokens, layout.num_keys, device).positions
         starts = torch.arange(layout.num_keys, device=device) - positions
         if layout.is_cross:
-            # all keys are one document, which begins with the first that is not masked
+            # all keys are one document, which begins with the first key that is not masked
             return starts.amax(1, keepdim=True).expand(-1, layout.num_queries)
         return starts[:, layout.queries]
 
     def key_places(self, layout: Layout, tokens: TokenMask) -> Tensor:
-        """Return the number of each key from which blocks are counted, int [batch or 1, keys]."""
+        """Return the number of each key, counted from where blocks are counted, int [batch or 1, keys]."""
         if self.counted_from == AXIS:
             return torch.arange(layout.num_keys, device=self.blocks.device)[None]
         return token_locations(tokens, layout.num_keys, self.blocks.device).positions
 
 
 def named_once(numbers: Tensor, count: int) -> Tensor:
-    """Return 1 for every number from 0 to count - 1 that is in a row, otherwise 0: int32 [..., count]."""
+    """Return 1 for every number from 0 to count - 1 that occurs in a row, otherwise 0, int32 [..., count]."""
     named = torch.zeros(*numbers.shape[:-1], count + 1, dtype=torch.int32, device=numbers.device)
     return named.scatter(-1, in_range(numbers, count), 1)[..., :count]

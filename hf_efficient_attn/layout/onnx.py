@@ -1,4 +1,4 @@
-"""What `torch.onnx.export` writes: all pairs, in standard operators, since ONNX has none for attention with a pattern.
+"""ONNX export: all pairs are computed by standard operators, since ONNX has none for attention with a pattern.
 
 Time and memory are then quadratic in the length.
 """
@@ -29,9 +29,9 @@ def refuse_operator(name: str, call_text: str) -> None:
 
 
 def refuse_selected_keys() -> None:
-    """Raise UnsupportedBackendError during `torch.onnx.export`: keys are chosen by sorting, and read as chosen.
+    """Raise UnsupportedBackendError during `torch.onnx.export`, since keys are selected by a stable sort.
 
-    The exporter writes no stable sort, and without one ties would be broken otherwise.
+    The exporter cannot write a stable sort, and another sort would break ties differently.
     """
     if is_written():
         raise UnsupportedBackendError(
@@ -44,7 +44,7 @@ def written_groups(layout: Layout, tokens: TokenMask) -> HeadGroups:
     """Return the patterns of the heads, as `Layout.head_groups`.
 
     Raises:
-        UnsupportedBackendError: they differ between lengths, and the length is dynamic, or not that of every example.
+        UnsupportedBackendError: the patterns depend on the length, which is dynamic or differs between examples.
     """
     pattern: Any = layout.pattern
     if not (pattern.depends_on_length or pattern.is_random):

@@ -83,7 +83,7 @@ def read_call(
     scale: float,
     dropout: float,
 ) -> AttentionCall:
-    """Return the call made of an operator's arguments, which can only be tensors, numbers and text.
+    """Return the call that an operator's arguments describe, which can only be tensors, numbers and text.
 
     Args:
         masks: the tensors of the token mask.

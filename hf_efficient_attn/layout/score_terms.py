@@ -22,7 +22,7 @@ NO_WEIGHT = 1e-30
 
 @dataclass(frozen=True)
 class Label:
-    """A number for every pair of positions: hashable, saved as JSON by `to_dict` and loaded by `from_dict`.
+    """A number for every pair of positions; hashable, saved as JSON by `to_dict` and loaded by `from_dict`.
 
     If a query has several values, the label of a pair says which of them is added to the pair's score. If a query has a
     single value, a number computed from this value and the label is added (`score`, `gradient`).
@@ -34,7 +34,7 @@ class Label:
 
     @property
     def num_values(self) -> int:
-        """How many values a query has: one per label, counted from 0, or a single one."""
+        """The number of values of a query: one per label, counted from 0, or a single one."""
         raise NotImplementedError
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Label:
 
     @property
     def idle(self) -> Pattern | None:
-        """The pairs whose scores do not change, without gradient: a backend may leave the term out; None: unknown."""
+        """The pairs whose scores do not change and have no gradient, so that backends may skip them, or None."""
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,8 +144,8 @@ class SoftSpan(Label):
         return Band(reach, reach) if self.num_inner else None
 
     def check(self, values: Tensor) -> None:
-        """Raise InputError for a span that does not contain the inner keys; on GPUs, for which it does not wait, an
-        assertion on the device fails.
+        """Raise InputError for a span that does not contain the inner keys; on GPUs, an assertion on the device fails,
+        for which the host does not wait.
         """
         if not self.num_inner or not values.numel():
             return
@@ -168,11 +168,11 @@ class SoftSpan(Label):
         """Return log m_z(x)."""
         room, lowest = self._room(value, label), log(NO_WEIGHT) + 1.0
         # log(0) would take ten times as long, and its gradient would be NaN
-        # flex looks scores up under transforms, which have no clamp_
+        # flex computes scores under transforms, which have no clamp_
         is_seen = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
         if is_seen or (torch.is_grad_enabled() and value.requires_grad):
             return threshold(hardtanh(room / self.ramp, NO_WEIGHT, 1.0).log(), lowest, -inf)
-        # scores are large: they are not copied for nobody
+        # scores are large, so they are computed in place if no gradient needs them
         return torch.threshold_(room.div_(self.ramp).clamp_(NO_WEIGHT, 1.0).log_(), lowest, -inf)
 
     def gradient(self, value: Tensor, label: Tensor, d_score: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class SoftSpan(Label):
         return on_ramp
 
     def _room(self, value: Tensor, label: Tensor) -> Tensor:
-        """Return R + z − x, in float32 or float64: how far a key is from the end of the ramp."""
+        """Return R + z − x, the distance of a key from the end of the ramp, in float32 or float64."""
         value = value.to(torch.promote_types(value.dtype, torch.float32))
         return value + self.ramp - label.to(value.dtype)
 
@@ -191,7 +191,7 @@ class SoftSpan(Label):
 class Slope(Label):
     """|query - key|, for scores that fall with distance: -m · |query - key| is added for a query's single value m.
 
-    Source: Press et al. (arXiv:2108.12409), who give every head a slope (ALiBi).
+    Source: Press et al. (arXiv:2108.12409); in ALiBi every head has one slope.
     """
 
     kind: ClassVar[str] = "slope"
@@ -259,7 +259,7 @@ class InterleavedRelation(Label):
 
     @property
     def num_values(self) -> int:
-        """As of a `SpanRelation`."""
+        """The same as for a `SpanRelation`."""
         return (2 * self.num_nodes + 1) * (self.clip_distance + 1)
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class Term:
 
 
 def look_up(values: Tensor, labels: Tensor) -> Tensor:
-    """Return the value of each pair; a single value of a query is that of all its pairs.
+    """Return the value of each pair; a single value of a query applies to all its pairs.
 
     Shapes: values [..., queries or 1, values of a query] and labels [..., queries, keys] → [..., queries, keys], or a
     tensor that broadcasts to it. Labels of pairs that are not allowed may be out of range.

@@ -18,7 +18,9 @@ from hf_efficient_attn.patterns.serialization import is_integer
 
 
 def holding_groups(queries: Tensor, position: int) -> Tensor:
-    """Return which groups [batch, heads, groups, places] hold a position: [batch, heads, n], others where fewer do.
+    """Return the groups that hold a position, [batch, heads, n]; if fewer than n hold it, others fill up the list.
+
+    queries: [batch, heads, groups, places].
 
     >>> import torch
     >>> holding_groups(torch.tensor([[[[0, 1], [2, 3], [3, 4]]]]), 3).sort().values.tolist()
@@ -38,11 +40,11 @@ def of_groups(places: Tensor, groups: Tensor) -> Tensor:
 
 
 class Sizes(NamedTuple):
-    """What a call is like, as far as its tiles depend on it.
+    """The sizes of a call on which its tiles depend.
 
     Attributes:
-        most_pairs: of the tiles that are computed together.
-        key_cost: time of a key that a tile reads, however many queries it has, in scores of the tile.
+        most_pairs: the maximum number of pairs in tiles that are computed together.
+        key_cost: the time that a key costs a tile, independently of its queries, in scores of the tile.
     """
 
     batch_size: int
@@ -55,7 +57,7 @@ class Sizes(NamedTuple):
 class TileWork(NamedTuple):
     """How much the tiles of one example hold, in all heads: pairs, and rows of queries and keys that are gathered.
 
-    num_listed: pairs that a list names, of which masks are made, once for all heads that share them.
+    num_listed: pairs in lists from which masks are made, counted once for all heads that share them.
     """
 
     num_pairs: int
@@ -68,9 +70,9 @@ class Rounds(NamedTuple):
     """Where queries and keys of tiles lie in the rounds of an order, to count how often each pair meets.
 
     Attributes:
-        query_reads: the chunks that a query reads in each round, [sets, tiles, queries, rounds, n].
-        key_chunks: the chunk of a key in each round, [sets, places, rounds]; -1: it is in none, which no query reads.
-        query_buckets, key_buckets: [sets, tiles, queries, rounds] and [sets, places, rounds]; None: all are alike.
+        query_reads: the chunks that a query attends to in each round, [sets, tiles, queries, rounds, n].
+        key_chunks: the chunk of a key in each round, [sets, places, rounds]; -1 if the key is in no chunk.
+        query_buckets, key_buckets: [sets, tiles, queries, rounds] and [sets, places, rounds]; None if all are equal.
     """
 
     query_reads: Tensor
@@ -81,23 +83,24 @@ class Rounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Tiles of equal size, in sets: the tiles of one set read the keys of one head, in order, and may share them.
+    """Tiles of equal size, in sets: the tiles of one set use the keys of one head, in order, and may share them.
 
     Attributes:
-        examples, key_heads: [sets], where the keys of a set are.
-        heads: of the queries, [sets, 1 or tiles, 1 or queries].
-        queries: numbers of queries of the call, [sets, tiles, queries]; -1: an empty place.
-        keys: indices of keys, [sets, places]; -1: an empty place. Tile t reads `tile_keys` of these places from
+        examples, key_heads: the example and the key head of each set, [sets].
+        heads: the heads of the queries, [sets, 1 or tiles, 1 or queries].
+        queries: numbers of queries of the call, [sets, tiles, queries]; -1 for an empty place.
+        keys: indices of keys, [sets, places]; -1 for an empty place. Tile t has the `tile_keys` places from
             t * key_step on.
         first_head, stop_head: the range of example * num_heads + head in which all queries lie.
-        query_buckets, key_buckets: of the shapes of `queries` and `keys`; only pairs of equal buckets are read.
-        query_places: the places of the queries in their group, [queries], or [sets, 1, 1] of single queries.
-        rounds: to let each pair count once; None: a pair counts as often as tiles hold it.
-        listed: the places of the keys that are chosen, [queries, k], alike in all sets, as are `queries`, each repeated
-            for its heads, and `keys`; the number of places: none. None: all are chosen.
-        are_diagonal: whether query and key i of each tile are the same token or empty, all of them neighbours.
+        query_buckets, key_buckets: in the shapes of `queries` and `keys`; only pairs of equal buckets are selected.
+        query_places: the places of the queries in their group, [queries], or [sets, 1, 1] for single queries.
+        rounds: given if each pair counts once; None if a pair counts as often as tiles hold it.
+        listed: the places of the selected keys, [queries, k], with the number of places for none; None if all keys are
+            selected. With it all sets have the same `keys` and the same `queries`, each repeated for its heads.
+        are_diagonal: whether query i and key i of each tile are the same token or both empty, and tokens consecutive.
         counts: how often each pair counts, broadcasts to [sets, tiles, queries, keys]; None: once.
-        own_place: from which place on the keys of a set are its queries, one tile after the other; None: they are not.
+        own_place: the place from which on the keys of a set are the queries of its tiles, in order; None if they are
+            not.
     """
 
     examples: Tensor
@@ -119,7 +122,7 @@ class Tiles:
     own_place: int | None = None
 
     def of_sets(self, sets: Tensor) -> "Tiles":
-        """Return some of the sets, by their numbers, of tiles without rounds."""
+        """Return the sets with these numbers; the tiles must have no rounds."""
         names = ("examples", "heads", "key_heads", "queries", "keys", "query_buckets", "key_buckets", "counts")
         chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.query_places is not None and self.query_places.ndim == 3:
@@ -128,7 +131,7 @@ class Tiles:
         return replace(self, **own)
 
     def members(self) -> Tensor | None:
-        """Return which pairs are chosen, bool [1, 1, queries, keys]; None: all are."""
+        """Return which pairs are selected, bool [1, 1, queries, keys]; None if all are."""
         if self.listed is None:
             return None
         members = torch.zeros(len(self.listed), self.tile_keys + 1, dtype=torch.bool, device=self.keys.device)
@@ -140,27 +143,24 @@ class Tiles:
         return (rows if group == 1 else rows.repeat_interleave(group, 0))[None, None]
 
     def of_keys(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous tensor [sets, places, ...] of the keys as that of each tile, overlapping views.
-
-        The result is [sets, tiles, keys of a tile, ...].
-        """
+        """Return overlapping views [sets, tiles, keys of a tile, ...] of a contiguous tensor [sets, places, ...]."""
         sets, step = tensor.shape[0], tensor.stride(1)
         shape = (sets, self.queries.shape[1], self.tile_keys, *tensor.shape[2:])
         return tensor.as_strided(shape, (tensor.stride(0), self.key_step * step, *tensor.stride()[1:]))
 
     def own_keys(self, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor [sets, places, ...] that is of the queries, [sets, tiles, queries, ...]."""
+        """Return the part of a tensor [sets, places, ...] that belongs to the queries, [sets, tiles, queries, ...]."""
         assert self.own_place is not None
         own = tensor[:, self.own_place : self.own_place + self.queries[0].numel()]
         return own.unflatten(1, self.queries.shape[1:])
 
     def added_keys(self, blocks: Tensor) -> Tensor:
-        """Return [sets, places, width]: the sums over all tiles of what [sets, tiles, keys of a tile, width] adds."""
+        """Return the sums over all tiles, [sets, places, width], of values [sets, tiles, keys of a tile, width]."""
         num_tiles, step = self.queries.shape[1], self.key_step
         last = self.tile_keys - step
         if num_tiles == 1 or last == 0:
             return blocks.flatten(1, 2)
-        # the last keys of all tiles are different ones, and so are those before, the last but one of the next tiles
+        # the last `key_step` keys of different tiles do not overlap; each tile's are the last but one of the next tile
         total = blocks.new_empty(*self.keys.shape, blocks.shape[3])
         before, end = last - step, last + (num_tiles - 1) * step
         total[:, :before] = 0
@@ -175,7 +175,7 @@ class Tiles:
 
 
 def ranges(count: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of parts of at most `step` of `count`.
+    """Yield (start, stop) of parts of `count`, each with at most `step`.
 
     >>> list(ranges(5, 2))
     [(0, 2), (2, 4), (4, 5)]
@@ -194,13 +194,13 @@ def single_tiles(
 
 
 def rows_of_call(positions: Tensor, first: int, num_queries: int) -> Tensor:
-    """Return the numbers of the call's queries at positions of their axis; -1 for positions of no query."""
+    """Return the numbers of the call's queries at positions on their axis; -1 for positions without a query."""
     rows = positions - first
     return torch.where((rows >= 0) & (rows < num_queries), rows, -1)
 
 
 def own_head(head: Tensor, num_heads: int, num_shared: int) -> Tensor:
-    """Return which of `num_shared` the heads belong to, of which each serves equally many of `num_heads`."""
+    """Return which of `num_shared` heads each head belongs to; each is shared by the same number of `num_heads`."""
     return head // (num_heads // num_shared)
 
 
@@ -212,7 +212,7 @@ DOCUMENT, AXIS = "document", "axis"
 
 @dataclass(frozen=True)
 class States:
-    """What the queries and keys of a call are like, as far as a choice must fit them."""
+    """The properties of a call's queries and keys that a choice of keys must fit."""
 
     batch_size: int
     num_heads: int
@@ -226,31 +226,31 @@ class States:
 class ChosenKeys:
     """The keys selected for each query by content, as tensors; frozen, and compared by identity.
 
-    The pattern, the documents and the masks of the call leave out what they do not allow. A selection is for the heads
-    of the call: the second dimension of a tensor is 1 if all heads share a selection, the number of key heads if the
-    query heads of one key head share it, or the number of query heads.
+    The pattern, the documents and the masks of the call remove pairs that they do not allow. A selection is for the
+    heads of the call: the second dimension of a tensor is 1 if all heads share a selection, the number of key heads if
+    the query heads of one key head share it, or the number of query heads.
     """
 
     kind: ClassVar[str] = ""
     # the fields that are tensors, and all others, in the order of the class's arguments
     tensor_names: ClassVar[tuple[str, ...]] = ()
     number_names: ClassVar[tuple[str, ...]] = ()
-    # how the rows of several groups become one: one softmax, or the mean of several
+    # how the rows of several groups become one: by one softmax, or as the mean of several
     join: str = SOFTMAX
-    # what the labels of terms count: positions, or places within a group
+    # what the labels of terms are computed from: positions, or places within a group
     labels_count: str = POSITIONS
-    # from how many places after its own on a query reads the keys of its group; None: all
+    # a query attends to the keys of its group that are at least this many places after its own; None: to all
     first_place: int | None = None
     reads_self_last: bool = False
-    # whether queries read keys at length 1
+    # whether keys are scaled to length 1
     unit_keys: bool = False
-    # what places are counted from: documents, or the axis
+    # from where places are counted: the start of the document, or of the axis
     counted_from: str = AXIS
-    # whether most of its tiles are read as a whole where a pattern allows all keys up to a query, so that masks are few
+    # whether most tiles need no mask if the pattern allows all keys up to a query
     has_full_tiles: ClassVar[bool] = False
-    # whether a mask of its tiles is that of all heads that are computed together, so that their number does not matter
+    # whether all heads that are computed together share the masks of tiles, so that their number does not matter
     shares_masks: ClassVar[bool] = False
-    # whether what is listed for each query are blocks of neighbouring keys (`ChosenBlocks`)
+    # whether blocks of consecutive keys are listed for each query (`ChosenBlocks`)
     are_blocks: ClassVar[bool] = False
 
     @property
@@ -260,7 +260,7 @@ class ChosenKeys:
 
     @property
     def num_choosing_heads(self) -> int:
-        """How many heads choose apart: 1, the number of key heads, or that of query heads."""
+        """The number of heads with their own choice: 1, the number of key heads, or that of query heads."""
         return max(each.shape[1] for each in self.tensors if each is not None)
 
     @property
@@ -270,13 +270,13 @@ class ChosenKeys:
 
     @property
     def traits(self) -> Hashable:
-        """What the cost of the choice may depend on: everything but the contents of its tensors."""
+        """Everything that the cost of the choice may depend on: all but the contents of its tensors."""
         shapes = tuple(None if each is None else each.shape for each in self.tensors)
         return self.kind, shapes, tuple(self.numbers)
 
     @property
     def needs_groups(self) -> bool:
-        """Whether groups have outputs or labels of their own, and not only pairs that count once or more often."""
+        """Whether groups have their own outputs or labels, so that counting pairs is not enough."""
         return self.join != SOFTMAX or self.labels_count != POSITIONS
 
     def has_single_rows(self, layout: Layout) -> bool:
@@ -284,16 +284,16 @@ class ChosenKeys:
         return False
 
     def of_query(self, query: int, position: int) -> "ChosenKeys":
-        """Return the choice of one query of the call, as that of a call with this query alone.
+        """Return the choice for a call with only one query of this call.
 
-        query, position: its number in the call, and its position on the axis.
+        query, position: the number of the query in this call, and its position on the axis.
         """
         raise NotImplementedError
 
     def counts(
         self, layout: Layout, tokens: TokenMask, num_key_heads: int, query_start: Tensor | None = None
     ) -> Tensor:
-        """Return how often each pair is selected, whatever masks say: int [batch or 1, heads or 1, queries, keys].
+        """Return how often each pair is selected, before masks: int [batch or 1, heads or 1, queries, keys].
 
         query_start: as for `allowed_pairs`.
         """
@@ -307,11 +307,11 @@ class ChosenKeys:
         raise NotImplementedError
 
     def work(self, layout: Layout, sizes: Sizes) -> TileWork:
-        """Return how much the tiles hold, without looking at what the tensors say."""
+        """Return how much the tiles hold, without waiting for the contents of tensors."""
         raise NotImplementedError
 
     def most_pairs(self, layout: Layout, num_key_heads: int) -> int:
-        """Return how many pairs can be selected in all heads of one example, whatever the tensors say."""
+        """Return how many pairs can be selected in all heads of one example, whatever the tensors contain."""
         return self.work(layout, Sizes(1, layout.num_heads, num_key_heads, 0)).num_pairs
 
     def check(self, states: States) -> None:
@@ -340,7 +340,7 @@ class ChosenKeys:
             )
 
     def check_count(self, name: str, at_least: int) -> None:
-        """Raise InputError unless a field is an integer of at least so much."""
+        """Raise InputError unless a field is an integer of at least `at_least`."""
         value = getattr(self, name)
         if not is_integer(value) or value < at_least:
             raise InputError(f"{type(self).__name__}.{name}={shown(value)} must be an integer of at least {at_least}.")
@@ -353,12 +353,12 @@ class ChosenKeys:
 
 
 def _either(*values: Any) -> str:
-    """Return different values as a text, in their order."""
+    """Return the distinct values as text, joined by "or"."""
     return " or ".join(map(str, dict.fromkeys(values)))
 
 
 def in_range(numbers: Tensor, count: int) -> Tensor:
-    """Return the numbers from 0 to count - 1 as they are, and `count` instead of all others, as int64."""
+    """Return the numbers as int64, with `count` in place of those that are not from 0 to count - 1."""
     numbers = numbers.long()
     return torch.where((numbers >= 0) & (numbers < count), numbers, count)
 
@@ -376,11 +376,11 @@ def near_places(first_place: int, num_queries: int, num_keys: int, device: torch
 
 
 def of_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """Return a tensor [batch, heads or 1, ...] of all heads, or of 1; heads that share key heads are neighbours."""
+    """Return a tensor of 1, key or query heads as [batch, query heads or 1, ...]; each key head is repeated."""
     return tensor if tensor.shape[1] in (1, num_heads) else tensor.repeat_interleave(num_heads // tensor.shape[1], 1)
 
 
-# What all choices have in common whose keys are read in groups: lists of queries, and of the keys that they read.
+# The common part of all choices in groups: lists of queries, and of the keys that they attend to.
 
 
 class Groups(NamedTuple):
@@ -388,7 +388,7 @@ class Groups(NamedTuple):
 
     Attributes:
         queries, keys: int64 [batch or 1, heads, groups, places].
-        query_buckets, key_buckets: of the same shapes; only pairs of equal buckets are read. None: all pairs.
+        query_buckets, key_buckets: in the same shapes; only pairs of equal buckets are selected. None: all pairs.
     """
 
     queries: Tensor
@@ -426,14 +426,14 @@ class GroupedKeys(ChosenKeys):
         return counts[..., :-1].unflatten(2, (num_queries, num_keys))
 
 
-# How many tiles a choice has: the host waits for its device to know it, in the forward pass and not again backward.
+# The number of tiles of a choice, for which the host waits in the forward pass, but not again in the backward pass.
 
 
 _known: BoundedCache[list[int]] = BoundedCache(SMALL_BYTES)
 
 
 def counted_once(owners: Iterable[Tensor | None], key: Hashable, counts: Tensor) -> list[int]:
-    """Return integers [n] that follow from the contents of tensors and a key, so that both passes ask for them once."""
+    """Return `counts` [n] as a list, cached by the tensors and the key that determine it, to wait for it only once."""
     if counts.device.type == "cpu":
         return counts.tolist()  # type: ignore[no-any-return]
     return _known.get_of(owners, key, counts.tolist)

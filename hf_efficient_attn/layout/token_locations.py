@@ -1,4 +1,4 @@
-"""The location of every token of a batch: its document, and its position there, found without leaving the device."""
+"""The location of every token of a batch: its document and its position there, found without leaving the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ NO_DOCUMENT = -1
 
 @dataclass(frozen=True)
 class TokenLocations:
-    """Tensors of shape [batch, keys], or [1, keys] where all examples are alike.
+    """The location of every token, as tensors [batch, keys], or [1, keys] if all examples are alike.
 
     Attributes:
-        documents: the index of a token's document in its example; NO_DOCUMENT: the token is masked.
+        documents: the index of a token's document in its example; NO_DOCUMENT if the token is masked.
         positions: the position in the document, counted from its first token.
-        is_global: True for a chosen global token; None: there are none.
+        is_global: True for a chosen global token; None if there are none.
     """
 
     documents: Tensor
@@ -30,7 +30,7 @@ class TokenLocations:
     is_global: Tensor | None = None
 
     def in_order(self, order: Tensor) -> "TokenLocations":
-        """Return those of the tokens at some positions, int [tokens]."""
+        """Return the locations of the tokens at the positions `order`, int [tokens]."""
         is_global = None if self.is_global is None else self.is_global[:, order]
         return TokenLocations(self.documents[:, order], self.positions[:, order], is_global)
 
@@ -61,7 +61,7 @@ def token_locations(tokens: TokenMask, num_keys: int, device: torch.device) -> T
 def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> tuple[TokenLocations, TokenLocations]:
     """Return the locations on the axis of the queries and on that of the keys, which may be the same axis.
 
-    A query may read the keys of the document with its own number.
+    A query may attend to the keys of the document with its own number.
     """
     of_keys = token_locations(tokens, layout.num_keys, device)
     if layout.num_positions is None:
@@ -79,10 +79,10 @@ def axis_locations(layout: Layout, tokens: TokenMask, device: torch.device) -> t
 def _ranks(*ids: Tensor) -> list[Tensor]:
     """Return a number of at least 0 for each id: how many ids of all the tensors are smaller.
 
-    Ids may be any integers, such as hashes, so that differences of them may overflow. Nothing is asked of the device.
+    Ids may be any integers, such as hashes, whose differences may overflow. The host does not wait for the device.
     """
     listed = torch.cat([each.long().flatten() for each in ids])
-    # ONNX has no search
+    # ONNX has no searchsorted
     counted = (listed[None] < listed[:, None]).sum(1) if is_written() else None
     ranks = torch.searchsorted(listed.sort().values, listed) if counted is None else counted
     parts = ranks.split([each.numel() for each in ids])
@@ -96,14 +96,14 @@ def _numbered(locations: TokenLocations, ids: Tensor | int, batch_size: int) -> 
 
 
 def locations_on_host(tokens: TokenMask, num_keys: int) -> TokenLocations:
-    """Return the locations on the axis of the keys on the host, where they can be asked."""
+    """Return the locations on the axis of the keys as tensors on the host."""
     prefetch_to_host(*tokens.tensors)
     known = TokenMask(*(None if mask is None else on_host(mask) for mask in tokens.tensors))
     return token_locations(known, num_keys, torch.device("cpu"))
 
 
 def last_positions(locations: TokenLocations) -> Tensor:
-    """Return the last position of each token's document, int [batch, keys]; 0 where a token is masked.
+    """Return the last position of each token's document, int [batch, keys]; 0 for masked tokens.
 
     >>> key_mask, segment_ids = torch.tensor([[1, 1, 1, 1, 0]]).bool(), torch.tensor([[7, 7, 7, 8, 8]])
     >>> last_positions(token_locations(TokenMask(key_mask, segment_ids), 5, torch.device("cpu"))).tolist()

@@ -13,13 +13,13 @@ from hf_efficient_attn.layout.transfer import derived, on_host, prefetch_to_host
 
 @dataclass(frozen=True)
 class Document:
-    """Neighbouring positions of one example that form a sequence of their own.
+    """Consecutive positions of one example that form a separate sequence.
 
     Attributes:
         start, stop: its range on the axis of the keys; its first and its last token are not masked.
         global_positions: chosen global tokens, counted from `start`.
         has_holes: whether a token between the first and the last is masked, on either axis.
-        queries: its range on the axis of the queries; None: this is the axis of the keys.
+        queries: its range on the axis of the queries; None if this is the axis of the keys.
     """
 
     start: int
@@ -40,17 +40,19 @@ _cut: BoundedCache["TokenMask"] = BoundedCache(SMALL_BYTES)
 
 @dataclass(frozen=True)
 class TokenMask:
-    """What differs between the examples of a batch. Shapes: [batch, keys]; the last two [batch, positions].
+    """What differs between the examples of a batch, as tensors [batch, keys], or [batch, positions] for the last two.
 
-    The last two are for queries with an axis of their own, and say about it what the first two say about the keys. They
-    cover all its positions: those of the queries and, in cached decoding, those before them. A query then reads the
-    keys whose segment has the same id.
+    The last two are for queries with their own axis, and are for it what the first two are for the axis of the keys.
+    They cover all its positions: those of the queries and, in cached decoding, those before them. A query then attends
+    to the keys whose segment has the same id.
 
     Attributes:
-        key_mask: bool, True = a token; a masked one is not read, and its own row of the output is zero.
-        segment_ids: int; neighbouring tokens with equal ids form a document, which reads nothing outside itself and
-            to which the pattern applies as if it were alone.
-        global_mask: bool, True = reads and is read by its whole document (as far as a causal pattern allows).
+        key_mask: bool, True = a token; no query attends to a masked one, and its own row of the output is zero.
+        segment_ids: int; consecutive tokens with equal ids form a document, which attends to nothing outside itself
+            and to which the pattern applies as if it were alone.
+        global_mask: bool, True = attends to its whole document and is attended to by all of it (as far as a causal
+            pattern allows).
+        query_mask, query_segment_ids: `key_mask` and `segment_ids` of the axis of the queries.
     """
 
     key_mask: Tensor | None = None
@@ -66,24 +68,24 @@ class TokenMask:
 
     @property
     def of_queries(self) -> "TokenMask":
-        """The mask of the axis of the queries, if this is another one, as if it were a mask of keys."""
+        """The mask of the queries' own axis, if they have one, as if it were a mask of keys."""
         return TokenMask(self.query_mask, self.query_segment_ids)
 
     @property
     def is_empty(self) -> bool:
         """Whether all examples are one whole document."""
-        # one by one: asked several times a call
+        # written out for speed, since every call asks several times
         has_none_of_keys = self.key_mask is None and self.segment_ids is None and self.global_mask is None
         return has_none_of_keys and self.query_mask is None and self.query_segment_ids is None
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """[batch, keys] of the masks of keys; None: there are none."""
+        """The shape [batch, keys] of the masks of keys; None if there are none."""
         of_keys = (self.key_mask, self.segment_ids, self.global_mask)
         return next(((mask.shape[0], mask.shape[1]) for mask in of_keys if mask is not None), None)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "TokenMask":
-        """Return the mask on a device: accelerate so moves what a layer is called with."""
+        """Return the mask on a device; accelerate calls this to move the inputs of layers."""
         return TokenMask(
             *(None if mask is None else mask.to(device, non_blocking=non_blocking) for mask in self.tensors)
         )
@@ -95,7 +97,7 @@ class TokenMask:
         return TokenMask(*cut, *self.of_queries.tensors[:2])
 
     def last(self, num_keys: int) -> "TokenMask":
-        """Return the mask of the last keys, and of the same queries; the layers of a forward pass get the same."""
+        """Return the mask of the last keys, and of the same queries; the layers of a forward pass share the result."""
         if torch.compiler.is_compiling():
             return self._last(num_keys)
         return _cut.get_of(self.tensors, num_keys, lambda: self._last(num_keys))
@@ -109,7 +111,7 @@ class TokenMask:
     def check(self, batch_size: int, num_keys: int, device: torch.device, num_positions: int | None = None) -> None:
         """Raise InputError if a mask is not a tensor, has another device, shape or dtype, or lacks its counterpart.
 
-        num_positions: length of the axis of the queries; None: it is the axis of the keys.
+        num_positions: length of the axis of the queries; None if it is the axis of the keys.
         """
         for name in ("key_mask", "segment_ids", "global_mask", "query_mask", "query_segment_ids"):
             mask = getattr(self, name)
@@ -144,13 +146,13 @@ class TokenMask:
     ) -> tuple[tuple[Document, ...], ...]:
         """Return the documents of each example, in order; an example whose tokens are all masked has none.
 
-        num_positions: length of the axis of the queries; None: it is the axis of the keys. With two axes, each pair of
-            segments with equal ids, one of queries and one of keys, is a document.
+        num_positions: length of the axis of the queries; None if it is the axis of the keys. With two axes, each pair
+            of segments with equal ids, one of queries and one of keys, is a document.
         """
         if self.is_empty:
             queries = None if num_positions is None else (0, num_positions)
             return ((Document(0, num_keys, queries=queries),),) * batch_size
-        # on other devices this waits; the layers of a forward pass, and its backward pass, do it once
+        # cached, so that all layers of a forward pass and its backward pass wait for a device only once
         return _found.get_of(
             self.tensors, (num_keys, num_positions), lambda: self._find(batch_size, num_keys, num_positions)
         )

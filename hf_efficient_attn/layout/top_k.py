@@ -1,4 +1,4 @@
-"""Top-k selection: which blocks of keys every query reads, by the means of the blocks, and which keys, by an indexer.
+"""Top-k selection for every query: of blocks of keys, by the means of the blocks, and of keys, by an indexer.
 
 Blocks: Lu et al., "MoBA: Mixture of Block Attention" (arXiv:2502.13189), equations 3 to 6. Keys: DeepSeek-V3.2
 (arXiv:2512.02556), equations 1 and 2.
@@ -17,22 +17,22 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.layout.transfer import send
 
-# Which scores are highest, when some of them are equal but for rounding.
+# The highest scores of a row, some of which may be equal up to rounding.
 #
-# Equal tokens have equal scores where no position has entered yet: in the first layer of a model with relative
+# Equal tokens have equal scores as long as positions have not entered: in the first layer of a model with relative
 # positions, or without any. But their states are equal only up to rounding, which differs between shapes, kernels and
-# processors. If scores were compared to the last bit, batch mates and padding would so decide which of equal tokens
-# are chosen. Scores within `tie_width` of the last one that is chosen are therefore taken for equal to it, and the
-# first of them are chosen.
+# processors. If scores were compared to the last bit, padding and the other examples of a batch would decide which of
+# several equal tokens are chosen. Therefore scores within `tie_width` of the last chosen score count as equal to it,
+# and the first of them are chosen.
 #
-# Nothing is rounded to a grid, whose edges would part equal scores again: what is compared with is a score of the row
-# itself. Two scores that do differ decide by rounding only if they lie within that rounding of each other, as
-# everywhere.
+# Scores are not rounded to a grid, whose edges would separate equal scores again; they are compared with a score of
+# their own row. Rounding decides between two different scores only if they lie within that rounding of each other, as
+# in any comparison.
 
 
-# how far sums of products that a kernel adds up in another order may be apart, in units of rounding
+# the largest difference between sums of products that kernels add in different orders, in units of rounding
 ROUNDINGS_OF_SUMS = 64
-# up to so many are found one after the other on CPUs, in less time than by `topk`
+# on CPUs, up to this many highest scores are found one by one, which takes less time than `topk`
 FEW_HIGHEST = 8
 
 
@@ -49,7 +49,7 @@ def tie_width(dtype: torch.dtype) -> float:
 def highest(scores: Tensor, count: int, width: float | Tensor = 0.0) -> Tensor:
     """Return which scores are the `count` highest of their row [..., n], the first of equal ones: bool [..., n].
 
-    width: scores are equal to the last one that is chosen if they are at most so far from it; a number, or [..., 1].
+    width: scores at most this far from the last chosen one count as equal to it; a number, or [..., 1].
 
     >>> highest(torch.tensor([[1.0, 3.0, 1.0001, 1.0, 2.0]]), 3, 1e-3).tolist()
     [[True, True, False, False, True]]
@@ -65,13 +65,13 @@ def _highest(scores: Tensor, least: Tensor, count: int, width: float | Tensor) -
 
 
 def listed(is_listed: Tensor, count: int) -> Tensor:
-    """Return the indices of true entries in ascending order, before them -1 for each that is missing to `count`.
+    """Return the indices of true entries in ascending order, [..., count], padded with -1 at the start.
 
     >>> listed(torch.tensor([[True, False, True]]), 3).tolist()
     [[-1, 0, 2]]
     """
     number = is_listed.cumsum(-1)
-    # what is not listed goes to a place in front, which is cut off
+    # entries that are not listed go to an extra place at the start, which is cut off
     place = torch.where(is_listed, number + (count - number[..., -1:]), 0)
     index = torch.arange(is_listed.shape[-1], device=is_listed.device).expand(place.shape)
     found = torch.full((*place.shape[:-1], count + 1), -1, device=is_listed.device)
@@ -81,9 +81,9 @@ def listed(is_listed: Tensor, count: int) -> Tensor:
 def first_highest(scores: Tensor, count: int, relative_width: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the indices of the highest scores in ascending order, the first of equal ones, and which are not -inf.
 
-    The scores are written over.
+    The scores may be overwritten.
 
-    relative_width: how far apart equal ones may be, in units of the largest of those chosen; see `tie_width`.
+    relative_width: how far apart equal scores may be, relative to the largest chosen one; see `tie_width`.
 
     >>> first_highest(torch.tensor([[1.0, 3.0, 1.0, 1.0, 2.0]]), 3)[0].tolist()
     [[0, 1, 4]]
@@ -98,14 +98,14 @@ def first_highest(scores: Tensor, count: int, relative_width: float = 0.0) -> tu
 
 
 def _width(largest: Tensor, least: Tensor, relative_width: float) -> Tensor:
-    """Return how far from the least of those chosen others are equal to it; they may be -inf."""
+    """Return how far from the least chosen score others count as equal to it; `largest` and `least` may be -inf."""
     finite = torch.finfo(largest.dtype).max
     sizes = torch.maximum(largest.abs(), least.abs().where(least > -torch.inf, 0))
     return relative_width * sizes.clamp(max=finite)
 
 
 def _few_highest(scores: Tensor, count: int, relative_width: float) -> tuple[Tensor, Tensor]:
-    """Return `first_highest`, found one after the other; of equal numbers, `max` returns the first."""
+    """Return `first_highest`, finding scores one by one; of equal numbers, `max` returns the first."""
     size, values, found = scores.shape[-1], [], []
     for _ in range(count):
         value, index = scores.max(-1, keepdim=True)
@@ -124,7 +124,7 @@ def _few_highest(scores: Tensor, count: int, relative_width: float) -> tuple[Ten
     return places.clamp(max=size - 1), places < size
 
 
-# scores of queries with blocks that are in memory at a time, and on CPUs, so few that they stay in a cache
+# the number of scores in memory at a time, and on CPUs the number that stays in a cache of the processor
 MAX_SCORES, CACHED_SCORES = 1 << 22, 1 << 20
 
 
@@ -133,9 +133,9 @@ class DocumentBlocks:
     """The blocks of the documents of each example, in the order of their keys. Shapes: [batch or 1, ...].
 
     Attributes:
-        of_keys: int [..., keys], the index of each key's block here; masked keys have one of their own, the last.
-        numbers: int [..., blocks], the number of a block in its document; of those that do not exist, any.
-        documents: int [..., blocks], the document of a block; NO_DOCUMENT: it does not exist.
+        of_keys: int [..., keys], the index of each key's block here; masked keys have the index after the last block.
+        numbers: int [..., blocks], the number of a block in its document; any number for blocks that do not exist.
+        documents: int [..., blocks], the document of a block; NO_DOCUMENT if the block does not exist.
         of_tokens: the location of each key.
     """
 
@@ -158,11 +158,11 @@ def choose_blocks(
     query_offset: int,
     query_start: Tensor | None,
 ) -> Tensor:
-    """Return the blocks that every query reads, int32 [B, H, Nq, num_chosen]: chosen past blocks, its own, -1 for none.
+    """Return the blocks of every query, int32 [B, H, Nq, num_chosen]: chosen past blocks, its own, -1 for none.
 
-    Blocks are numbered within the query's document. A block of the past scores the product of the query with the mean
-    of its keys, in float32 or wider; of scores that are equal but for rounding, the lowest block is chosen. No gradient
-    passes.
+    Blocks are numbered within the query's document. The score of a past block is the product of the query and the mean
+    of the block's keys, in float32 or wider. Among scores that are equal up to rounding, the lowest block is chosen.
+    There is no gradient.
 
     Args:
         q: queries [B, H, Nq, D], after rotary positions.
@@ -194,9 +194,10 @@ def blocks_by_means(
     Args:
         means: [B, Hkv, blocks, D], in float32 or wider.
         own, documents: the number of each query's block, -1 if it is masked, and its document, [batch or 1, queries].
-        block_numbers, block_documents: the number of each block in its document, and this, [batch or 1, blocks].
+        block_numbers, block_documents: the number of each block in its document, and its document, [batch or 1,
+            blocks].
     """
-    # and later [batch or 1, queries, blocks]
+    # broadcasts to [batch or 1, queries, blocks]
     own = own[..., None]
     chosen = q.new_full((*q.shape[:3], num_chosen), -1, dtype=torch.int32)
     chosen[..., -1:] = own[:, None]
@@ -218,7 +219,9 @@ def blocks_by_means(
 
 
 def _num_reached(is_past: Tensor, fewest: int) -> int:
-    """Return how many blocks, `fewest` at least, hold all those of the past of some queries; all off the CPU.
+    """Return how many blocks from the start include all past blocks of some queries, at least `fewest`.
+
+    On other devices than CPUs these are all blocks, so that the host does not wait.
 
     is_past: bool [batch or 1, queries, blocks].
     """
@@ -254,7 +257,7 @@ def document_blocks(tokens: TokenMask, num_keys: int, block_tokens: int, device:
 def _document_blocks(locations: TokenLocations, block_tokens: int) -> DocumentBlocks:
     documents, numbers = locations.documents, locations.positions // block_tokens
     is_token = documents != NO_DOCUMENT
-    # masked keys within a block do not end it: a block is a document and a number, which only grow
+    # masked keys within a block do not end it: a block is identified by its document and number, which only grow
     size = int(numbers.max()) + 1 if numbers.numel() else 1
     ids = torch.where(is_token, documents * size + numbers, -1)
     latest = ids.cummax(1).values
@@ -263,7 +266,7 @@ def _document_blocks(locations: TokenLocations, block_tokens: int) -> DocumentBl
     count = max(1, int(index.max()) + 1) if index.numel() else 1
     of_keys = torch.where(is_token, index, count)
     width = (documents.shape[0], count + 1)
-    # of each block, the number and the document that its keys have
+    # the document and the number of each block, from its keys
     of_blocks = torch.full(width, -1).scatter_reduce(1, of_keys, ids, "amax")[:, :count]
     exists = of_blocks >= 0
     return DocumentBlocks(
@@ -287,7 +290,7 @@ def block_means(k: Tensor, blocks: DocumentBlocks) -> Tensor:
 
 
 def means_from_start(k: Tensor, block_tokens: int) -> Tensor:
-    """Return the same for blocks that are counted from the first key, none of which is masked."""
+    """Return `block_means` for blocks that are counted from the first key, if no key is masked."""
     dtype, num_whole = torch.promote_types(k.dtype, torch.float32), k.shape[2] // block_tokens
     whole, rest = k.split([num_whole * block_tokens, k.shape[2] - num_whole * block_tokens], 2)
     means = whole.unflatten(2, (num_whole, block_tokens)).mean(3, dtype=dtype)
@@ -301,7 +304,7 @@ def _scores(q: Tensor, means: Tensor) -> Tensor:
         return (grouped @ means[:, :, None].transpose(-1, -2)).flatten(1, 2)
 
 
-# Token top-k: which keys every query reads, by the scores of an indexer.
+# Token top-k: the keys that every query attends to, selected by the scores of an indexer.
 #
 # DeepSeek-V3.2 (arXiv:2512.02556), equations 1 and 2.
 
@@ -318,11 +321,11 @@ def choose_tokens(
 ) -> Tensor:
     """Return the keys of every query with the highest scores, int32 [B, 1, Nq, top_k] in ascending order, -1 for none.
 
-    A query chooses among the keys of its document up to itself. Of scores that are equal but for rounding, the
-    first key is chosen. No gradient passes. Memory is linear in the number of keys.
+    A query chooses among the keys of its document up to itself. Among scores that are equal up to rounding, the first
+    key is chosen. There is no gradient. Memory is linear in the number of keys.
 
     Args:
-        queries, keys, weights: of the indexer, see `index_scores`; keys [B, Nk, D].
+        queries, keys, weights: those of the indexer, see `index_scores`; keys are [B, Nk, D].
         masks: the tensors of a `TokenMask`.
         query_offset: position of the first query; `query_start`, int64 scalar, replaces it.
     """
@@ -336,7 +339,7 @@ def choose_tokens(
         rows = slice(first, min(first + step, num_queries))
         scores = index_scores(queries[:, rows], keys[:, None], weights[:, rows])
         scores = scores.masked_fill(~open_pairs(documents, rows, offset), -torch.inf)
-        # keys have positions: those that are narrow are no ties of equal tokens
+        # the tie width ignores the rounding of narrow keys: keys contain positions, so equal tokens do not tie
         index, exists = first_highest(scores, count, tie_width(scores.dtype))
         chosen[:, 0, rows, :count] = index.masked_fill(~exists, -1).to(torch.int32)
     return chosen
@@ -369,11 +372,11 @@ def head_products(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def open_pairs(documents: Tensor, rows: slice, query_offset: int) -> Tensor:
-    """Return which keys are of a query's document and not after it, bool [batch or 1, queries, keys].
+    """Return which keys belong to a query's document and do not come after it, bool [batch or 1, queries, keys].
 
     Args:
-        documents: of the keys, [batch or 1, keys].
-        rows: which of the call's queries.
+        documents: the document of each key, [batch or 1, keys].
+        rows: the range of the call's queries.
     """
     slots = torch.arange(documents.shape[1], device=documents.device)
     queries = slots[query_offset + rows.start : query_offset + rows.stop]

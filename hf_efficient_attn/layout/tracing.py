@@ -1,4 +1,4 @@
-"""Exporting, autocast and compiling: how a call finds out about them, and what it does then."""
+"""Exporting, autocast and compiling: how a call detects them, and how it behaves under them."""
 
 import ctypes
 from collections.abc import Callable
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# by its name: what names the module is compiled by itself where a compiler has given up the code around it
+# imported by name: after a graph break, a compiler would separately compile a function that names the module
 from torch.compiler import is_exporting as exports
 
 from hf_efficient_attn import messages
 from hf_efficient_attn.errors import UnsupportedBackendError
 
 
-# asked by traced code, torch 2.11 says yes whatever it compiles for
+# in traced code, torch 2.11 always returns True, whatever it compiles for
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_exporting() -> bool:
-    """Return whether `torch.export` traces a model, and not `torch.compile`."""
+    """Return whether a model is being traced by `torch.export`, not by `torch.compile`."""
     return exports()
 
 
@@ -64,11 +64,11 @@ def _has_autocast(device_type: str) -> bool:
 
 
 def run_untraced(work: Callable[..., object], module: nn.Module, *arguments: Any) -> None:
-    """Call `work(module, *arguments)`; traced code, too, can read afterwards what it stores in the module.
+    """Call `work(module, *arguments)`; afterwards, traced code can also read what it stores in the module.
 
     Args:
-        work: a function of a Python module, not a closure.
-        arguments: constants to a compiler: numbers, strings, functions, and tuples of these.
+        work: a module-level function, not a closure.
+        arguments: constants for a compiler: numbers, strings, functions, and tuples of these.
     """
     if torch.compiler.is_compiling():
         _run_at(id(module), work, *arguments)
@@ -92,11 +92,11 @@ def shown(value: Any) -> str:
     return messages.shown(value)
 
 
-# What `torch.jit.trace` would keep of one input.
+# `torch.jit.trace`, which would turn the masks and lengths of one input into constants.
 
 
 def refuse_tracing() -> None:
-    """Raise UnsupportedBackendError under `torch.jit.trace`, which keeps what masks and lengths say of one input."""
+    """Raise UnsupportedBackendError under `torch.jit.trace`, which would keep the masks and lengths of one input."""
     if not torch.compiler.is_compiling() and torch._C._is_tracing():
         raise UnsupportedBackendError(
             "torch.jit.trace (which torch.onnx.export(dynamo=False) and TensorBoard's add_graph call) would keep the "

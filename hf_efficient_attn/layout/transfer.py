@@ -1,8 +1,8 @@
 """Copies between host and device: each is made once, and many together, since the host waits for every copy.
 
-A copy belongs to its tensor until this is changed in place; writes through `.data` on a device go unnoticed. On CPUs
-nothing is copied. Code that is being compiled must not use this module, except `derived` and `prefetch_to_host`, which
-then make no copies.
+A copy is valid until its tensor is changed in place; writes through `.data` on a device go unnoticed. On CPUs nothing
+is copied. Code that is being compiled must not use this module, except `derived` and `prefetch_to_host`, which then
+make no copies.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,30 +21,30 @@ _copies: BoundedCache[Tensor] = BoundedCache(SMALL_BYTES)
 
 
 def outside_inference_mode() -> AbstractContextManager[None]:
-    """Return a context in which tensors are made whose copies can be kept, unlike those of inference mode."""
+    """Return a context for making tensors whose copies can be kept, unlike those of tensors made in inference mode."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return nullcontext()
     return torch.inference_mode(False)  # type: ignore[return-value]
 
 
 def as_normal_tensor(tensor: Tensor | None) -> Tensor | None:
-    """Return a normal tensor: itself, or a copy of one of inference mode (see `outside_inference_mode`)."""
+    """Return the tensor, or a normal copy if it was made in inference mode (see `outside_inference_mode`)."""
     if tensor is None or torch.compiler.is_compiling() or not tensor.is_inference():
         return tensor
     return tensor.clone()
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return the tensor itself if it is on the host, otherwise its copy there, which nobody may change."""
+    """Return the tensor itself if it is on the host, otherwise its shared copy there, which must not be changed."""
     if tensor.device.type in UNCOPIED:
         return tensor
     return _copies.get_of((tensor,), None, lambda: tensor.detach().cpu())
 
 
 def snapshot(tensor: Tensor | None) -> Tensor | None:
-    """Return a copy of a tensor on the CPU, to whose memory others may write; on other devices, the tensor itself.
+    """Return a copy of a tensor on the CPU, whose memory others may write to; on other devices, the tensor itself.
 
-    Until the tensor changes, all callers share one copy, which nobody may change.
+    Until the tensor changes, all callers share one copy, which must not be changed.
     """
     # tensors of other types, such as fake ones, may have no contents
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or torch.compiler.is_compiling():
@@ -53,7 +53,7 @@ def snapshot(tensor: Tensor | None) -> Tensor | None:
 
 
 def prefetch_to_host(*given: Any) -> None:
-    """Copy tensors to the host for `on_host`, all of a device at once; other arguments, such as None, are ignored."""
+    """Copy tensors to the host for `on_host`, all of one device at once; arguments that are not tensors are ignored."""
     if torch.compiler.is_compiling():
         return
     missing: dict[torch.device, dict[int, Tensor]] = {}
@@ -98,15 +98,15 @@ def _is_known(value: Any) -> bool:
     return is_here or _copies.find_of((value,), None) is not None
 
 
-# Tensors of the host on a device: many by one copy, since the host waits for every copy.
+# Tensors of the host on a device: many in one copy, since the host waits for every copy.
 
 
-# in bytes: where numbers of every dtype may begin
+# in bytes; numbers of every dtype may start at its multiples
 ALIGNMENT = 16
 
 
 def send(tensors: Sequence[Tensor | None], device: torch.device) -> list[Any]:
-    """Return tensors of the CPU on a device, which there share memory where they do here; None stays None.
+    """Return copies of CPU tensors on a device, which share memory there if they do here; None stays None.
 
     >>> send([torch.tensor([1, 2]), torch.tensor([True])], torch.device("meta"))
     [tensor(..., device='meta', size=(2,), dtype=torch.int64), tensor(..., device='meta', size=(1,), dtype=torch.bool)]
@@ -129,8 +129,8 @@ def send(tensors: Sequence[Tensor | None], device: torch.device) -> list[Any]:
 
 
 def _at(sent: Tensor, start: int, like: Tensor) -> Tensor:
-    """Return what was sent of a tensor, whose storage begins at a byte."""
-    # of the whole storage, as numbers of the tensor's dtype
+    """Return the copy of a tensor, whose storage starts at byte `start` of `sent`."""
+    # all that was sent, as numbers of the tensor's dtype
     own = sent.view(like.dtype)
     return own.as_strided(like.shape, like.stride(), start // like.element_size() + like.storage_offset())
 
@@ -147,7 +147,7 @@ def tables_on(patterns: Sequence[Pattern], device: torch.device) -> list[Pattern
     if device.type == "cpu":
         return kept
     sent = iter(send(tables, device))
-    # they ask for their tables in the same order again
+    # `with_tables` visits the tables in the same order again
     return [pattern.with_tables(lambda _: next(sent)) for pattern in patterns]
 
 
@@ -155,7 +155,7 @@ def tables_on(patterns: Sequence[Pattern], device: torch.device) -> list[Pattern
 
 
 def device_numbers(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the numbers as a tensor [numbers], which is shared, so nobody may change it.
+    """Return the numbers as a tensor [numbers], which is shared and must not be changed.
 
     dtype: None means the default of `torch.tensor`.
     """

@@ -1,4 +1,4 @@
-"""Rows of a tensor that processes send each other while they compute, with gradients that travel back likewise."""
+"""Asynchronous exchange of tensor rows between processes; gradients travel back in the same way."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Route:
 
     Attributes:
         sent: intervals of rows for every process, in the order of ranks; empty for the process itself.
-        num_received: rows from every process.
+        num_received: the number of rows from every process.
     """
 
     sent: tuple[Intervals, ...]
@@ -24,7 +24,7 @@ class Route:
 
     @property
     def num_sent(self) -> tuple[int, ...]:
-        """Rows for every process."""
+        """The number of rows for every process."""
         return tuple(map(size, self.sent))
 
     @property
@@ -56,7 +56,7 @@ def route_of(rank: int, bounds: Sequence[tuple[int, int]], wanted: Sequence[Inte
 
 @dataclass(frozen=True)
 class Travelling:
-    """Rows on their way: the tensor that is being filled, what is sent, kept until it has left, and what waits."""
+    """Rows in transit: the tensor that is being filled, the sent tensor, which must stay alive, and the work handle."""
 
     received: Tensor
     sent: Tensor
@@ -64,13 +64,13 @@ class Travelling:
 
 
 class Exchange:
-    """One exchange of rows. What is computed between `depart` and `arrive` is computed while they travel.
+    """One exchange of rows, which travel during the computation between `depart` and `arrive`.
 
-    In the backward pass, the gradients travel while what was computed in between is differentiated. Every process has
-    to use what arrives for its output (see `Tie`), or the others wait for its gradients.
+    In the backward pass, the gradients travel while this computation is differentiated. The output of every process has
+    to depend on what arrives (see `Tie`); otherwise the others would wait for its gradients.
 
     Args:
-        num_sent, num_received: rows for each process of the group, and from each.
+        num_sent, num_received: the number of rows for each process of the group, and from each.
     """
 
     def __init__(self, num_sent: Sequence[int], num_received: Sequence[int], group: Any) -> None:
@@ -78,17 +78,17 @@ class Exchange:
         self.travelling: Travelling | None = None
 
     def depart(self, rows: Tensor) -> Tensor:
-        """Send rows, those for the first process first; return what `arrive` takes."""
+        """Send rows, those for the first process first; return the argument of `arrive`."""
         departed: Tensor = Depart.apply(rows, self)
         return departed
 
     def arrive(self, departed: Tensor) -> Tensor:
-        """Return the rows from all processes, once they are here."""
+        """Wait for the rows from all processes and return them."""
         received: Tensor = Arrive.apply(departed, self)
         return received
 
     def wait(self) -> Tensor:
-        """Return what has been received, and forget it."""
+        """Wait for the rows, return them, and drop the reference to them."""
         travelling, self.travelling = self.travelling, None
         assert travelling is not None
         travelling.work.wait()
@@ -121,7 +121,7 @@ class Arrive(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         exchange = ctx.exchange
         exchange.travelling = send(gradient, exchange.num_received, exchange.num_sent, exchange.group)
-        # of the right shape, for autograd; what is in it comes later
+        # autograd needs only the right shape here; `Depart.backward` waits for the contents
         return exchange.travelling.received, None
 
 
@@ -129,7 +129,7 @@ def send(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], gro
     """Begin to send every process the next `num_sent` rows, and to receive `num_received` from it."""
     # zeros, since anomaly detection looks at gradients that have not arrived
     received = rows.new_zeros(sum(num_received), *rows.shape[1:])
-    # of one dimension each, since not every backend counts rows
+    # flat tensors, since not every backend counts rows
     width = rows.shape[1:].numel()
     to_receive, to_send = ([count * width for count in each] for each in (num_received, num_sent))
     sent = rows.detach().reshape(-1)
@@ -144,7 +144,7 @@ def exchanged(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int]
 
 
 class Tie(torch.autograd.Function):
-    """Return a tensor as it is, and give others a gradient of zero, so that every process returns what it received."""
+    """Return a tensor unchanged, and give others zero gradients, so that every process sends back gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *others: Tensor) -> Tensor:
@@ -156,11 +156,11 @@ class Tie(torch.autograd.Function):
         return gradient, *map(torch.zeros_like, ctx.saved_tensors)
 
 
-# Sums over processes, and what is largest among them.
+# Sums and maxima over processes.
 
 
 class SumOfProcesses(torch.autograd.Function):
-    """The sum of a tensor over processes. Each of them computes with it, and gets the sum of their gradients."""
+    """The sum of a tensor over processes; in the backward pass, each process gets the sum of all gradients."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
@@ -180,7 +180,7 @@ def summed(own: Tensor, group: Any) -> Tensor:
 
 
 def largest(own: Tensor, group: Any) -> Tensor:
-    """Return the largest of the numbers of all processes, each of a tensor by itself; without a gradient."""
+    """Return the elementwise maximum of a tensor over processes, without a gradient."""
     found = own.detach().clone()
     distributed.all_reduce(found, distributed.ReduceOp.MAX, group=group)
     return found

@@ -1,4 +1,4 @@
-"""Attention of a shard's queries over its own keys and those that it gets from other processes: its halo."""
+"""Attention of a shard's queries over its own keys and over its halo, the keys that it gets from other processes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ from hf_efficient_attn.patterns.intervals import Intervals, intersect
 
 
 def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
-    """Return the output [B, H, n, Dv] of this process's tokens; rows of wide queries are not the whole sequence's.
+    """Return the output [B, H, n, Dv] of this process's tokens; rows of wide queries do not cover the whole sequence.
 
-    Queries that read the process's own keys alone, and global tokens, are computed while those of others travel.
+    Queries that attend only to the process's own keys and to global tokens are computed while other keys travel.
     """
     wanted, first = call.exchange.wanted[call.rank], call.exchange.first[call.rank]
     parts = {sequence: row_parts(call.layout, sequence, call.own, wanted, first) for sequence in call.sequences}
@@ -55,14 +55,15 @@ def attend_halo(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) ->
             for part in parts[sequence]
         }
         outputs.append(joined(pieces, call.own, sequence, empty.expand(call.examples.count(sequence), -1, -1, -1)))
-    # whatever a process computes, the others wait for its gradients
+    # the others wait for the gradients of what this process received, even if it did not use it
     return Tie.apply(in_order(outputs, call), rows)  # type: ignore[no-any-return]
 
 
 def depart_keys(key: Tensor, value: Tensor, call: ShardedCall) -> list[tuple[Exchange, Tensor]]:
-    """Send the keys and values that other processes want, side by side, [tokens, B, Hkv, D + Dv]; at first some alone.
+    """Send the keys and values that other processes want, concatenated, [tokens, B, Hkv, D + Dv].
 
-    In the backward pass the gradients of the others travel first, while those of queries in the middle are computed.
+    Those of `first` are sent before the others. In the backward pass the gradients of the others travel first, while
+    the gradients of queries in the middle are computed.
     """
     wanted, first = call.exchange.wanted, call.exchange.first
     others = tuple(without(*each) for each in zip(wanted, first, strict=True))
@@ -76,13 +77,13 @@ def depart_keys(key: Tensor, value: Tensor, call: ShardedCall) -> list[tuple[Exc
 
 
 def held_keys(key: Tensor, value: Tensor, rows: Tensor, positions: Intervals, call: ShardedCall) -> list[HeldKeys]:
-    """Return the keys of a process and those that it was sent, in the order of positions."""
+    """Return the keys of a process and those that it received, in the order of positions."""
     before, after = split_received(rows, positions, call.own, key.shape[3])
     return [before, HeldKeys(key, value, (call.own,)), after]
 
 
 def order_of(wanted: Intervals, first: Intervals) -> Tensor:
-    """Return where each of the wanted positions is among those that travelled first and, behind them, the others.
+    """Return the place of each wanted position in the received rows: those that travelled first, then the others.
 
     >>> order_of(((0, 2), (5, 7)), ((1, 2),))
     tensor([1, 0, 2, 3])
@@ -92,7 +93,7 @@ def order_of(wanted: Intervals, first: Intervals) -> Tensor:
 
 
 def joined(pieces: dict[RowPart, Tensor], own: tuple[int, int], sequence: TokenSequence, empty: Tensor) -> Tensor:
-    """Return the output of all queries of a process, zero for those that are in no part and those that are masked."""
+    """Return the output of all queries of a process; zero for queries that are in no part or masked."""
     rows, done = [], own[0]
     for part, out in pieces.items():
         rows += [empty.expand(-1, -1, part.first - done, -1), out]
@@ -105,7 +106,7 @@ def joined(pieces: dict[RowPart, Tensor], own: tuple[int, int], sequence: TokenS
 
 
 def in_order(outputs: Sequence[Tensor], call: ShardedCall) -> Tensor:
-    """Return the outputs of the examples in the order of the batch, given those of every sequence."""
+    """Return the outputs of the examples in the order of the batch; `outputs` has those of every sequence."""
     if len(outputs) == 1:
         return outputs[0]
     out = torch.cat(list(outputs))
@@ -131,7 +132,7 @@ def positions_mask(intervals: Intervals, num_tokens: int, device: torch.device) 
 def attend_part(
     query: Tensor, held: Sequence[HeldKeys], part: RowPart, sequence: TokenSequence, call: ShardedCall
 ) -> Tensor:
-    """Return the output of some queries of one document, of the examples that are a sequence."""
+    """Return the output of some queries of one document, for the examples that are this sequence."""
     scores, start = call.scores, part.document.start
     chosen = slice(None) if len(call.sequences) == 1 else call.members(sequence, query.device)
     rows = slice(part.first - call.own[0], part.stop - call.own[0])
@@ -150,8 +151,8 @@ def terms_at(terms: Sequence[Term], reindexed: ReindexedPattern, rows: slice) ->
     """Return the terms of some queries.
 
     Raises:
-        UnsupportedBackendError: the label of a term depends on more than the distance of query and key, or these are
-            not as far from each other as in the sequence.
+        UnsupportedBackendError: the label of a term depends on more than the distance of query and key, or distances
+            are not those in the sequence.
     """
     if terms and not (reindexed.keeps_distances and all(term.label.is_invariant for term in terms)):
         raise UnsupportedBackendError(
@@ -162,5 +163,5 @@ def terms_at(terms: Sequence[Term], reindexed: ReindexedPattern, rows: slice) ->
 
 
 def of_examples(term: Term, chosen: slice | Tensor) -> Term:
-    """Return a term of some examples."""
+    """Return a term for some examples."""
     return term if term.values.shape[0] == 1 else replace(term, values=term.values[chosen])

@@ -1,4 +1,4 @@
-"""The attention of one layer whose sequence lies on several processes: each computes the rows of its own tokens."""
+"""The attention of one layer whose sequence is divided among processes, each of which computes its own tokens' rows."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -55,16 +55,16 @@ def attend_shard(
     """Return the output [B, H, n, Dv] of this process's tokens, as one process with the whole sequence would.
 
     Args:
-        query, key, value: [B, H or Hkv, n, D or Dv], of the tokens of this process.
-        tokens: the mask of the whole sequence, the same in every process; it says how long the sequence is, and
-            `shard_bounds` which of its tokens belong to which process.
-        terms: with values for the queries of this process.
+        query, key, value: the states of this process's tokens, [B, H or Hkv, n, D or Dv].
+        tokens: the mask of the whole sequence, the same in every process. It gives the length of the sequence, from
+            which `shard_bounds` computes which tokens belong to which process.
+        terms: terms with values for the queries of this process.
         scale, dropout, sinks, softcap, backend: as for `attention`.
 
     Raises:
-        InputError: states of another number of tokens, or no mask.
-        ConfigurationError: fewer heads than processes, where they must be dealt out.
-        UnsupportedBackendError: in mode "halo", terms whose labels cannot be known, or code that is being compiled.
+        InputError: the states have another number of tokens, or there is no mask.
+        ConfigurationError: there are fewer heads than processes, but heads must be divided.
+        UnsupportedBackendError: in mode "halo", the labels of terms cannot be known; or the code is being compiled.
     """
     refuse_compiled()
     if tokens.shape is None:
@@ -104,7 +104,8 @@ def attend_shard(
 def refuse_compiled() -> None:
     """Raise UnsupportedBackendError in code that is being compiled.
 
-    torch.compile runs code that raises without compiling it, and would go on with what that code calls: then, too.
+    torch.compile runs a function that raises without compiling it, but would then compile the functions that it calls;
+    that is refused as well.
     """
     if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
         raise UnsupportedBackendError(
@@ -113,7 +114,7 @@ def refuse_compiled() -> None:
 
 
 def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_selected_keys: bool = False) -> None:
-    """Raise UnsupportedBackendError for what a process cannot compute of a sequence of which it holds a part."""
+    """Raise UnsupportedBackendError for what a process that holds a part of a sequence cannot compute."""
     requested = {
         "a mask that is a matrix": has_matrix,
         "scores with a matrix added (a position bias)": has_bias,
@@ -136,20 +137,20 @@ def exchange_of(
     mode: str = AUTO,
     has_terms: bool = False,
 ) -> tuple[KeyExchange, Traffic]:
-    """Return what a layer exchanges, by the mode that was asked for, or that by which the busiest process gets least.
+    """Return what a layer exchanges in the requested mode; for "auto", the one whose busiest process receives least.
 
-    By itself it deals out heads only where all processes get as many, or where keys cannot be exchanged.
+    "auto" divides heads only if all processes get the same number of them, or if keys cannot be exchanged.
 
     Args:
-        layout: of whole sequences.
-        sequences: the different ones of the batch.
-        has_terms: whether scores have learned parts, whose labels the halo keeps among neighbours alone.
+        layout: the layout of whole sequences.
+        sequences: the distinct sequences of the batch.
+        has_terms: whether scores have learned parts, whose labels the halo preserves only between neighbours.
 
     Raises:
-        ConfigurationError: fewer heads than processes, where they must be dealt out.
+        ConfigurationError: there are fewer heads than processes, but heads must be divided.
     """
     if layout.pattern.chooses_by_content:
-        # it takes all keys of a head to choose some of them
+        # a choice needs all keys of a head
         refuse_halo(mode, f"{shown(layout.pattern)} chooses among all keys of a head")
         mode, layout = HEADS, replace(layout, pattern=Causal())
     exchange = key_exchange(layout, sequences, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
@@ -166,22 +167,22 @@ def exchange_of(
 
 
 def keeps_distances(pattern: Pattern, exchange: KeyExchange, bounds: Bounds) -> bool:
-    """Return whether the queries of every process are as far from the keys that it gets as in the sequence."""
+    """Return whether the distances of every process's queries and keys are those in the sequence."""
     held = [union((*wanted, own)) for wanted, own in zip(exchange.wanted, bounds, strict=True)]
     return pattern.period == 1 and all(len(intervals) == 1 for intervals in held)
 
 
-# What the processes that share a sequence would send in one layer, in bytes, without sending it.
+# The bytes that the processes that share a sequence would send in one layer.
 
 
-# so many processes are named one by one
+# the bytes of at most this many processes are listed one by one
 NAMED_RANKS = 8
-# log-sum-exp and the outputs that it joins are in single precision at least
+# log-sum-exp and the outputs that it joins are at least in single precision
 REDUCED_BYTES = 4
 
 
 def shown_ranks(sent: tuple[int, ...]) -> str:
-    """Return what processes send, in the order of ranks if they differ and are few.
+    """Return the bytes that processes send as text, in the order of ranks if they differ and are few.
 
     >>> shown_ranks((2048, 2048)), shown_ranks((0, 100)), shown_ranks((0, *[2**21] * 8))
     ('2.00 KiB each', '0 bytes, 100 bytes', '0 bytes to 2.00 MiB each')
@@ -199,10 +200,12 @@ class LayerExchange:
     """What processes send each other in one layer for one example, a sequence without padding; it prints as a line.
 
     Attributes:
-        mode: "halo", keys around their shards, or "heads".
-        forward_bytes, backward_bytes: what each process sends to others, in the order of ranks.
-        reduced_bytes: of what all processes add up (all-reduce), forward and backward: outputs of global tokens.
-        gathered_bytes: what a process would send forward, and again backward, if all had all keys and values.
+        mode: "halo" (the keys around each shard) or "heads".
+        forward_bytes, backward_bytes: the bytes that each process sends to others, in the order of ranks.
+        reduced_bytes: the bytes that all processes add up (all-reduce) forward and backward, for the outputs of global
+            tokens.
+        gathered_bytes: the bytes that a process would send forward, and again backward, if every process had all keys
+            and values.
     """
 
     mode: str
@@ -226,11 +229,11 @@ class LayerExchange:
 
 
 def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode: str) -> LayerExchange:
-    """Return what processes that share a sequence send for a call, given that of one process with all of it.
+    """Return what processes that share a sequence send for a call; `call` is that of one process with all of it.
 
     Raises:
-        InputError: queries and keys that are not one sequence, or fewer tokens than processes.
-        ConfigurationError: fewer heads than processes, where they must be dealt out.
+        InputError: queries and keys are not one sequence, or there are fewer tokens than processes.
+        ConfigurationError: there are fewer heads than processes, but heads must be divided.
         UnsupportedBackendError: a matrix is added to the scores.
     """
     layout, inputs = call.layout, call.inputs
@@ -240,7 +243,7 @@ def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode
             f"Processes share texts that attend to themselves, but there are {layout.num_queries} queries and "
             f"{layout.num_keys} keys{' of another sequence' if layout.is_cross else ''}. Leave out sequence_ranks."
         )
-    # a single value, as that of a span, is the same for all queries
+    # a single value, such as a span, is the same for all queries
     by_query = [each for each in call.terms if each.label.num_values > 1 and each.values.shape[2] > 1]
     term_values = sum(each.label.num_values for each in by_query)
     sizes = HeadSizes(layout.num_heads, inputs.num_key_heads, inputs.head_dim, inputs.value_dim, term_values)

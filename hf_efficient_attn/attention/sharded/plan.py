@@ -1,4 +1,4 @@
-"""Which queries of a process read no key that is still on its way, and can be computed before it arrives."""
+"""Plans of sharded attention: the queries that can be computed before all keys arrive, and how much is sent."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,19 +28,19 @@ from hf_efficient_attn.patterns.intervals import Intervals, intersect, size, uni
 from hf_efficient_attn.patterns.pattern import Pattern
 from hf_efficient_attn.patterns.tables import GatheredKeys
 
-# The keys and values that a process has at hand, its own and those that it was sent, by their positions.
+# The keys and values that a process holds, its own and those that it has received, by their positions.
 
 
 @dataclass(frozen=True)
 class HeldKeys:
-    """Keys and values, [B, Hkv, K, ·], and the intervals of positions that they have, in this order."""
+    """Keys and values, [B, Hkv, K, ·], and the intervals of their positions, in the same order."""
 
     key: Tensor
     value: Tensor
     positions: Intervals
 
     def slices(self, wanted: Intervals) -> list[tuple[int, int]]:
-        """Return where the wanted positions are among these."""
+        """Return the slices of the held keys that have the wanted positions."""
         found, place = [], 0
         for start, stop in self.positions:
             for first, last in intersect(wanted, ((start, stop),)):
@@ -50,7 +50,7 @@ class HeldKeys:
 
 
 def keys_at(held: Sequence[HeldKeys], wanted: Intervals) -> HeldKeys:
-    """Return the keys of the wanted positions that are at hand; `held` is in the order of positions."""
+    """Return the held keys at the wanted positions; `held` is in the order of positions."""
     pieces = [(each, slices) for each in held if (slices := each.slices(wanted))] or [(held[0], [(0, 0)])]
     keys = [cut_tokens(each.key, slices) for each, slices in pieces]
     values = [cut_tokens(each.value, slices) for each, slices in pieces]
@@ -59,14 +59,14 @@ def keys_at(held: Sequence[HeldKeys], wanted: Intervals) -> HeldKeys:
 
 
 def cut_tokens(states: Tensor, slices: Sequence[tuple[int, int]]) -> Tensor:
-    """Return neighbouring slices of tokens of [B, H, N, ·]; a view if there is only one."""
+    """Return slices of the tokens of [B, H, N, ·], concatenated; a view if there is only one."""
     if len(slices) == 1:
         return states[:, :, slice(*slices[0])]
     return torch.cat([states[:, :, :0], *(states[:, :, start:stop] for start, stop in slices)], 2)
 
 
 def split_received(rows: Tensor, positions: Intervals, own: tuple[int, int], head_dim: int) -> list[HeldKeys]:
-    """Return the keys and values that were received, those before the tokens of the process and those after.
+    """Return the received keys and values before the tokens of the process, and those after them.
 
     rows: [tokens, B, Hkv, D + Dv], in the order of their positions.
     """
@@ -80,18 +80,18 @@ def split_received(rows: Tensor, positions: Intervals, own: tuple[int, int], hea
 
 
 def sides(positions: Intervals, own: tuple[int, int]) -> tuple[Intervals, Intervals]:
-    """Return the positions of other processes that come before the tokens of a process, and those that come after."""
+    """Return the positions of other processes before the tokens of a process, and those after them."""
     return intersect(positions, ((0, own[0]),)), tuple(each for each in positions if each[0] >= own[1])
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """Neighbouring queries of one document that are computed at once.
+    """Consecutive queries of one document that are computed at once.
 
     Attributes:
-        first, stop: their positions in the sequence.
-        keys: intervals of positions that hold what they read of the keys at hand.
-        is_inner: whether these are keys of the process itself, and such as travel first.
+        first, stop: the range of their positions in the sequence.
+        keys: intervals of positions that include all held keys that the queries attend to.
+        is_inner: whether the queries need only keys of the process itself and keys that travel first.
     """
 
     document: Document
@@ -108,10 +108,10 @@ def row_parts(
     """Return the parts of a process's queries of a sequence, in their order.
 
     Args:
-        layout: of whole sequences.
+        layout: the layout of whole sequences.
         own: the tokens that the process holds.
         received: intervals of positions whose keys it gets from others.
-        early: those of them that travel first.
+        early: the part of `received` that travels first.
     """
     parts = []
     late = without(received, early)
@@ -125,22 +125,22 @@ def row_parts(
         for rows, is_inner in (((first, start), False), ((start, end), True), ((end, stop), False)):
             if rows[0] < rows[1]:
                 held = (early_before, (own,), early_after) if is_inner else (before, (own,), after)
-                # with the rows themselves, whose places among keys backends count
+                # including the positions of the rows, since backends count queries among the keys
                 keys = hull_of_each(union(read(*rows), (rows,)), [intersect(sequence.tokens, each) for each in held])
                 parts.append(RowPart(document, *rows, keys, is_inner))
     return tuple(parts)
 
 
 def read_by(patterns: Sequence[Pattern], document: Document, tokens: Intervals, first: int, stop: int) -> Intervals:
-    """Return intervals that hold every key, of a document and not masked, which some of the queries may read."""
+    """Return intervals with all unmasked keys of a document that any of the queries may attend to."""
     found = read_keys(patterns, ((first - document.start, stop - document.start),), document)
     return intersect(shifted(found, document.start), intersect(tokens, ((document.start, document.stop),)))
 
 
 def inner_rows(first: int, stop: int, reads_others: Callable[[int, int], bool]) -> tuple[int, int]:
-    """Return from where to where, around the middle, rows need nothing of other processes.
+    """Return the range of rows around the middle that need no late keys of other processes.
 
-    These are no rows, `first` to `first`, where they would be fewer than half of all.
+    The range is empty, from `first` to `first`, if it would have fewer than half of all rows.
 
     >>> inner_rows(0, 20, lambda start, end: start < 3 or end > 18)
     (3, 18)
@@ -160,9 +160,9 @@ def inner_rows(first: int, stop: int, reads_others: Callable[[int, int], bool]) 
 
 
 def hull_of_each(read: Intervals, held: Sequence[Intervals]) -> Intervals:
-    """Return, of every set of positions, those from the first to the last one that is read.
+    """Return the positions of every set from its first to its last one in `read`.
 
-    More than is read, but whole neighbourhoods, for which backends are fastest.
+    These may be more positions than necessary, but they are contiguous, for which backends are fastest.
     """
     found = []
     for positions in held:
@@ -172,15 +172,15 @@ def hull_of_each(read: Intervals, held: Sequence[Intervals]) -> Intervals:
     return union(*found)
 
 
-# The pattern of some queries of a sequence over the keys at hand, which are counted anew, in a form that is fast.
+# The pattern of some queries of a sequence over the held keys, which get new positions, in a form that is fast.
 
 
 @dataclass(frozen=True)
 class ReindexedPattern:
-    """A pattern over keys at hand: which the queries count from `query_offset` on.
+    """A pattern over held keys, among which the first query has the position `query_offset`.
 
     Attributes:
-        is_cross: whether queries count tokens of the sequence, and keys those at hand.
+        is_cross: whether positions of queries count tokens of the sequence, and positions of keys count held keys.
         keeps_distances: whether queries and keys are as far from each other as in the sequence.
     """
 
@@ -191,10 +191,10 @@ class ReindexedPattern:
 
 
 def reindex_pattern(pattern: Pattern, keys: Intervals, first: int, num_queries: int) -> ReindexedPattern:
-    """Return the pattern of queries from position `first` on over the keys of some intervals, one after the other.
+    """Return the pattern of queries from position `first` on over the concatenated keys of some intervals.
 
-    Where the keys are one interval, and the pattern looks the same from its start, it is the pattern itself, for which
-    every backend is fastest; likewise where all other keys are global tokens.
+    If the keys are one interval, and the pattern is the same from its start on, the result is the pattern itself, for
+    which every backend is fastest. If all other keys are global tokens, only their positions change.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> reindex_pattern(Band(2, 0), ((6, 12),), 8, 4)
@@ -211,15 +211,15 @@ def reindex_pattern(pattern: Pattern, keys: Intervals, first: int, num_queries: 
         if begin == 0 and num_first >= reach.num_first and start <= first - reach.left:
             return ReindexedPattern(pattern, first - start + num_first, keeps_distances=False)
     reindexed = reindex_globals(pattern, keys, first, stop)
-    # a process may hold no key of a document whose only tokens there are masked
+    # a process may hold no key of a document if all its tokens there are masked
     return reindexed or ReindexedPattern(GatheredKeys(pattern, keys or ((0, 1),)), first, True, False)
 
 
 def reindex_globals(pattern: Pattern, keys: Intervals, first: int, stop: int) -> ReindexedPattern | None:
-    """Return the pattern where all keys but the neighbours of the queries are tokens that everything reads.
+    """Return the pattern if all keys except the neighbours of the queries are global tokens; None otherwise.
 
-    Then only global tokens change their positions: how far keys are from queries matters among neighbours alone. None:
-    the keys or the pattern are others.
+    Then only the positions of global tokens change, since distances of queries and keys matter only between neighbours.
+    Everything must attend to these tokens. None is also returned for patterns with other parts that would change.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> reindex_globals(Band(1, 1) | GlobalTokens([0, 9]), ((0, 1), (7, 12)), 8, 11).pattern.parts[1].positions
@@ -240,11 +240,11 @@ def reindex_globals(pattern: Pattern, keys: Intervals, first: int, stop: int) ->
 
 
 def move_globals(pattern: Pattern, keys: Intervals, others: Intervals, shift: int) -> Pattern | None:
-    """Return a pattern with its global tokens counted among the keys at hand; None: other parts would change, too.
+    """Return a pattern with its global tokens counted among the held keys; None if other parts would also change.
 
     Args:
-        others: intervals of the keys that are no neighbours of the queries.
-        shift: by how much neighbours are counted from an earlier one.
+        others: intervals of the keys that are not neighbours of the queries.
+        shift: by how much the positions of neighbours decrease.
     """
     parts = pattern.parts if isinstance(pattern, Union) else (pattern,)
     global_parts = [each for each in parts if isinstance(each, GlobalTokens)]
@@ -263,7 +263,7 @@ def move_globals(pattern: Pattern, keys: Intervals, others: Intervals, shift: in
 
 
 def index_among(keys: Intervals, position: int) -> int | None:
-    """Return the place of a position among the keys of some intervals; None: it is not there.
+    """Return the place of a position among the keys of some intervals; None if it is in none of them.
 
     >>> index_among(((0, 2), (5, 9)), 6)
     3
@@ -276,12 +276,12 @@ def index_among(keys: Intervals, position: int) -> int | None:
     return None
 
 
-# How much the processes that share a sequence send in one layer, and by which way of exchange this is least.
+# How much the processes that share a sequence send in one layer, for each way of exchange.
 
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """The heads of a layer: how many, those of keys, and the widths of keys and of values.
+    """The numbers of query heads and key heads of a layer, and the widths of keys and values.
 
     Attributes:
         term_values: how many values terms have for each query of a head.
@@ -296,14 +296,15 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What each process sends and receives in the forward pass of one layer, in numbers of an example.
+    """How many numbers each process sends and receives in the forward pass of one layer, for one example.
 
-    The backward pass sends gradients the other way: each process sends as many numbers as it has received.
+    The backward pass sends gradients the other way, so each process sends the count that it has received.
 
     Attributes:
         mode: "halo" or "heads".
-        sent, received: numbers of keys, values, queries and outputs that each process sends and receives.
-        reduced, reduced_backward: numbers that all processes add up for wide queries (all-reduce), by pass.
+        sent, received: the count of numbers in keys, values, queries and outputs that each process sends and receives.
+        reduced, reduced_backward: the count of numbers that all processes add up (all-reduce) for wide queries, in the
+            forward and in the backward pass.
     """
 
     mode: str
@@ -314,12 +315,12 @@ class Traffic:
 
     @property
     def most(self) -> int:
-        """What the process receives that receives most; numbers that are added up are sent twice."""
+        """The largest count that any process receives; numbers that are added up are sent twice."""
         return max(self.received) + 2 * self.reduced
 
 
 def halo_traffic(exchange: KeyExchange, bounds: Bounds, sizes: HeadSizes) -> Traffic:
-    """Return what the halo takes: keys and values, and the wide queries."""
+    """Return the traffic of the halo: keys and values, and the wide queries."""
     of_key = sizes.num_key_heads * (sizes.head_dim + sizes.value_dim)
     of_query = sizes.num_heads * sizes.head_dim
     num_wide = size(exchange.wide_positions)
@@ -330,12 +331,12 @@ def halo_traffic(exchange: KeyExchange, bounds: Bounds, sizes: HeadSizes) -> Tra
         sent.append(num_keys * of_key + wide * (len(bounds) - 1) * of_query)
         received.append(size(wanted) * of_key + (num_wide - wide) * of_query)
     outputs = num_wide * sizes.num_heads * sizes.value_dim
-    # forward, besides the outputs, the highest log-sum-exp and the weights of the processes
+    # the forward pass also reduces the highest log-sum-exp and the weights of the processes
     return Traffic(HALO, tuple(sent), tuple(received), outputs + 2 * num_wide * sizes.num_heads, outputs)
 
 
 def heads_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
-    """Return what the exchange of heads takes: queries, their terms, keys, values and outputs."""
+    """Return the traffic of the exchange of heads: queries, their terms, keys, values and outputs."""
     num_shards, num_tokens = len(bounds), bounds[-1][1]
     num_key_heads = repeated_heads(sizes.num_key_heads, sizes.num_heads, num_shards)
     key_heads = shard_bounds(num_key_heads, num_shards)
@@ -354,14 +355,14 @@ def heads_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
 
 
 def repeated_heads(num_key_heads: int, num_heads: int, num_shards: int) -> int:
-    """Return to how many key heads they are repeated, so that each process gets those of its query heads."""
+    """Return the number of key heads after repetition, so that each process gets those of its query heads."""
     if num_key_heads % num_shards == 0:
         return num_key_heads
     return num_shards if num_shards % num_key_heads == 0 and num_heads % num_shards == 0 else num_heads
 
 
 def gather_traffic(bounds: Bounds, sizes: HeadSizes) -> Traffic:
-    """Return what gathering all keys and values takes, as other engines do."""
+    """Return the traffic of gathering all keys and values, as other engines do."""
     of_key = sizes.num_key_heads * (sizes.head_dim + sizes.value_dim)
     lengths, num_tokens = [stop - first for first, stop in bounds], bounds[-1][1]
     sent = tuple(length * (len(bounds) - 1) * of_key for length in lengths)

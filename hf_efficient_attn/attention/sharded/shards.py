@@ -1,4 +1,4 @@
-"""How a sequence is cut over the processes of a mesh: each holds a shard, neighbouring tokens of every example."""
+"""How a sequence is divided among the processes of a mesh: each holds a shard, consecutive tokens of every example."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from hf_efficient_attn.patterns.pattern import Pattern
 AUTO, HALO, HEADS = "auto", "halo", "heads"
 MODES = (AUTO, HALO, HEADS)
 
-# the attribute in which a module keeps them
+# the attribute in which a module keeps its `SequenceShards`
 SHARDS = "_sequence_shards"
 # (first, stop) of the tokens of every process
 Bounds = tuple[tuple[int, int], ...]
@@ -32,7 +32,7 @@ class SequenceShards:
 
     Attributes:
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension.
-        mode: how attention gets what other processes hold: "halo", "heads" or, by what is sent, "auto".
+        mode: how attention gets what other processes hold: "halo", "heads", or "auto" for the one that sends less.
     """
 
     mesh: Any
@@ -49,27 +49,27 @@ class SequenceShards:
 
     @property
     def rank(self) -> int:
-        """The place of this process among them."""
+        """The index of this process."""
         return int(self.mesh.get_local_rank())
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return int(self.mesh.size())
 
     def own(self, num_tokens: int) -> slice:
-        """Return which of so many tokens of a sequence this process holds."""
+        """Return which of the `num_tokens` tokens of a sequence this process holds."""
         return slice(*shard_bounds(num_tokens, self.size)[self.rank])
 
 
 def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
-    """Return (first, stop) of every shard; the first ones have a token more where the length is not divisible.
+    """Return (first, stop) of every shard; the first shards have one token more if the length is not divisible.
 
     >>> shard_bounds(10, 4)
     ((0, 3), (3, 6), (6, 8), (8, 10))
 
     Raises:
-        InputError: fewer tokens than shards.
+        InputError: there are fewer tokens than shards.
     """
     if num_tokens < num_shards:
         raise InputError(
@@ -82,13 +82,13 @@ def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
 
 
 def shards_of(module: nn.Module) -> SequenceShards | None:
-    """Return the processes that share the sequences of a module; None: it has whole sequences."""
-    # code that torch can trace
+    """Return the processes that share the sequences of a module; None if it has whole sequences."""
+    # torch can trace `getattr`
     return getattr(module, SHARDS, None)
 
 
 def why_whole(config: Any) -> str | None:
-    """Return why `shard_sequence` takes no model with this config, as the end of a sentence; None: it may take it."""
+    """Return why `shard_sequence` takes no model with this config, as the end of a sentence; None if it may take it."""
     if not getattr(config, "can_shard_sequence", True):
         return (
             f"models of the family {config.model_type} read whole sequences. Of the families, shard_sequence takes "
@@ -100,14 +100,14 @@ def why_whole(config: Any) -> str | None:
     return None
 
 
-# Which keys of other processes each process needs for its queries, and which queries it rather sends to the keys.
+# Which keys of other processes each process needs for its queries, and which queries are sent to the keys instead.
 #
-# Every process knows this of all of them, from the pattern and the documents, so that nothing has to be asked.
+# Every process computes this for all processes, from the pattern and the documents, without communication.
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """What attention must know of an example besides its contents.
+    """What attention must know about an example besides its contents.
 
     Attributes:
         documents: see `TokenMask.documents`.
@@ -120,11 +120,11 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class WideQueries:
-    """Queries of a document that read so much that they are sent to the keys.
+    """Queries of a document that are sent to their keys, because this takes less traffic than to send the keys.
 
     Attributes:
-        sequence: the number of the sequence among the different ones of the batch.
-        document: of the sequence.
+        sequence: the index of the sequence among the distinct sequences of the batch.
+        document: a document of the sequence.
         queries: intervals of positions in the document.
     """
 
@@ -145,8 +145,8 @@ class KeyExchange:
     Attributes:
         wanted: intervals of positions whose keys and values each process gets from the others.
         wide: the queries that are sent to all processes.
-        first: those of `wanted` that travel ahead of the others: few tokens that everything reads, so that most rows
-            need not wait for the others. Empty in all processes: everything travels together.
+        first: the positions of `wanted` that travel before the others: a few tokens to which everything attends, so
+            that most rows need not wait for the others. If it is empty in all processes, everything travels together.
     """
 
     wanted: tuple[Intervals, ...]
@@ -160,7 +160,7 @@ class KeyExchange:
 
 
 def sequences_of(tokens: TokenMask, batch_size: int, num_tokens: int) -> tuple[TokenSequence, ...]:
-    """Return what differs between the examples of a batch; `tokens` is the mask of whole sequences."""
+    """Return the sequence of each example of a batch; `tokens` is the mask of whole sequences."""
     documents = tokens.documents(batch_size, num_tokens)
     masks = None if tokens.key_mask is None else on_host(tokens.key_mask)
     return tuple(
@@ -186,10 +186,10 @@ def key_exchange(
     """Return what the processes exchange in a layer, if they exchange keys.
 
     Args:
-        layout: of whole sequences.
-        sequences: the different ones of the batch.
+        layout: the layout of whole sequences.
+        sequences: the distinct sequences of the batch.
         may_send_queries: whether queries may be wide.
-        group: how many query heads read a key head, by which queries take more to send than keys.
+        group: the number of query heads per key head, the factor by which a query is larger than a key.
     """
     wanted: list[list[Intervals]] = [[] for _ in bounds]
     wide: list[WideQueries] = []
@@ -223,7 +223,7 @@ def first_keys(
 ) -> tuple[Intervals, ...]:
     """Return which of the wanted positions travel first: those that patterns name, such as global tokens, or none.
 
-    They do if the query in the middle of some process can then be computed while the others travel.
+    They travel first if the middle query of at least one process can then be computed while the others travel.
     """
     documents = [
         (document, document_patterns(layout, document)) for sequence in sequences for document in sequence.documents
@@ -247,7 +247,7 @@ def document_patterns(layout: Layout, document: Document) -> tuple[Pattern, ...]
 
 
 def named_queries(patterns: Iterable[Pattern], document: Document) -> Intervals:
-    """Return the positions that patterns name, such as global tokens: the only queries that may read everything."""
+    """Return the positions that patterns name, such as global tokens: only these queries may attend to everything."""
     length = document.stop - document.start
     named = {found for pattern in set(patterns) for found in pattern.global_positions()}
     blocks = ((each.position * each.block_tokens, (each.position + 1) * each.block_tokens) for each in named)
@@ -255,7 +255,7 @@ def named_queries(patterns: Iterable[Pattern], document: Document) -> Intervals:
 
 
 def read_keys(patterns: Sequence[Pattern], queries: Intervals, document: Document) -> Intervals:
-    """Return intervals that hold every key which some of the queries may read, in positions of the document."""
+    """Return intervals with all keys that any of the queries may attend to, in positions of the document."""
     length = document.stop - document.start
     return union(
         *(pattern.key_intervals(start, stop - 1, length) for pattern in set(patterns) for start, stop in queries)
@@ -272,12 +272,12 @@ def shifted(intervals: Intervals, distance: int) -> Intervals:
     return tuple((max(0, start + distance), stop + distance) for start, stop in intervals if stop + distance > 0)
 
 
-# What the processes that share sequences compute together in one layer, but for the states.
+# What the processes that share sequences compute together in one layer, except the states.
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores are made, besides their pattern: the arguments of `build_call` of the same names, and the backend."""
+    """How scores are computed, except their pattern: arguments of `build_call` with these names, and the backend."""
 
     scale: float
     terms: tuple[Term, ...] = ()
@@ -289,16 +289,16 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class ShardedCall:
-    """A call of the attention of one layer, the same in all processes but for the values of terms.
+    """A call of the attention of one layer, the same in all processes except for the values of terms.
 
     Attributes:
-        layout: of whole sequences.
+        layout: the layout of whole sequences.
         tokens: the mask of whole sequences.
         shards: the processes.
-        bounds: the tokens that each of them holds.
+        bounds: the tokens that each process holds.
         examples: the sequence of every example of the batch.
-        exchange: of keys, if they are exchanged.
-        scores: with terms for the queries of this process.
+        exchange: what is exchanged if keys are exchanged.
+        scores: the settings of scores, with terms for the queries of this process.
     """
 
     layout: Layout
@@ -311,19 +311,19 @@ class ShardedCall:
 
     @cached_property
     def rank(self) -> int:
-        """The place of this process."""
+        """The index of this process."""
         return self.shards.rank
 
     @property
     def own(self) -> tuple[int, int]:
-        """The tokens of this process: the first, and the one after the last."""
+        """The range of this process's tokens: the first, and the one after the last."""
         return self.bounds[self.rank]
 
     @cached_property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """The different sequences of the batch."""
+        """The distinct sequences of the batch."""
         return tuple(dict.fromkeys(self.examples))
 
     def members(self, sequence: TokenSequence, device: torch.device) -> Tensor:
-        """Return the places of the examples that are a sequence."""
+        """Return the indices of the examples that are this sequence."""
         return torch.tensor([place for place, each in enumerate(self.examples) if each == sequence], device=device)

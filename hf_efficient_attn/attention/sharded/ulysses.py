@@ -1,4 +1,4 @@
-"""Heads that processes deal out: each gets the whole sequence of some, in exchange for some tokens of all (Ulysses).
+"""Ulysses: each process exchanges all heads of its own tokens for the whole sequence of some heads.
 
 Source: Jacobs et al. (arXiv:2309.14509).
 """
@@ -18,13 +18,13 @@ from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.score_terms import Term
 from hf_efficient_attn.messages import shown
 
-# why the heads of a layer with an indexer are not dealt out
+# why the heads of a layer with an indexer are not divided among processes
 INDEXED = "because an indexer (hea.index) selects the same keys for all of them"
 
 
 @dataclass(frozen=True)
 class UlyssesHeads:
-    """Which heads each process gets the whole sequence of, and which tokens it holds; see `ulysses_heads`."""
+    """The heads whose whole sequence each process gets, and the tokens that it holds; see `ulysses_heads`."""
 
     shards: SequenceShards
     heads: Bounds
@@ -37,7 +37,7 @@ class UlyssesHeads:
 
     def gather_sequences(self, states: Tensor) -> Tensor:
         """Return the sequences of this process's heads, given all heads of its tokens: [B, H, n, X] → [B, h, N, X]."""
-        # tokens before heads, so that what comes from the processes lies in the order of the sequence
+        # tokens before heads, so that the received rows are in the order of the sequence
         rows = states.permute(2, 0, 1, 3)
         sent = torch.cat([rows[:, :, first:stop].flatten() for first, stop in self.heads])
         batch_size, _, num_tokens, width = states.shape
@@ -48,19 +48,19 @@ class UlyssesHeads:
         return received.view(-1, batch_size, num_heads, width).permute(1, 2, 0, 3)
 
     def own_channels(self, width: int) -> slice:
-        """Return which numbers of a token are those of this process's heads, of `width` numbers each."""
+        """Return the range of a token's channels that belong to this process's heads, `width` channels each."""
         return slice(self.own.start * width, self.own.stop * width)
 
     def all_heads(self, states: Tensor, width: int) -> Tensor:
-        """Return the numbers of all heads, of `width` each, given those of this process: [..., h · w] → [..., H · w].
+        """Return the channels of all heads, `width` each, given those of this process: [..., h · w] → [..., H · w].
 
-        For what is small: all processes add them up.
+        This is meant for small tensors, since it is an all-reduce.
         """
         own, num_numbers = self.own_channels(width), self.heads[-1][1] * width
         return SumOfProcesses.apply(pad(states, (own.start, num_numbers - own.stop)), self.shards.group)  # type: ignore[no-any-return]
 
     def own_tokens(self, states: Tensor) -> Tensor:
-        """Return all heads of this process's tokens, given the whole sequence of its heads: the inverse."""
+        """Return all heads of this process's tokens, the inverse of `gather_sequences`: [B, h, N, X] → [B, H, n, X]."""
         batch_size, num_heads, _, width = states.shape
         first, stop = self.tokens[self.shards.rank]
         to_send = [(stop - first) * batch_size * num_heads * width for first, stop in self.tokens]
@@ -70,15 +70,15 @@ class UlyssesHeads:
         return torch.cat(parts, 2).permute(1, 2, 0, 3)
 
     def own_rows(self, out: Tensor) -> Tensor:
-        """Return the same of what attention returns, [B, N, h, X] → [B, n, H, X]."""
+        """Do the same as `own_tokens` for the output of attention, [B, N, h, X] → [B, n, H, X]."""
         return self.own_tokens(out.transpose(1, 2)).transpose(1, 2)
 
 
 def ulysses_heads(shards: SequenceShards, num_heads: int, num_tokens: int) -> UlyssesHeads:
-    """Return how processes that share sequences of so many tokens deal out heads; the first get one more if they must.
+    """Return how processes divide heads and tokens; the first processes get one more if they are not divisible.
 
     Raises:
-        ConfigurationError: fewer heads than processes.
+        ConfigurationError: there are fewer heads than processes.
     """
     refuse_few_heads(num_heads, shards.size)
     return UlyssesHeads(shards, shard_bounds(num_heads, shards.size), shard_bounds(num_tokens, shards.size))
@@ -94,13 +94,13 @@ def refuse_few_heads(num_heads: int, num_processes: int) -> None:
 
 
 def refuse_heads(mode: str, what: str) -> None:
-    """Raise ConfigurationError in the mode that deals out heads; `what`: whose heads, and why they cannot be."""
+    """Raise ConfigurationError in the mode that divides heads; `what`: whose heads, and why they cannot be divided."""
     if mode == HEADS:
         raise ConfigurationError(f"mode={shown(mode)} cannot split the heads of {what}. Use mode='auto'.")
 
 
 def refuse_halo(mode: str, what: str) -> None:
-    """Raise ConfigurationError in the mode that exchanges keys alone; `what`: why all keys of a head are needed."""
+    """Raise ConfigurationError in the mode that exchanges only keys; `what`: why all keys of a head are needed."""
     if mode == HALO:
         raise ConfigurationError(
             f"{what}, so that processes must share heads, but mode={shown(mode)} shares keys. Use mode='auto' or "
@@ -110,11 +110,11 @@ def refuse_halo(mode: str, what: str) -> None:
 
 # Attention of some heads over the whole sequence: processes exchange heads for tokens and back (DeepSpeed Ulysses).
 #
-# Any pattern can be computed so, by as many processes as there are heads.
+# Any pattern can be computed this way, by at most one process per head.
 
 
 def repeat_key_heads(states: Tensor, num_heads: int, num_shards: int) -> Tensor:
-    """Return keys or values with as many heads as processes can divide, every head repeated where it has to be."""
+    """Return keys or values with their heads repeated until the processes can divide them."""
     num_key_heads = states.shape[1]
     repeats = repeated_heads(num_key_heads, num_heads, num_shards) // num_key_heads
     return states if repeats == 1 else states.repeat_interleave(repeats, 1)
@@ -143,7 +143,7 @@ def attend_heads(query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -
 
 
 def term_of_heads(term: Term, ulysses: UlyssesHeads) -> Term:
-    """Return a term of all queries of this process's heads, given that of all heads of its queries."""
+    """Return a term for all queries of this process's heads, given the term for all heads of its queries."""
     values, num_heads = term.values, ulysses.heads[-1][1]
     if not is_by_query(term, ulysses.tokens):
         return term if values.shape[1] == 1 else replace(term, values=values[:, ulysses.own])
@@ -152,8 +152,8 @@ def term_of_heads(term: Term, ulysses: UlyssesHeads) -> Term:
 
 
 def is_by_query(term: Term, bounds: Bounds) -> bool:
-    """Return whether a term has values for each query; all processes must say the same.
+    """Return whether a term has values for each query; all processes must return the same.
 
-    Where one of them holds a single query, it could not tell: then all take it that it has.
+    A process with a single query could not tell, so if there is one, all processes return True.
     """
     return term.values.shape[2] > 1 or any(stop - first == 1 for first, stop in bounds)

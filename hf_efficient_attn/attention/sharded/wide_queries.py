@@ -1,7 +1,7 @@
-"""Queries that read keys of all processes: each process computes them over its own keys, and log-sum-exp joins these.
+"""Wide queries, which attend to keys of all processes: each process attends to its own keys, and results are joined.
 
-What is sent is the queries and their outputs, not the keys. Given the joined output and log-sum-exp, every process
-computes its share of all gradients by itself.
+The queries and their outputs are sent, not the keys. Given the joined output and log-sum-exp, every process computes
+its share of all gradients by itself.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from hf_efficient_attn.layout.layout import Layout
 from hf_efficient_attn.layout.tracing import autocast_off, autocast_states
 from hf_efficient_attn.patterns.intervals import Intervals, intersect, size
 
-# queries whose scores are in memory at a time
+# the number of queries whose scores are in memory at a time
 CHUNK_QUERIES = 64
 
 
@@ -38,10 +38,10 @@ class WidePart:
     """Wide queries of one document over the keys of one process.
 
     Attributes:
-        examples: those that are its sequence.
-        rows: places of the queries among the wide ones of the call.
+        examples: the indices of the examples that are the document's sequence.
+        rows: places of the queries among the wide queries of the call.
         keys: places of the keys among those of the process.
-        allowed: bool [heads or 1, queries, keys], or for each of the examples.
+        allowed: which pairs are allowed, bool [heads or 1, queries, keys].
     """
 
     examples: Tensor
@@ -51,7 +51,7 @@ class WidePart:
 
 
 def with_wide_queries(out: Tensor, query: Tensor, key: Tensor, value: Tensor, call: ShardedCall) -> Tensor:
-    """Return the output [B, H, n, Dv] with the rows of wide queries replaced by what all processes compute of them."""
+    """Return the output [B, H, n, Dv] with the rows of wide queries replaced by the joint result of all processes."""
     device, (first, _), positions = query.device, call.own, call.exchange.wide_positions
     rows = numbers_in(intersect(positions, (call.own,)), device) - first
     places = index_bounds(positions, call.bounds)
@@ -74,7 +74,7 @@ def with_wide_queries(out: Tensor, query: Tensor, key: Tensor, value: Tensor, ca
 
 
 def gathered(own: Tensor, places: Bounds, call: ShardedCall) -> Tensor:
-    """Return the wide queries of all processes, given those of this one, [B, H, w, D], and the places of all."""
+    """Return the wide queries of all processes, given those of this process, [B, H, w, D], and the places of all."""
     everything = ((0, places[-1][1]),)
     route = route_of(call.rank, places, [everything] * len(places))
     sent = cut_tokens(own, route.slices).permute(2, 0, 1, 3)
@@ -84,7 +84,7 @@ def gathered(own: Tensor, places: Bounds, call: ShardedCall) -> Tensor:
 
 
 def index_bounds(positions: Intervals, bounds: Bounds) -> Bounds:
-    """Return the places, among some positions, of those that each process holds.
+    """Return the range of places, among some positions, that each process holds.
 
     >>> index_bounds(((0, 2), (5, 6)), ((0, 3), (3, 6)))
     ((0, 2), (2, 3))
@@ -109,7 +109,10 @@ def wide_part(
     row_positions: Tensor,
     own: tuple[int, int],
 ) -> WidePart:
-    """Return which keys of a process, at the positions `own`, wide queries read; `row_positions`: of all wide ones."""
+    """Return the keys of a process, at the positions `own`, that wide queries attend to.
+
+    row_positions: the positions of all wide queries.
+    """
     device, start = row_positions.device, wide.document.start
     keys = intersect(sequence.tokens, intersect((own,), ((start, wide.document.stop),)))
     queries = intersect(wide.positions, sequence.tokens)
@@ -129,7 +132,7 @@ def wide_part(
 def attend_wide(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parts: tuple[WidePart, ...], scores: Scores, group: Any
 ) -> Tensor:
-    """Return what `WideAttention` does, under autocast in its dtype, as attention of other queries is computed."""
+    """Return the result of `WideAttention`, in the dtype of autocast if it is on, like attention of other queries."""
     q, k, v = autocast_states(q, k, v)
     with autocast_off(q.device.type):
         out: Tensor = WideAttention.apply(q, k, v, sinks, parts, scores, group)
@@ -139,8 +142,8 @@ def attend_wide(
 class WideAttention(torch.autograd.Function):
     """Attention of wide queries over the keys of all processes: q [B, H, W, D], own k and v → [B, H, W, Dv].
 
-    Every process has the same queries. The gradient of the output that a process gets is that of its own queries; the
-    gradient of q that it returns is that of its own keys.
+    Every process has the same queries. The output gradient that a process gets is only that of its own queries; the
+    gradient of q that it returns is only the part from its own keys.
     """
 
     @staticmethod
@@ -151,7 +154,7 @@ class WideAttention(torch.autograd.Function):
         dtype = lse_dtype(q)
         out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype)
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=dtype)
-        # processes that draw the same numbers do not drop the same places of their keys
+        # the rank is part of the seed, so that processes with the same random state drop different places
         ctx.seed = int(torch.randint(2**62, ())) + 2**32 * distributed.get_rank(group) if scores.dropout else 0
         for number, (part, rows) in enumerate(pieces_of(parts)):
             logits, values = scores_of(q, k, v, part, rows, scores)
@@ -159,7 +162,7 @@ class WideAttention(torch.autograd.Function):
             weights = torch.exp(logits - own.masked_fill(own == -torch.inf, 0.0)[..., None])
             weights = dropped(weights, scores.dropout, ctx.seed + number)
             place = (part.examples[:, None], slice(None), part.rows[rows][None])
-            # an index between others moves the heads last
+            # indexing with tensors on both sides of a slice moves the heads last
             out[place] = (weights @ values).transpose(1, 2)
             lse[place] = own.transpose(1, 2)
         out, lse = join_processes(out, lse, group)
@@ -209,9 +212,9 @@ def pieces_of(parts: tuple[WidePart, ...]) -> Iterator[tuple[WidePart, slice]]:
 def scores_of(
     q: Tensor, k: Tensor, v: Tensor, part: WidePart, rows: slice, scores: Scores, for_gradients: bool = False
 ) -> Any:
-    """Return the scores [b, H, w, K] of some queries of a part, -inf where a key is not read, and the values.
+    """Return the scores [b, H, w, K] of some queries of a part, -inf for pairs that are not allowed, and the values.
 
-    for_gradients: return also the queries, the keys, and the derivative of the bounded scores.
+    for_gradients: also return the queries, the keys, and the derivative of the bounded scores.
     """
     dtype, repeats = lse_dtype(q), q.shape[1] // k.shape[1]
     queries = q[part.examples][:, :, part.rows[rows]].to(dtype)
@@ -234,7 +237,7 @@ def dropped(weights: Tensor, dropout: float, seed: int) -> Tensor:
 
 
 def join_processes(out: Tensor, lse: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """Return the outputs [B, H, W, Dv] and log-sum-exp [B, H, W] of the keys of all processes together."""
+    """Return the outputs [B, H, W, Dv] and log-sum-exp [B, H, W] over the keys of all processes together."""
     highest = lse.clone()
     distributed.all_reduce(highest, distributed.ReduceOp.MAX, group=group)
     # a query without any key has output 0
