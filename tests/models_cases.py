@@ -105,14 +105,15 @@ def built_once(case: Any, build: Callable[[], Any], name: str, seed: int, change
     Those of cases with changes, which few tests have in common, are built anew.
     """
     torch.manual_seed(seed)
-    if changes:
-        return randomize(build(), seed)
     key = f"{case.name} {name} {seed}"
-    if key not in _built:
+    if not changes and key not in _built:
         _built[key] = case, randomize(build(), seed)
-    known, model = _built[key]
     # a name may be that of another case in another file
-    return copy.deepcopy(model) if known is case else randomize(build(), seed)
+    is_known = not changes and _built[key][0] is case
+    model = copy.deepcopy(_built[key][1]) if is_known else randomize(build(), seed)
+    # what a test draws does not depend on whether the model was built before
+    torch.manual_seed(seed)
+    return model
 
 
 def randomize(model: torch.nn.Module, seed: int = 0) -> Any:
