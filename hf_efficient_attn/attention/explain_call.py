@@ -213,6 +213,7 @@ def most_pairs(layout: Layout, most_keys: int, reads_self_last: bool) -> int:
     return layout.num_heads * sum(min(count, most_keys) for count in counts)
 
 
+@cached()
 def allowed_pairs(layout: Layout) -> int:
     """Return how many pairs a layout allows, in all heads.
 
@@ -220,7 +221,13 @@ def allowed_pairs(layout: Layout) -> int:
     >>> allowed_pairs(Layout(Causal(), num_heads=2, num_queries=3, num_keys=3))
     12
     """
-    return _num_allowed(layout)
+    try:
+        return compile_layout(layout, machine_of(CPU.type).costs_in("float32").forward.blocks, CPU).num_allowed
+    except WorkLimitError as refusal:
+        try:
+            return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
+        except WorkLimitError:
+            raise refusal from None
 
 
 def selected_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
@@ -237,17 +244,6 @@ def selected_pairs_of(call: AttentionCall, chosen: ChosenKeys) -> int:
     allowed = dense_pairs(layout, NO_MASK, 1, device)
     read, _ = selected_pairs(chosen, allowed, layout, NO_MASK, num_key_heads)
     return int(read.expand(-1, layout.num_heads, -1, -1)[0].sum())
-
-
-@cached()
-def _num_allowed(layout: Layout) -> int:
-    try:
-        return compile_layout(layout, machine_of(CPU.type).costs_in("float32").forward.blocks, CPU).num_allowed
-    except WorkLimitError as refusal:
-        try:
-            return sum(count * pattern.num_pairs(*layout.extent) for _, count, pattern in layout.head_groups())
-        except WorkLimitError:
-            raise refusal from None
 
 
 def _reason(call: AttentionCall, name: str, wanted: str, selected_backend: Backend, baseline: tuple[float, str]) -> str:

@@ -88,16 +88,6 @@ def group_tiles(queries: Tensor, keys: Tensor, layout: Layout, sizes: Sizes) -> 
             yield single_tiles(example, head, key_heads, own_rows[:, start:end], own_keys, bounds, query_places=places)
 
 
-def place_counts(queries: Tensor, layout: Layout, sizes: Sizes) -> Tensor:
-    """Return how many places of groups hold each query, [heads of all examples, queries].
-
-    queries: the positions of the queries of the groups.
-    """
-    rows = _of_all(in_range(queries - layout.query_offset, layout.num_queries), sizes).flatten(2).flatten(0, 1)
-    counts = torch.zeros(len(rows), layout.num_queries + 1, dtype=torch.long, device=rows.device)
-    return counts.scatter_add_(1, rows, torch.ones_like(rows))[:, :-1]
-
-
 def _few_of_groups(rows: Tensor, keys: Tensor, sizes: Sizes) -> Iterator[Tiles]:
     """Yield one tile for each place that holds a query of the call."""
     rows, keys = (_of_all(each, sizes) for each in (rows, keys))
@@ -377,7 +367,10 @@ class KeyGroups(GroupedKeys):
 
     def place_counts(self, layout: Layout, sizes: Sizes) -> Tensor:
         """Return how many places of groups hold each query, [heads of all examples, queries]."""
-        return place_counts(self.queries.long(), layout, sizes)
+        own = in_range(self.queries.long() - layout.query_offset, layout.num_queries)
+        rows = _of_all(own, sizes).flatten(2).flatten(0, 1)
+        counts = torch.zeros(len(rows), layout.num_queries + 1, dtype=torch.long, device=rows.device)
+        return counts.scatter_add_(1, rows, torch.ones_like(rows))[:, :-1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hf_efficient_attn.attention.sharded.collectives import exchanged, route_of
+from hf_efficient_attn.attention.sharded.collectives import exchanged, largest, route_of, summed
 from hf_efficient_attn.attention.sharded.plan import cut_tokens
 from hf_efficient_attn.attention.sharded.shards import (
     Bounds,
@@ -181,8 +181,7 @@ class WideAttention(torch.autograd.Function):
         if sinks is not None:
             weights = torch.exp(sinks.to(lse.dtype)[:, None] - lse.masked_fill(lse == -torch.inf, torch.inf))
             d_sinks = -(weights * (own * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
-        grad = own.contiguous().clone()
-        distributed.all_reduce(grad, group=ctx.group)
+        grad = summed(own.contiguous(), ctx.group)
         delta = (grad * out).sum(-1, keepdim=True)
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)[..., None]
         dq, dk, dv = (torch.zeros_like(each, dtype=out.dtype) for each in (q, k, v))
@@ -238,12 +237,10 @@ def dropped(weights: Tensor, dropout: float, seed: int) -> Tensor:
 
 def join_processes(out: Tensor, lse: Tensor, group: Any) -> tuple[Tensor, Tensor]:
     """Return the outputs [B, H, W, Dv] and log-sum-exp [B, H, W] over the keys of all processes together."""
-    highest = lse.clone()
-    distributed.all_reduce(highest, distributed.ReduceOp.MAX, group=group)
+    highest = largest(lse, group)
     # a query without any key has output 0
     highest = highest.masked_fill(highest == -torch.inf, 0.0)
     weight = torch.exp(lse - highest)
-    total = torch.cat((out * weight[..., None], weight[..., None]), -1)
-    distributed.all_reduce(total, group=group)
+    total = summed(torch.cat((out * weight[..., None], weight[..., None]), -1), group)
     out, weight = total[..., :-1], total[..., -1]
     return out / weight.masked_fill(weight == 0.0, 1.0)[..., None], torch.log(weight) + highest

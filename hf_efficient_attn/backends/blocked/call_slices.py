@@ -39,26 +39,20 @@ class CallSlice:
 
         If the order is a range, they are views.
         """
-        found, partition = [], self.partition
-        axes = (
-            (of_queries, self.heads, self.queries, partition.queries),
-            (of_keys, self.key_heads, self.keys, partition.keys),
+        queries, keys = self.partition.queries, self.partition.keys
+        return (
+            [in_order(tensor[self.example, self.heads, self.queries], queries) for tensor in of_queries],
+            [in_order(tensor[self.example, self.key_heads, self.keys], keys) for tensor in of_keys],
         )
-        for tensors, heads, rows, order in axes:
-            places = slice(order.start, order.stop, order.step) if isinstance(order, range) else order
-            found.append([tensor[self.example, heads, rows][:, places] for tensor in tensors])
-        return found[0], found[1]
 
     def put_back(
         self, of_queries: Sequence[Tensor], queries: Sequence[Tensor], of_keys: Sequence[Tensor], keys: Sequence[Tensor]
     ) -> None:
         """Write what `take` returned back into the tensors; views need no writing."""
-        if not isinstance(self.partition.queries, range):
-            for tensor, part in zip(of_queries, queries, strict=True):
-                tensor[self.example, self.heads, self.queries].index_copy_(1, self.partition.queries, part)
-        if not isinstance(self.partition.keys, range):
-            for tensor, part in zip(of_keys, keys, strict=True):
-                tensor[self.example, self.key_heads, self.keys].index_copy_(1, self.partition.keys, part)
+        for tensor, part in zip(of_queries, queries, strict=True):
+            put_back(tensor[self.example, self.heads, self.queries], self.partition.queries, part)
+        for tensor, part in zip(of_keys, keys, strict=True):
+            put_back(tensor[self.example, self.key_heads, self.keys], self.partition.keys, part)
 
 
 def call_slices(call: AttentionCall, q: Tensor, k: Tensor, costs: BlockCosts) -> Iterator[CallSlice]:

@@ -1,6 +1,7 @@
 """Forward and backward of a call with selected keys: a kernel computes gathered tiles, and lse joins them."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -222,11 +223,8 @@ def backward(
         rows = [rows_of(each) for each in (grad, out, lse)]
     # rows of dq, dk and dv: dq twice if keys are queries
     targets = [rows_of(each) for each in (grads[0], *grads[-2:])]
-    for part in work.parts():
+    for part in chain(work.parts(), work.parts(alone) if alone.numel() else ()):
         _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
-    if alone.numel():
-        for part in work.parts(alone):
-            _backward_tiles(work, part, rows, targets, [gradient for _, gradient in d_terms])
     dq, *dk, dv = (total.to(dtype) for total in grads)
     learned = [total.to(term.values.dtype) for (total, _), term in zip(d_terms, call.terms, strict=True)]
     learned = learned if call.sinks is None else [*learned, sink_gradient(call.sinks, grad, out, lse)]
