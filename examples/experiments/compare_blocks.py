@@ -314,9 +314,9 @@ def rates_table(results: list[dict[str, Any]]) -> str:
 
 
 def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
-    """Return which model has the lowest loss, by how much, what several seeds say about it, and what is not fair.
+    """Return which model has the lowest loss, by how much, whether several seeds agree, and what is not fair.
 
-    The seeds are those of this run, or those of the search, if it had the same text and sizes.
+    The seeds are from this run, or from the search if it had the same text and sizes.
     """
     search, has_seeds = read_search(), len(args.seeds) > 1
     tried = {one["model"]: one["tried"] for one in results}

@@ -223,7 +223,7 @@ def training_step(name: str, model: PreTrainedModel, shape: Shape) -> Callable[[
 
 
 def fill_memory(model: PreTrainedModel, segment: Tensor, num_tokens: int) -> None:
-    """Fill the memory of every layer with as many states as it keeps, of unit variance like the outputs of norms."""
+    """Fill the memory of every layer with random states of unit variance, like the outputs of norms."""
     backbone: Any = model.base_model
     size = (len(segment), num_tokens, model.config.hidden_size)
     states = torch.randn(size, dtype=model.dtype, device=model.device)
@@ -234,7 +234,7 @@ def fill_memory(model: PreTrainedModel, segment: Tensor, num_tokens: int) -> Non
 
 
 def full_cache(name: str, model: PreTrainedModel, shape: Shape, num_texts: int) -> Cache:
-    """Return a cache of `num_texts` texts of `limit` random tokens, as far as it keeps them."""
+    """Return a cache of `num_texts` texts of `limit` random tokens; a cache of spans keeps only the last ones."""
     cache = DynamicCache(config=model.config) if name == DENSE else SpanCache(model)
     head_dim = shape.hidden_size // shape.num_heads
     for layer in range(shape.layers):

@@ -268,7 +268,7 @@ class SlotLayer(SummaryLayer):
             self._show(self.num_tokens)
 
     def _room(self, num_tokens: int) -> int:
-        """Return S, the number of slots in `keys` and `values` for `num_tokens` tokens, at least 1."""
+        """Return S, the number of slots for `num_tokens` tokens, or for `most_tokens` if that is set; at least 1."""
         return max(1, (num_tokens if self.most_tokens is None else self.most_tokens) // self.stride)
 
 
@@ -286,7 +286,7 @@ def put(held: Tensor, places: Tensor, new: Tensor) -> Tensor:
 
 
 def may_write(held: Tensor) -> bool:
-    """Return whether a tensor may be written in place: no backward pass and no compiled graph needs it as it was."""
+    """Return whether a tensor may be written in place: no backward pass or compiled graph needs its old values."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     return not held.is_inference() or torch.is_inference_mode_enabled()

@@ -5,9 +5,10 @@ each: mechanisms of this folder, and `pattern`, the softmax attention of the spa
 either side, have masked tokens between others, and hold packed documents: a mechanism that follows no pattern gets each
 sequence from its first token on, with padding only at the end (`sequences.py`).
 
-Sources: those of the files; Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
-(arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
-"Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198).
+Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236);
+Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al., "Nyströmformer"
+(arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198); and the sources
+in the files of the mechanisms.
 """
 
 from functools import partial

@@ -96,7 +96,7 @@ class LSHAttention(ReformerAttention):
     """Attention within hash buckets, with one projection for queries and keys: score = q·k/‖k‖, where k is a query.
 
     A token attends to itself only if it may attend to nothing else. Gradients flow through scores and values, not
-    through hashing. A cache holds the values, and the queries, from which keys and buckets follow.
+    through hashing. A cache holds values and queries; keys and buckets are computed from the queries.
     """
 
     def __init__(self, config: Any, layer_idx: int) -> None:

@@ -78,7 +78,7 @@ def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -
 
 
 def _parts(vectors: Tensor, rotation: Tensor) -> tuple[Tensor, ...]:
-    """Return the vectors in parts whose rotated vectors fit into the CPU's cache; in one part on GPUs or compiled."""
+    """Return the vectors in parts that, rotated, fit into the CPU's cache; one part on other devices or compiled."""
     if vectors.device.type != "cpu" or torch.compiler.is_compiling():
         return (vectors,)
     per_token = max(1, vectors.shape[0] * vectors.shape[1] * rotation.shape[2])

@@ -44,7 +44,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, states: Tensor) -> "Surroundings":
-        """Return the current ones; also in evaluation, in which dropout may have been left on."""
+        """Return the current ones, with random states also in evaluation, because dropout may be left on."""
         kinds = {"cpu", states.device.type} - {"meta"}
         autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
         device = states.device
@@ -285,7 +285,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 class _Marked(torch.autograd.Function):
-    """Returns `states` unchanged; the gradient of `mark` is zero and comes after that of the result."""
+    """Return `states` unchanged; the gradient of `mark` is zero, and known once the gradient of the result is."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, mark: Tensor) -> Tensor:

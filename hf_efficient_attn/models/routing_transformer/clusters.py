@@ -193,9 +193,9 @@ def update_all(modules: Sequence[Centroids], shown: Sequence[Seen]) -> None:
 # Balanced clusters choose their tokens, as in the authors' code: each cluster has the w tokens of a document that are
 # most similar to its centroid. With causal membership a token chooses its cluster, the one with the most similar
 # centroid, and attends to the last w tokens of that cluster, including itself; this depends on no later token. Padding
-# is in no cluster, and clusters do not cross documents. If similarities of tokens differ only by rounding, as those of
-# equal tokens in the first layer, the tokens with the lower index are taken (`layout/top_k.py`). A token has one most
-# similar centroid, because no two centroids are equal.
+# is in no cluster, and clusters do not cross documents. If similarities of tokens differ only by rounding, as for equal
+# tokens in the first layer, the tokens with the lower index are taken (`layout/top_k.py`). A token has one most similar
+# centroid, because no two centroids are equal.
 #
 # A list of members is in the order of the text, with empty places (-1). The distance of two members counts places of
 # the list; relative positions of routing heads use this distance, as in the authors' code.
