@@ -117,7 +117,7 @@ def one_head(states: Tensor) -> Tensor:
 
 
 def read_by_heads(out: Tensor, weight_map: Tensor, groups: int) -> Tensor:
-    """Return the output of each head, [B, T, H, D], from each softmax's output for all values, [B, T, H, groups · D]."""
+    """Return the output of each head, [B, T, H, D], from each softmax over all values, [B, T, H, groups · D]."""
     maps = weight_map.to(out.dtype).unflatten(0, (groups, -1))
     return torch.einsum("krg,btgkd->btkrd", maps, out.unflatten(3, (groups, -1))).flatten(2, 3)
 
