@@ -87,7 +87,7 @@ def load_data(args: Arguments, seed: int) -> DatasetDict:
         data = mails()
     label = args.label_column
     if not isinstance(data["train"].features[label], ClassLabel):
-        # validation rows of a class that no training row has are an error of `cast_column`
+        # `cast_column` raises an error if a validation row has a class that no training row has
         data = data.cast_column(label, Value("string"))
         data = data.cast_column(label, ClassLabel(names=sorted(set(data["train"][label]))))
     if len(data) == 1:

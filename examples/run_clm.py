@@ -4,7 +4,7 @@
     python examples/run_clm.py
 
 The command trains a simplified Transformer (block `sas_p`) on the source code of Python's standard library. It takes 5
-minutes on one core and reaches 1.55 bits per byte on held-out files. Another model family, a checkpoint, your text:
+minutes on one core and reaches 1.55 bits per byte on held-out files. With another model, a checkpoint, your own text:
 
     python examples/run_clm.py --model_type llama --config_overrides "hidden_size=96,num_hidden_layers=4"
     python examples/run_clm.py --model_name_or_path gpt2 --attention_window 256 --train_file my.jsonl
@@ -51,7 +51,7 @@ def main() -> None:
     set_seed(training.seed)
     data = load_data(args, training.seed)
     model, tokenizer = load_model(args, data["train"][args.text_column])
-    # transformers computes longer texts than a model with RoPE was trained for, with poor results
+    # transformers accepts texts that are longer than a model with RoPE was trained for, but results are poor
     if args.block_size > (limit := getattr(model.config, "max_position_embeddings", args.block_size)):
         raise ValueError(f"--block_size {args.block_size}: the model takes at most {limit} tokens.")
     end = "\n" if (args.train_file or "").endswith(".txt") else tokenizer.eos_token or ""  # rows of .txt are lines

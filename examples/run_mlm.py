@@ -6,8 +6,8 @@
         --max_seq_length 4096 --max_train_samples 40
 
 The first command trains a pretrained BERT with a new head on Python's documentation. It takes minutes on one core and
-reaches a loss of 5.6 on held-out pages; frequencies of tokens give 6.7. The second command extends the trained model to
-4,096 tokens; each token attends to the 256 on each side of it. A new model instead, and your own text:
+reaches a loss of 5.6 on held-out pages; token frequencies alone give 6.7. The second command extends the trained model
+to 4,096 tokens; each token attends to the 256 on each side of it. To train a new model on your own text:
 
     python examples/run_mlm.py --model_type sparse_transformer --config_overrides "hidden_size=96" --train_file my.jsonl
 """
@@ -64,7 +64,7 @@ def main() -> None:
         blocks[split] = blocks[split].shuffle(training.seed).select(range(len(blocks[split]))[:limit])
     mask = DataCollatorForLanguageModeling(tokenizer, seed=training.seed)
     blocks["validation"] = blocks["validation"].map(lambda rows: mask(rows["input_ids"]), batched=True)  # masked once
-    blocks["train"] = blocks["train"].with_transform(lambda rows: mask(rows["input_ids"]))  # masked anew at each use
+    blocks["train"] = blocks["train"].with_transform(lambda rows: mask(rows["input_ids"]))  # masked again at each use
     # weight decay for matrices only: Trainer itself would also decay the gains of simplified blocks
     optimizer = Trainer.get_optimizer_cls_and_kwargs(training, model)
     optimizer[1]["params"] = hea.optimizer_groups(model, training.weight_decay)
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def load_data(args: Arguments, seed: int) -> DatasetDict:
-    """Return `train` and `validation`, a document a row."""
+    """Return `train` and `validation`, one document per row."""
     files = {"train": args.train_file, "validation": args.validation_file} if args.validation_file else args.train_file
     if files or args.dataset_name:
         data = load_dataset(args.dataset_name or "json", args.dataset_config_name, data_files=files)

@@ -10,7 +10,7 @@ the first sentence of the text would reach 10. The task is easy: tokens of the q
 marks words of the text that are also in the question.
 
 Longer texts are split into windows that overlap by `--doc_stride` tokens, and the best span of all windows is the
-answer: `--max_seq_length 512` reaches 96, too. With your own rows, in the format of SQuAD:
+answer: `--max_seq_length 512` also reaches 96. With your own rows, in the format of SQuAD:
 
     python examples/run_qa.py --model_name_or_path long_roberta --train_file my.jsonl
     torchrun --nproc_per_node 8 examples/run_qa.py --model_name_or_path long_roberta --dataset_name squad_v2

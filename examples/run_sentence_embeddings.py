@@ -6,7 +6,7 @@
 The command extends a BERT with 512 positions (all-MiniLM-L6-v2, 84 MB, downloaded once) to 4,096 and trains it on pairs
 of a docstring of Python's standard library and the source code that it describes. In the evaluation, each query has to
 find its document among 62 of 2,000 tokens. It takes 8 minutes on one core. The mean reciprocal rank, MRR@10, is 0.63 if
-the model reads 512 tokens, 0.70 if it reads 4,096; after training 0.66 and 0.74. With your checkpoint and rows:
+the model gets 512 tokens and 0.70 if it gets 4,096; after training 0.66 and 0.74. With your checkpoint and rows:
 
     python examples/run_sentence_embeddings.py --model_name_or_path BAAI/bge-small-en-v1.5 --train_file my.jsonl
     torchrun --nproc_per_node 8 examples/run_sentence_embeddings.py --dataset_name NAME --document_column answer
@@ -73,7 +73,7 @@ def main() -> None:
         ).to(training.device)
     measure("before_training", args.max_seq_length)
 
-    # large batches of long documents: the loss computes parts of a batch that have max_seq_length tokens together
+    # for large batches of long documents, the loss computes a batch in parts of max_seq_length tokens
     loss = CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=args.max_seq_length)
     trainer = SentenceTransformerTrainer(model, training, data["train"], loss=loss, evaluator=retrieval)
     if training.do_train:

@@ -4,8 +4,8 @@
     python examples/run_seq2seq.py
 
 The command trains a small model like LED, from random weights, to summarize descriptions of Debian's packages. It takes
-16 minutes on one core and reaches ROUGE-L 0.36; the first 12 words of a description reach 0.28. The next one trains the
-Transformer of 2017 to translate LibreOffice's help to German, and reaches BLEU 8.2. The last one is for your own text:
+16 minutes on one core and reaches ROUGE-L 0.36; the first 12 words of a description reach 0.28. The next command trains
+the Transformer of 2017 to translate LibreOffice's help to German, and reaches BLEU 8.2. The last is for your own text:
 
     python examples/run_seq2seq.py --task translation --max_source_length 96 --max_target_length 96 \\
         --num_train_epochs 2 --learning_rate 2.2e-3 --lr_scheduler_type inverse_sqrt --warmup_steps 400 \\

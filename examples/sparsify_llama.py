@@ -105,7 +105,7 @@ def perplexities(model: Any, texts: torch.Tensor, is_streamed: bool = False) -> 
 
 @torch.no_grad()
 def prompt_seconds(models: dict[str, Any], longest: int) -> dict[str, dict[int, tuple[float, ...]]]:
-    """Return by model and length the seconds of reading a prompt, without the first run; the models take turns."""
+    """Return the seconds of a prefill, by model and length, without the first run; the models take turns."""
     found: dict[str, Any] = {way: {} for way in models}
     for tokens in (2**power for power in range(9, 31) if 2**power <= longest):
         ids = torch.randint(models[DENSE].config.vocab_size, (1, tokens), device=models[DENSE].device)

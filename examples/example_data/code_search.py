@@ -1,4 +1,4 @@
-"""The default data of `run_sentence_embeddings.py`: which source says what a docstring says."""
+"""The default data of `run_sentence_embeddings.py`: docstrings and the source code that they describe."""
 
 import ast
 import textwrap
@@ -16,8 +16,8 @@ def code_search_pairs() -> DatasetDict:
     """Return `query`, the first paragraph of a docstring, and `document`, the source around it without docstrings.
 
     A document is a file of this Python's standard library, or a class of a longer file, of 3,000 to 12,000 characters.
-    A query is from any function, method or class in it, so most are behind its first 512 tokens. A fifth of the files
-    is for validation, with up to five queries of a document; training has one of each. No download.
+    A query is from any function, method or class in it, so most come after its first 512 tokens. A fifth of the files
+    is for validation, with up to five queries per document; training has one per document. No download.
     """
     found = {"train": [], "validation": []}
     files = concatenate_datasets(list(python_sources().values()))

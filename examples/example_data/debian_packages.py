@@ -10,17 +10,17 @@ from example_data import packages
 from example_data.texts import letters
 
 LEAST_WORDS, MOST_WORDS = 15, 60
-# in validation, of which a few large families would else be half
+# limit for validation, because a few large families would otherwise be half of it
 MOST_OF_A_FAMILY = 3
 
 
 def package_summaries() -> DatasetDict:
     """Return descriptions of Debian's packages, `source`, and the line that sums each up, `target`.
 
-    39,000 of 36 words in the mean. A source becomes several packages (a library, its headers, its documentation) whose
-    descriptions begin alike. Packages of one source, opening paragraph or summary are a family, and a tenth of the
-    families are held out, at most three packages of each. The rows come from the lists of packages that apt-get keeps,
-    signed, in a version of their own each day: they differ a little with it.
+    There are 39,000 descriptions, of 36 words on average. A source becomes several packages (a library, its headers,
+    its documentation) whose descriptions begin alike. Packages with the same source, opening paragraph or summary are a
+    family, and a tenth of the families is held out, with at most three packages each. The rows come from apt-get's
+    signed lists of packages, which change every day, and the rows change a little with them.
     """
     families: dict[str, list[dict[str, str]]] = {}
     rows = _distinct_rows()
@@ -35,7 +35,7 @@ def package_summaries() -> DatasetDict:
 
 
 def _distinct_rows() -> list[dict[str, str]]:
-    """Return `text`, `summary` and `source` of each package that is described at fitting length."""
+    """Return `text`, `summary` and `source` of each package whose description is neither too short nor too long."""
     if not list(packages.LISTS.glob("*_Translation-en")):
         packages.update_package_lists()
     sources, rows = {}, {}

@@ -14,8 +14,9 @@ from example_data.texts import held_out, letters
 def dictionary_questions(num_entries: int = 8) -> DatasetDict:
     """Return questions with a passage that answers them, in the columns of SQuAD.
 
-    A context is that many entries of the Free On-line Dictionary of Computing (foldoc.org), some 500 words; a question
-    asks for one of them, and its answer is the entry's first sentence. 10,200 questions of four kinds.
+    A context is `num_entries` entries of the Free On-line Dictionary of Computing (foldoc.org); 8 of them have about
+    500 words. A question asks for one of them, and its answer is the entry's first sentence. There are 10,200 questions
+    of four kinds.
     """
     return DatasetDict({split: _questions(entries, num_entries) for split, entries in _dictionary(num_entries).items()})
 
@@ -23,8 +24,8 @@ def dictionary_questions(num_entries: int = 8) -> DatasetDict:
 def order_questions(num_entries: int, num_rows: dict[str, int]) -> DatasetDict:
     """Return questions that name two entries of a text and ask which of them comes first, in the columns of SQuAD.
 
-    The answer is the first sentence of that entry. A part of the text that holds only one of the two cannot tell. The
-    column `other_start` is the place of the other entry's first sentence.
+    The answer is the first sentence of that entry. A part of the text with only one of the two does not tell which
+    comes first. The column `other_start` is the place of the other entry's first sentence.
 
     Args:
         num_entries: entries of a text, each cut after 600 characters, in random order.
@@ -38,7 +39,11 @@ def order_questions(num_entries: int, num_rows: dict[str, int]) -> DatasetDict:
 
 
 def _dictionary(num_entries: int) -> dict[str, list[dict[str, str]]]:
-    """Return the dictionary's entries for training and for validation, if there are so many."""
+    """Return the dictionary's entries for training and for validation.
+
+    Raises:
+        SystemExit: there are fewer than `num_entries` for validation.
+    """
     archive = packages.fetch(
         "apt-get",
         "dict-foldoc=20230119-1",
@@ -52,12 +57,12 @@ def _dictionary(num_entries: int) -> dict[str, list[dict[str, str]]]:
 
 
 def _entries(dictionary: str) -> list[dict[str, str]]:
-    """Return `word`, `definition` and `answer` of the entries with a first sentence of 4 to 60 words, copies once."""
+    """Return `word`, `definition` and `answer` of entries with a first sentence of 4 to 60 words, without copies."""
     entries, seen = [], set()
     for block in re.split(r"\n\n(?=\S)", dictionary):
         heads, _, body = block.lstrip("\n").partition("\n\n")
         word = re.split(r"%%%|\n", heads)[0].strip()
-        # references, dates; then subject, pronunciation and abbreviation before the first sentence
+        # remove references and dates; then subject, pronunciation and abbreviation before the first sentence
         text = " ".join(re.sub(r"\{\([^)]*\)\}\.?|[{}]|\(\d{4}-\d\d-\d\d\)|\n\s*\[.*?\]\s*\n", "", body).split())
         text = re.sub(r"^(1\. |<[^<>]*> |\[[^][]*\] |/[^/ ][^/]*/ |\([^()]{1,30}\) )+", "", text)
         end = re.search(

@@ -1,4 +1,4 @@
-"""Small models of random weights with their tokenizers: what an example trains if no checkpoint is named."""
+"""Small models with random weights and their tokenizers, which an example trains if no checkpoint is named."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -67,7 +67,7 @@ def _config(
 def new_question_answering(contexts: Iterable[str], num_tokens: int) -> ModelAndTokenizer:
     """Return a sparse encoder in which the tokens of the question are global, and its tokenizer.
 
-    So short a training does not teach a model to compare words: token type 1 marks the words of the question.
+    Such a short training does not teach a model to compare words, so token type 1 marks the words of the question.
     """
     tokenizer = new_tokenizer(contexts, vocab_size=4096)
     config = hea.SparseTransformerConfig(

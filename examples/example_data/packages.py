@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 CACHE = Path(os.environ.get("HF_EFFICIENT_ATTN_CACHE") or "~/.cache/hf_efficient_attn").expanduser()
-# lists of packages of its own: those of the machine may be old or missing, and only root may renew them
+# separate lists of packages, because those of the machine may be old or missing, and only root may update them
 LISTS = CACHE / "apt-lists"
 APT = {
     "Dir::State::Lists": LISTS,
@@ -35,9 +35,9 @@ def fetch(client: str, package: str, sha256: str | None = None) -> Path:
     """Return the package's file, downloaded by its client unless it is in the cache.
 
     Args:
-        package: name and version as the client takes them: "name==1.0" (pip), "name@1.0" (npm), "name=1.0" (apt-get);
-            the name alone: the version that is served, whose signature apt-get checks.
-        sha256: of the file, in hexadecimal digits; None where versions come and go.
+        package: name and version in the client's form: "name==1.0" (pip), "name@1.0" (npm), "name=1.0" (apt-get); the
+            name alone: the current version, whose signature apt-get checks.
+        sha256: the file's hash in hexadecimal digits; None if the version changes over time.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     name = re.split("=|(?<=.)@", package)[0].lstrip("@")
@@ -49,7 +49,7 @@ def fetch(client: str, package: str, sha256: str | None = None) -> Path:
     if client == "apt-get":
         update_package_lists()
         command = [*command, "download"]
-    # beside its final place, so that it gets there whole or not at all
+    # in a folder next to its final place, so that the file is moved there whole or not at all
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         _run([*command, package], Path(folder), f"Downloading {package} by {client} into {CACHE}")
         (file,) = Path(folder).iterdir()

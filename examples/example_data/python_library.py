@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 def python_sources() -> DatasetDict:
     """Return the source files of this Python's standard library, without tests: `path` and `text`. No download.
 
-    A hash of the path fixes the order, which mixes the subjects, and the files for validation, one in twenty.
+    A hash of the path determines the order, which mixes the subjects, and the files for validation, one in twenty.
     """
     root, paths = Path(sysconfig.get_path("stdlib")), {}
     for file in sorted(root.rglob("*.py")):
@@ -20,7 +20,7 @@ def python_sources() -> DatasetDict:
             paths.setdefault(file.read_bytes(), path.as_posix())
     parts = {"train": [], "validation": []}
     for place, path, content in sorted((zlib.crc32(path.encode()), path, content) for content, path in paths.items()):
-        with suppress(UnicodeDecodeError):  # of a handful of files in other encodings
+        with suppress(UnicodeDecodeError):  # a few files have other encodings
             if content.strip():
                 parts["train" if place % 20 else "validation"].append({"path": path, "text": content.decode("utf-8")})
     if not all(parts.values()):

@@ -11,7 +11,7 @@ from example_data.texts import held_out, letters
 def python_documentation() -> DatasetDict:
     """Return the prose of Python 3.11's documentation: `text`, without code and markup.
 
-    460 files of 1,100 words in the median, at most 21,000. Debian raises the version with security updates.
+    460 files with a median of 1,100 words, at most 21,000. Debian's security updates raise the version.
     """
     texts = {}
     for _, content in packages.members(packages.fetch("apt-get", "python3.11-doc"), "*/html/_sources/*.rst.txt"):
@@ -21,7 +21,7 @@ def python_documentation() -> DatasetDict:
     return held_out(Dataset.from_list(list(texts.values())))
 
 
-# what is left out of a page with all that is indented below it: code, tables, lists of contents, comments
+# what is left out of a page, with everything indented below it: code, tables, lists of contents, comments
 NOT_PROSE = re.compile(
     r"""(?x)>>>|[+][-=]|[|]|[=~^"'*+.:_`#-]{3}|\.\.(?!\ [\w:-]+::)|\.\.\ (\S*(code|index|list|literal|module|table)\S*
     |doctest|highlight|image|include|math|only|raw|rubric|sectionauthor|test\w+|toctree)::"""

@@ -13,7 +13,7 @@ from example_data.texts import held_out, letters, without_tags
 def mails() -> DatasetDict:
     """Return SpamAssassin's public mails of 2002 and 2003: `text`, and `label`, which is ham (0.76) or spam.
 
-    Headers and HTML tags are removed, copies are kept once: 5,300 mails of 150 words in the median, at most 15,000.
+    Headers, HTML tags and copies are removed. There are 5,300 mails with a median of 150 words, at most 15,000.
     """
     archive = packages.fetch(
         "npm",

@@ -10,7 +10,7 @@ def new_tokenizer(texts: Iterable[str], vocab_size: int, ends: str = "<s> $A </s
     """Return a byte-level BPE tokenizer, trained on the first 8 MB of the texts.
 
     Args:
-        ends: what a text becomes; "$A </s>" for an encoder-decoder, "$A" for a decoder.
+        ends: template of a text with its special tokens; "$A </s>" for an encoder-decoder, "$A" for a decoder.
     """
     special = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
     learned = Tokenizer(models.BPE(unk_token="<unk>"))

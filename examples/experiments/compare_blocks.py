@@ -10,8 +10,8 @@ positions (learned), activation, batches and schedule. Each has the learning rat
 much the seed alone changes. In `outputs/compare_blocks` it leaves, for each model, a folder that
 `AutoModelForCausalLM.from_pretrained` and `pipeline` load, and results.json, results.md, loss_curves.png.
 
-After Ctrl-C the same command with `--resume` goes on from the last checkpoint. Other models, other fields of their
-config, your own text with two models of equal size, and the search for the learning rates:
+After Ctrl-C the same command with `--resume` continues from the last checkpoint. With other models and other fields of
+their config; with your own text and two models of equal size; to search for the learning rates:
 
     python examples/experiments/compare_blocks.py --models pre_ln sas "sas,position_embedding_type=rope"
     python examples/experiments/compare_blocks.py --models gpt2 sas_p,intermediate_size=634 --train_file my.txt \
@@ -49,9 +49,9 @@ import hf_efficient_attn as hea
 from hf_efficient_attn.bench.report import markdown_table
 
 SEARCH = Path(__file__).parents[2] / "model_cards" / "results" / "compare_blocks.json"
-# of blocks that the search has not tried: He & Hofmann (arXiv:2311.01906), appendix D
+# the rate for blocks that the search has not tried: He & Hofmann (arXiv:2311.01906), appendix D
 PAPER_RATE = 1e-3
-# models whose numbers of weights differ by a smaller share have the same size
+# models count as equally large if their numbers of weights differ by at most this share
 EQUAL_SIZE = 0.01
 MODELS = ("gpt2", *hea.SimplifiedTransformerConfig.blocks)
 COLUMNS = {
@@ -68,7 +68,7 @@ COLUMNS = {
 
 @dataclass
 class Arguments(Shape):
-    """Which models, in which shape, trained for how long."""
+    """The models, their shape and their training."""
 
     output_dir: str = HfArg(default="outputs/compare_blocks", help="Folder of the run.")
     models: list[str] = HfArg(
@@ -97,7 +97,7 @@ class Arguments(Shape):
 
 def main(args: Arguments) -> None:
     """Train every model, and report."""
-    # the head is tied to the embedding, which a checkpoint holds; Trainer reports it missing at every load
+    # Trainer reports the head as missing at every load, because a checkpoint holds only the tied embedding
     logging.get_logger("transformers.trainer").addFilter(lambda record: "lm_head.weight" not in record.getMessage())
     for model in args.models:
         config_of(args, model)  # refused now, not after the first model is trained
@@ -188,7 +188,7 @@ def train(
         return json.loads(done.read_text())
     trainer = build_trainer(args, data, model_name, learning_rate, seed, folder)
     model, last = trainer.model, hea.training.last_complete_checkpoint(folder) if args.resume else None
-    # from the last step of all Trainer would take one step more: that model starts again
+    # resumed from its very last step, Trainer would take one more step, so this model starts again
     last = None if last is None or last.endswith(f"checkpoint-{args.max_steps}") else last
     start = f"continued from {Path(last).name}" if last else f"seed {seed}"
     print(
@@ -217,7 +217,7 @@ def train(
     save(model, data.tokenizer, folder, "text-generation", model_name, text)
     row = torch.tensor([data.validation[0]["input_ids"]])
     result["reload_difference"] = reload_difference(model, folder, row)
-    # last: marks the model finished
+    # written last, because it marks the model as finished
     done.write_text(json.dumps(result, indent=2) + "\n")
     return result
 
@@ -225,7 +225,7 @@ def train(
 def build_trainer(
     args: Arguments, data: TokenBlocks, model_name: str, learning_rate: float, seed: int, folder: Path
 ) -> BitsPerByteTrainer:
-    """Return the trainer of a new model: AdamW, weight decay 0.1 on matrices alone, warm-up, then down to 0."""
+    """Return the trainer of a new model: AdamW, weight decay 0.1 on matrices only, warm-up, then decay to 0."""
     training = training_arguments(
         folder,
         seed,
@@ -268,7 +268,7 @@ def stack_blocks(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[str, Any]]) -> None:
-    """Write the tables and the picture, and print what a reader wants to see last."""
+    """Write the tables and the picture, and print the tables, a sample and where the models are."""
     scale = data.bits_per_byte_of_one_nat
     save_picture(draw_loss_curves({one["model"]: one["history"] for one in results}, scale), folder / "loss_curves.png")
     stops = [
@@ -314,9 +314,9 @@ def rates_table(results: list[dict[str, Any]]) -> str:
 
 
 def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
-    """Return which model has the lowest loss, by how much, what several seeds say about it, and what is not fair.
+    """Return which model has the lowest loss, by how much, whether several seeds agree, and what is not fair.
 
-    The seeds are those of this run, or those of the search, if it had the same text and sizes.
+    The seeds are from this run, or from the search if it had the same text and sizes.
     """
     search, has_seeds = read_search(), len(args.seeds) > 1
     tried = {one["model"]: one["tried"] for one in results}
@@ -362,7 +362,7 @@ def is_at_an_end(result: dict[str, Any]) -> bool:
 
 
 def continue_text(folder: Path, data: TokenBlocks) -> tuple[str, str]:
-    """Return the start of a held-out block and what the saved model makes of it."""
+    """Return the start of a held-out block and its continuation by the saved model."""
     block = data.validation[0]["input_ids"]
     prompt = data.tokenizer.decode(block[: len(block) // 4], skip_special_tokens=True)
     set_seed(0)

@@ -14,8 +14,8 @@ sentence of that entry. The two are usually far apart, so a model that sees a pa
     longformer as band; tokens of the question attend to all, and all to them
     bigbird    blocks of 64: three around each, three at random, and the first and the last, global
 
-Token type 1 marks the words of the question in the text, because so short a training does not teach a model to compare
-words. Six models and two seeds take an hour and a half on one core. `outputs/compare_long_answers` then holds a
+Token type 1 marks the words of the question in the text, because such a short training does not teach a model to
+compare words. Six models and two seeds take an hour and a half on one core. `outputs/compare_long_answers` then holds a
 folder for each model, which `AutoModelForQuestionAnswering` loads, results.json, results.md and answers.png.
 """
 
@@ -73,7 +73,7 @@ COLUMNS = {
 
 @dataclass
 class Arguments(Shape):
-    """Ways to read, one task, one time."""
+    """The ways to read a text, the task and the training."""
 
     output_dir: str = HfArg(default="outputs/compare_long_answers", help="Folder of the run.")
     readings: list[str] = HfArg(default_factory=lambda: [*READINGS], help=f"Of {', '.join(READINGS)}.")
@@ -108,7 +108,7 @@ class Run:
     texts: DatasetDict
 
     def inputs(self, reading: str, split: str) -> Dataset:
-        """Return what a model is given that reads in this way."""
+        """Return the inputs of a model that reads texts in this way."""
         if reading not in ("first", "windows"):
             return self.texts[split]
         rows, before = self.windows[split], -1
@@ -134,7 +134,7 @@ def main(args: Arguments) -> None:
 
 
 def encode(args: Arguments, data: DatasetDict, tokenizer: PreTrainedTokenizerBase, length: int) -> DatasetDict:
-    """Return the questions with their texts, in windows of a length in tokens."""
+    """Return the questions with their texts, in windows of `length` tokens."""
     options = {"tokenizer": tokenizer, "max_seq_length": length, "doc_stride": args.doc_stride}
     options["marks_words_of_question"] = True
     way = {"batched": True, "batch_size": 1, "with_indices": True, "remove_columns": data["train"].column_names}
@@ -165,7 +165,7 @@ def build_model(run: Run, reading: str) -> PreTrainedModel:
 
 
 def train_and_score(run: Run, reading: str, seed: int) -> dict[str, Any]:
-    """Train one model and return its scores; save that of the first seed."""
+    """Train one model and return its scores; save the model if it has the first seed."""
     args, folder = run.args, run.folder / reading
     done = folder / f"seed_{seed}.json"
     if done.exists():

@@ -1,4 +1,4 @@
-r"""Train byte-level language models whose heads read a fixed, an adaptive or a dynamic span, and compare them.
+r"""Train byte-level language models whose heads have a fixed, an adaptive or a dynamic span, and compare them.
 
     pip install ".[train]"
     python examples/experiments/compare_spans.py
@@ -69,7 +69,7 @@ COLUMNS = {
 
 @dataclass
 class Arguments(Shape):
-    """Which spans, in which network, trained on what for how long."""
+    """The spans, the network, the text and the training."""
 
     output_dir: str = HfArg(default="outputs/compare_spans", help="Folder of the run.")
     spans: list[str] = HfArg(default_factory=lambda: list(KINDS), help=f"Kinds of span, of {', '.join(KINDS)}.")
@@ -112,7 +112,7 @@ class Arguments(Shape):
 
 
 class SpansOfEvaluation(TrainerCallback):
-    """Keeps the spans after each batch of an evaluation, since dynamic ones differ from text to text."""
+    """Keeps the spans after each batch of an evaluation, because dynamic spans differ from text to text."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, float]] = []
@@ -200,7 +200,7 @@ def build_trainer(
         eval_strategy="steps",
         eval_steps=share(args.max_steps, 0.1),
         logging_steps=share(args.max_steps, 0.025),
-        # each segment goes on from the one before
+        # each segment continues the one before
         train_sampling_strategy="sequential",
     )
     set_seed(args.seed)
@@ -219,7 +219,7 @@ def build_trainer(
 
 
 def test(trainer: BitsPerByteTrainer, segments: hea.training.TextSegments) -> dict[str, Any]:
-    """Return bits per byte of the test text, read in order with all that is remembered, and the spans on it."""
+    """Return bits per byte of the test text, in the order of its segments and with memory, and the spans on it."""
     spans = SpansOfEvaluation()
     trainer.add_callback(spans)
     metrics = trainer.evaluate(segments, metric_key_prefix="test")

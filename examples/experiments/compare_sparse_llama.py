@@ -1,4 +1,4 @@
-r"""Give a pretrained Llama sparse attention, train it a little, and see what its long texts lose.
+r"""Give a pretrained Llama sparse attention, train it a little, and measure what it loses in long texts.
 
     pip install ".[train]"
     python examples/experiments/compare_sparse_llama.py
@@ -15,7 +15,7 @@ Each is measured without training, with LoRA and with full training, on the same
 the perplexity of held-out text by position, and in-context recall: at the end of a held-out text, eight passages of it
 are repeated, and recall is the share of their tokens that the model predicts. Half of the passages are within the last
 1,000 tokens, the others are further back. `outputs/compare_sparse_llama` then holds results.json, results.md and
-positions.png. All of it takes hours on two cores; `--resume` goes on after the last finished model. For less, or for
+positions.png. All of it takes hours on two cores; `--resume` continues after the last finished model. For less, or for
 your own model and text:
 
     python examples/experiments/compare_sparse_llama.py --patterns dense sinks --trainings none lora
@@ -49,13 +49,13 @@ from hf_efficient_attn.pictures import new_figure
 
 PATTERNS = ("dense", "sinks", "every_2nd", "blocks")
 TRAININGS = ("none", "lora", "full")
-# of a repeated passage: the first tokens tell the model which passage it is, and do not count
+# number of repeated passages, and the share of each that is the cue: it tells which passage it is, and does not count
 PASSAGES, CUE = 8, 0.25
 
 
 @dataclass
 class Arguments:
-    """Which model, which patterns, and how long it is trained."""
+    """The model, the patterns and the training."""
 
     output_dir: str = HfArg(default="outputs/compare_sparse_llama", help="Folder of the run.")
     model_name_or_path: str | None = HfArg(default=None, help="A decoder. Default: SmolLM2-135M.")
@@ -90,7 +90,7 @@ class Arguments:
             raise SystemExit(f"--max_eval_samples {self.max_eval_samples} must be at least 1.")
 
     def nearest_far(self) -> int:
-        """Return how many tokens the last far passage begins before the first copy."""
+        """Return how many tokens the last far passage starts before the first copy."""
         body = self.text_tokens - PASSAGES * self.passage_tokens
         return body - max(at for at, kind in places_of(body, self.passage_tokens) if kind == "far")
 
@@ -130,7 +130,7 @@ def result_of(
     pattern: str,
     training: str,
 ) -> dict[str, Any]:
-    """Train and measure one model, unless that is done."""
+    """Train and measure one model, or return its saved result."""
     done = folder / f"{pattern}_{training}.json"
     if done.exists():
         return json.loads(done.read_text())
@@ -148,7 +148,7 @@ def result_of(
 
 
 def layers_of(args: Arguments, pattern: str, num_layers: int) -> list[Any] | None:
-    """Return what each layer attends to; None: everything."""
+    """Return the pattern of each layer, None for full attention; None: full attention in all layers."""
     if pattern == "dense":
         return None
     sinks = Band(args.left, 0) | GlobalTokens(list(range(args.num_first)))
@@ -241,7 +241,7 @@ def repeat_passages(
 
 
 def places_of(num_tokens: int, size: int) -> list[tuple[int, str]]:
-    """Return where the passages begin in a text of so many tokens: the near ones at its end, the far ones before."""
+    """Return where the passages start in a text of `num_tokens` tokens: near ones at its end, far ones before them."""
     half = PASSAGES // 2
     near_starts = [num_tokens - (half - index) * 3 * size // 2 for index in range(half)]
     far_starts = [round(near_starts[0] * (index + 0.5) / half) for index in range(half)]

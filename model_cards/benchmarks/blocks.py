@@ -1,8 +1,8 @@
-"""Speed, memory and size of the blocks beside each other and beside transformers' GPT-2, all of one shape.
+"""Speed, memory and size of the blocks, compared with each other and with transformers' GPT-2 of the same shape.
 
-All models are held at once and timed in turns: in float32 this takes about 12 bytes for each of their
-parameters, weights and AdamW. Each step is one of real training, in the chosen dtype throughout. Speeds are in tokens
-a second, memory is in MiB. With `--counts` alone, the parameter counts of the paper's models:
+All models are in memory at once and timed in turns: in float32 this takes about 12 bytes per parameter, for weights and
+AdamW. Each step is one of real training, in the chosen dtype throughout. Speeds are in tokens per second, memory is in
+MiB. `--counts`, as the only option, prints the parameter counts of the paper's models:
     python model_cards/benchmarks/blocks.py --quick
 """
 
@@ -29,9 +29,9 @@ from hf_efficient_attn.models.simplified_transformer.gains import BLOCK_STYLES
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
 GPT2 = "gpt2"
-# whose speed is that of the others' ratios, or else the first model that is measured
+# speed ratios are against this model, or if it is not measured against the first model
 REFERENCE = "pre_ln"
-# measure -> its title; in the results, its speed against the reference block has the same key
+# measure → its title; in the results, the speed against the reference has the same key
 MEASURES = {
     "training": "training, whole model",
     "layers": "training, layers alone",
@@ -103,13 +103,13 @@ class Shape:
 
 
 def build_model(name: str, shape: Shape) -> PreTrainedModel:
-    """Return the language model called `name`, with weights drawn anew and SDPA as attention."""
+    """Return the language model called `name`, with new weights and SDPA as attention."""
     torch.manual_seed(SEED)
     model = AutoModelForCausalLM.from_config(
         shape.config(name), attn_implementation="sdpa", dtype=getattr(torch, shape.dtype)
     )
     model = model.to(shape.device)
-    model.loss_type = "ForCausalLM"  # the default of GPT-2 too, which warns about it and breaks the compiled graph
+    model.loss_type = "ForCausalLM"  # GPT-2's default; unless it is set, GPT-2 warns, which breaks the compiled graph
     if shape.compile:
         model.compile()
     return model
@@ -134,7 +134,7 @@ def training_step(model: PreTrainedModel, input_ids: torch.Tensor) -> Callable[[
 
 
 def run_layers(model: PreTrainedModel, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return what the blocks alone make of `hidden_states`, as the model calls them in causal training.
+    """Return the output of the blocks alone for `hidden_states`, as the model calls them in causal training.
 
     Shapes: [batch, tokens, hidden] → the same.
     """
@@ -156,9 +156,9 @@ def training_case(model: PreTrainedModel, batch_size: int, tokens: int) -> Case:
 
 
 def layers_case(model: PreTrainedModel, batch_size: int, tokens: int, is_compiled: bool) -> Case:
-    """Return the case of forward and backward through the blocks alone, from a random hidden state on.
+    """Return the case of forward and backward through the blocks alone, from a random hidden state.
 
-    Nothing but the blocks runs: no embedding, final norm, head, loss or optimizer. The hidden state gets a gradient.
+    Only the blocks run: no embedding, final norm, head, loss or optimizer. The hidden state gets a gradient.
     """
     generator = torch.Generator().manual_seed(SEED)
     size = (batch_size, tokens, model.config.hidden_size)
@@ -174,13 +174,13 @@ def layers_case(model: PreTrainedModel, batch_size: int, tokens: int, is_compile
 
 
 def prefill_case(model: PreTrainedModel, batch_size: int, tokens: int) -> Case:
-    """Return the case of reading `batch_size` prompts of `tokens` tokens into a new cache."""
+    """Return the case of a prefill of `batch_size` prompts of `tokens` tokens into a new cache."""
     input_ids = random_tokens(model, batch_size, tokens)
     return Case(lambda _: _read(model, input_ids, None), prepare=model.eval)
 
 
 def decode_case(model: PreTrainedModel, batch_size: int, prompt_tokens: int, decode_tokens: int) -> Case:
-    """Return the case of `decode_tokens` greedy steps with a cache that holds a prompt; reading it is not timed."""
+    """Return the case of `decode_tokens` greedy steps with a cache that holds a prompt; the prefill is not timed."""
     prompt = random_tokens(model, batch_size, prompt_tokens)
 
     def prepare() -> Any:
@@ -202,7 +202,7 @@ def _read(model: PreTrainedModel, input_ids: torch.Tensor, cache: Any) -> Any:
 def count_parameters(model: PreTrainedModel) -> dict[str, int]:
     """Return the number of `all` parameters and of those in `weight_matrices`, tied ones once.
 
-    Weight matrices are the 2-D parameters but for position tables: no norms, gains or biases.
+    Weight matrices are the 2-D parameters except position tables: no norms, gains or biases.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     tables = embeddings - {id(model.get_input_embeddings().weight)}
@@ -211,7 +211,7 @@ def count_parameters(model: PreTrainedModel) -> dict[str, int]:
 
 
 def build(name: str, shape: Shape) -> Built:
-    """Return a new model, what is timed of it, and its parameters."""
+    """Return a new model with its timed cases and its parameter counts."""
     model, size = build_model(name, shape), (shape.batch_size, shape.tokens)
     cases = {
         "training": training_case(model, *size),
@@ -231,7 +231,7 @@ def check(settings: dict[str, Any]) -> None:
 
 
 def finish(results: dict[str, Any]) -> None:
-    """Say speeds in tokens a second, and how many times as fast a model is as the reference, round by round."""
+    """Add speeds in tokens per second, and how many times as fast a model is as the reference, round by round."""
     settings, rows = results["settings"], results["results"]
     tokens = settings["batch_size"] * settings["tokens"]
     results["reference"] = REFERENCE if REFERENCE in settings["models"] else settings["models"][0]
@@ -252,7 +252,7 @@ def finish(results: dict[str, Any]) -> None:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the table of each dtype, and behind it a line that places Pre-LN against GPT-2."""
+    """Return the table of each dtype, followed by a line that compares Pre-LN with GPT-2."""
     against = f"× {results['reference']}"
     header = ["model", "training tok/s", against, "layers tok/s", against, "prefill tok/s", against]
     header += ["decode ms/tok", against, "peak MiB", "parameters M", "matrices M"]
@@ -355,7 +355,7 @@ CONTEST = Contest(
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model of the paper: its config for a block, which count its figures are, and the figures of the blocks."""
+    """A model of the paper: its config for a block, which count its figures give, and the figures of the blocks."""
 
     name: str
     config: Callable[[str], SimplifiedTransformerConfig]

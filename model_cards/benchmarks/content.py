@@ -1,12 +1,12 @@
-"""Time and memory of keys chosen by content, against dense attention and transformers' Reformer.
+"""Time and memory of keys chosen by content, compared with dense attention and transformers' Reformer.
 
-One causal layer each, projections included, which take turns: `dense`, torch's SDPA; `projections`, the linear maps of
-the Reformers alone, which they take at least; `transformers_reformer`, the LSH attention in transformers; `reformer`,
-ours; `routing`, heads that read their k-means cluster; `block_top_k`, the blocks of keys that fit a query best (MoBA);
-`chosen_tokens`, keys that are given to every query (DSA), drawn at random from its past; `nearby_tokens`, such keys
-that lie before the query or are shared with its neighbours. A training step is a forward and a backward pass. Then the
-memory of Reformer layers against their number, reversible and plain. Times are in milliseconds, memory is in MiB,
-lengths are in tokens:
+One causal layer each, projections included, which take turns: `dense`, torch's SDPA; `projections`, only the linear
+maps of the Reformers, their lower bound; `transformers_reformer`, the LSH attention in transformers; `reformer`, ours;
+`routing`, heads that attend to their k-means cluster; `block_top_k`, the blocks of keys that fit a query best (MoBA);
+`chosen_tokens`, keys that are given to every query (DSA), drawn at random from its past; `nearby_tokens`, given keys
+just before the query and keys that it shares with its neighbours. A training step is a forward and a backward pass. The
+memory of reversible and plain Reformer layers is also measured by their number. Times are in milliseconds, memory is in
+MiB, lengths are in tokens:
     python model_cards/benchmarks/content.py --lengths 1024 4096 16384 --layers dense reformer
 """
 
@@ -41,10 +41,10 @@ ROUTING, BLOCKS, TOKENS, NEARBY = "routing", "block_top_k", "chosen_tokens", "ne
 PROJECTIONS = "projections"
 REVERSIBLE, PLAIN = "reversible", "plain"
 STACKS = (REVERSIBLE, PLAIN)
-# of the width of the states
+# width of the MLP divided by the width of the states
 MLP_FACTOR = 4
 SEED = 0
-# of nearby_tokens: queries that share the tokens which are not their last ones, and which part of all these are
+# for nearby_tokens: how many queries share tokens, and the divisor that gives the share of these among all tokens
 SHARING_QUERIES, SHARED_PART = 64, 4
 CHUNKS = (
     "{hashes} round(s) of hashing, chunks of {hash_chunk_tokens} tokens that attend to themselves and the one before, "
@@ -57,9 +57,9 @@ class Shape:
     """What the compared layers have in common, and how many keys they choose.
 
     Attributes:
-        hash_chunk_tokens: tokens of a chunk of the Reformers, which read their own chunk and the one before.
-        cluster_tokens: how many tokens of its cluster a routing head reads at most; there is a cluster for as many.
-        chosen_tokens: keys of a query that are given to it, drawn from its past.
+        hash_chunk_tokens: tokens of a chunk of the Reformers, which attend to their own chunk and the one before.
+        cluster_tokens: most tokens of its cluster that a query attends to; there are tokens / cluster_tokens clusters.
+        chosen_tokens: number of keys that are given to a query, drawn from its past.
     """
 
     tokens: int
@@ -86,7 +86,7 @@ class Shape:
 
 
 class ProjectedAttention(nn.Module):
-    """Attention between the usual projections: what chooses keys by given numbers or by blocks, and dense attention."""
+    """Attention with the usual projections: dense, or with keys chosen by given indices or by blocks."""
 
     def __init__(self, shape: Shape, attend: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class ProjectedAttention(nn.Module):
 
 
 class Projections(nn.Module):
-    """The linear maps of a Reformer's layer, whose keys are its queries, and nothing else: no attention takes less."""
+    """Only the linear maps of a Reformer's layer, whose keys are its queries; no attention takes less."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Reformer(nn.Module):
 
 
 class InTreeReformer(nn.Module):
-    """LSH attention of transformers with as many buckets, and the output projection that follows it there."""
+    """LSH attention of transformers with the same number of buckets, and the output projection that follows it."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class InTreeReformer(nn.Module):
             attention_head_size=shape.head_dim,
             attn_layers=["lsh"],
             num_hashes=shape.hashes,
-            # it writes this field itself where there is none, of one text
+            # without it, transformers' model sets this field from the length of one text
             num_buckets=in_tree_buckets(shape),
             lsh_attn_chunk_length=shape.hash_chunk_tokens,
             lsh_attention_probs_dropout_prob=0.0,
@@ -148,7 +148,7 @@ class InTreeReformer(nn.Module):
 
 
 class Routing(nn.Module):
-    """Attention of a Routing Transformer all of whose heads route. Training moves its centroids."""
+    """Attention of a Routing Transformer in which all heads route. Training moves its centroids."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ def nearby_tokens(shape: Shape) -> nn.Module:
     num_shared = count // SHARED_PART
     drawn = torch.rand(-(-shape.tokens // SHARING_QUERIES), num_shared, generator=generator)
     shared = (drawn.repeat_interleave(SHARING_QUERIES, 0)[: shape.tokens] * (first + 1)).long()
-    # of the first queries some are before the text, and no tokens
+    # for the first queries, some of these positions are before the text and are no tokens
     recent = position - torch.arange(count - num_shared)
     chosen = ChosenTokens(torch.cat((recent, shared), 1).expand(shape.batch_size, 1, -1, -1).to(shape.device))
     return ProjectedAttention(shape, lambda q, k, v: attention(q, k, v, Causal(), chosen=chosen))
@@ -254,7 +254,7 @@ def build_layer(name: str, shape: Shape) -> nn.Module:
 
 
 def build(name: str, shape: Shape) -> Built:
-    """Return a new layer and what is timed of it: forward, and the gradients of the states and all weights."""
+    """Return a new layer with its timed cases: forward, and the gradients of the states and all weights."""
     layer, states = build_layer(name, shape), shape.states()
     gradient = torch.ones_like(states)
 
@@ -272,8 +272,8 @@ def build(name: str, shape: Shape) -> Built:
 def build_stack_step(kind: str, num_layers: int, shape: dict[str, Any]) -> Callable[[], None]:
     """Return a function that computes the gradients of a stack of layers, reversible or not; arguments of JSON types.
 
-    The gradients of the weights, which grow with the depth of any model, lie there before, so that what the step needs
-    beyond are activations.
+    The gradients of the weights, which grow with the depth of any model, are allocated before, so that the step itself
+    only needs memory for activations.
     """
     sizes = Shape(**shape)
     torch.manual_seed(SEED)
@@ -300,7 +300,7 @@ def build_stack_step(kind: str, num_layers: int, shape: dict[str, Any]) -> Calla
 
 
 def check(settings: dict[str, Any]) -> None:
-    """Raise InputError if transformers' Reformer cannot cut a length into chunks."""
+    """Raise InputError if transformers' Reformer cannot split a length into chunks."""
     chunk = settings["hash_chunk_tokens"]
     wrong = [tokens for tokens in settings["lengths"] if tokens % chunk]
     if IN_TREE in settings["layers"] and wrong:
@@ -322,7 +322,7 @@ def measure_depth(results: dict[str, Any]) -> None:
 
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of the contest, and that of memory against depth."""
+    """Return the tables of the contest, and the table of memory by depth."""
     settings, depth = results["settings"], results["depth"]
     found = replace(CONTEST, tables=None).sections(results)
     if depth:

@@ -19,13 +19,13 @@ from hf_efficient_attn.models.star_transformer.modeling_star_transformer import 
 
 ETC, STAR, TREE, DENSE, LSTM = "etc", "star", "tree", "dense", "lstm"
 SEED = 0
-# a small vocabulary: the encoder is measured, not a table of tokens
+# a small vocabulary, because the encoder is measured and not its embedding
 VOCAB_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the compared encoders have in common: the updates of a star are layers of the others.
+    """What the compared encoders have in common; the number of layers is also the number of updates of a star.
 
     Attributes:
         num_nodes: k, how many nodes of each size and side a tree's tokens attend to.
@@ -99,7 +99,7 @@ def build_encoder(name: str, shape: Shape) -> nn.Module:
 
 
 def build(name: str, shape: Shape) -> Built:
-    """Return a new encoder and what is timed of it: forward, and the gradients of all parameters."""
+    """Return a new encoder with its timed cases: forward, and the gradients of all parameters."""
     encoder, states = build_encoder(name, shape), shape.states()
 
     def step() -> None:
@@ -110,7 +110,7 @@ def build(name: str, shape: Shape) -> Built:
 
 
 def check(settings: dict[str, Any]) -> None:
-    """Raise InputError if heads do not divide the width, or half of it, which is that of a direction of an LSTM."""
+    """Raise InputError if heads do not divide the width, or with an LSTM half of it, the width of one direction."""
     directions = 2 if LSTM in settings["encoders"] else 1
     if settings["hidden_size"] % (directions * settings["heads"]):
         raise InputError(
@@ -120,10 +120,10 @@ def check(settings: dict[str, Any]) -> None:
 
 
 def contest(script: str, title: str, encoders: Mapping[str, str], lengths: tuple[int, ...], **sizes: Any) -> Contest:
-    """Return the contest of encoders, {name: what it is}, the first of which is ours.
+    """Return the contest of encoders, {name: description}; the first one is ours.
 
     Args:
-        sizes: {option: (default, what it counts)}, beside layers, width and heads; fields of `Shape`.
+        sizes: {option: (default, what it counts)}, in addition to layers, width and heads; fields of `Shape`.
     """
     common = {"layers": (4, "layers"), "hidden_size": (256, "width"), "heads": (8, "heads")}
     return Contest(

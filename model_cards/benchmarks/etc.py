@@ -1,4 +1,4 @@
-"""Time and memory of an ETC against a dense Transformer.
+"""Time and memory of an ETC compared with a dense Transformer.
 
 Encoders of equal width and depth, which take turns: `etc`, ours, with a global token for every chunk of the text;
 `dense`, transformers' BERT on torch's SDPA. A training step is a forward and a backward pass. Times are in

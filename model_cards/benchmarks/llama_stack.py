@@ -1,11 +1,11 @@
-"""Time a stack of Llama layers with a pattern, against the same stack with causal attention: prefill and training step.
+"""Time prefill and training step of a stack of Llama layers with a pattern, and of the same stack without a pattern.
 
     python model_cards/benchmarks/llama_stack.py --device cuda --lengths 8192 32768 131072 --output stack.json
     python model_cards/benchmarks/llama_stack.py --hidden 128 --layers 2 --lengths 512     # on a CPU, to try it
 
 Contestants take turns, each after one warm-up; the median of the rounds is printed in milliseconds. `sdpa` is causal
-attention by torch (FlashAttention-2 on GPUs), `window` a causal window of 1,024 by --backend, `sinks` the same with the
-first 4 tokens.
+attention by torch (FlashAttention-2 on GPUs), `window` a causal window of 1,024 computed by --backend, `sinks` a causal
+window of 1,020 and the first 4 tokens.
 """
 
 import argparse
@@ -26,7 +26,7 @@ PATTERNS = {"sdpa": None, "window": Band(1023, 0), "sinks": Band(1019, 0) | Glob
 
 
 def model_of(name: str, args: argparse.Namespace) -> LlamaModel:
-    """Return the layers without a vocabulary of any size."""
+    """Return the layers, with a vocabulary that is too small to matter."""
     heads = max(1, args.hidden // 128)
     config = LlamaConfig(
         vocab_size=64,

@@ -1,8 +1,8 @@
-"""Time, memory and state of every way to read a text, against its length.
+"""Time, memory and cache of every attention mechanism, by the length of the text.
 
-Models of one layer, as wide as each other, which take turns; `--causal` takes those that read to their left, and
-decodes behind the text as well: time for one more token, and memory of the cache. A training step is a forward and a
-backward pass. Times are in milliseconds, memory is in MiB, lengths are in tokens:
+Models of one layer and of equal width, which take turns; `--causal` takes the mechanisms with a causal form, and also
+decodes after the text: time for one more token, and memory of the cache. A training step is a forward and a backward
+pass. Times are in milliseconds, memory is in MiB, lengths are in tokens:
     python model_cards/benchmarks/mechanisms.py --lengths 512 4096 32768 --mechanisms dense band linear --causal
 """
 
@@ -28,7 +28,7 @@ from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 DECODING = "decoding"
 SEED = 0
-# a small vocabulary: layers are measured, not a table of tokens
+# a small vocabulary, because layers are measured and not their embedding
 VOCAB_SIZE = 64
 # positions after the text, for decoded tokens
 MOST_DECODED = 512
@@ -45,13 +45,13 @@ class Model(nn.Module):
         return self.model(inputs_embeds=states, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def loss(self, states: Tensor) -> Tensor:
-        """Return a number that all outputs have a part in, with what layers add to a loss."""
+        """Return a loss that depends on all outputs, including auxiliary losses of layers."""
         out = self.model(inputs_embeds=states, use_cache=False)
         loss, added = out.last_hidden_state.float().square().mean(), getattr(out, "auxiliary_loss", None)
         return loss if added is None else loss + added
 
     def decode(self, states: Tensor, cache: Any = None) -> Any:
-        """Return the cache after it has read more tokens."""
+        """Return the cache after more tokens."""
         if cache is None and self.new_cache is not None:
             cache = self.new_cache(self.model)
         return self.model(inputs_embeds=states, use_cache=True, **{CACHE_ARGUMENT: cache})[CACHE_ARGUMENT]
@@ -65,7 +65,7 @@ def build_model(name: str, shape: Shape) -> Model:
 
 
 def build(name: str, shape: Shape) -> Built:
-    """Return a new model and what is timed of it; what is causal decodes one more token behind the text, too."""
+    """Return a new model with its timed cases; a causal model also decodes one more token after the text."""
     model = build_model(name, shape)
     states = drawn_states(shape.batch_size, shape.tokens, shape.hidden_size, shape.dtype, shape.device)
 
@@ -84,7 +84,7 @@ def build(name: str, shape: Shape) -> Built:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Return the bytes of all tensors that the layers of a cache hold, each memory once."""
+    """Return the bytes of all tensors that the layers of a cache hold; shared memory counts once."""
     held = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
         for layer in cache.layers
@@ -104,7 +104,7 @@ def check(settings: dict[str, Any]) -> None:
             f"--mechanisms {' '.join(missing)}: there is no {'causal' if is_causal else 'bidirectional'} form. Leave "
             f"it out, or take {'away' if is_causal else 'also'} --causal."
         )
-    # by default all that have the direction
+    # by default all mechanisms that have this direction
     settings["mechanisms"] = [name for name in settings["mechanisms"] if name in able]
     if settings["repeats"] >= MOST_DECODED:
         raise InputError(f"repeats={settings['repeats']}: at most {MOST_DECODED - 1} tokens are decoded behind a text.")

@@ -1,9 +1,9 @@
 """Bytes and time of processes that share a text, by how they get each other's keys.
 
-Of one layer, forward and backward: `halo`, the keys that the pattern reads, computing while they travel; `halo,
-waiting`, the same without computing meanwhile; `all-gather`, all keys, as engines do that do not know the pattern;
-`heads`, whole texts of some heads (Ulysses). All use the same kernels, and take turns. Processes are on this machine; a
-link of so many gigabits per second between them is simulated, 0 is none:
+One layer, forward and backward, in four ways: `halo` exchanges the keys that the pattern needs, and computes meanwhile;
+`halo, waiting` does not compute meanwhile; `all-gather` exchanges all keys, like engines that do not know the pattern;
+`heads` exchanges whole texts of some heads (Ulysses). All use the same kernels, and take turns. The processes are on
+this machine; `--gigabits` simulates a link between them, in gigabits per second; 0: no link:
     python model_cards/benchmarks/sequence.py --processes 2 4 --gigabits 0 1
 """
 
@@ -100,8 +100,8 @@ class Link:
     """Takes the place of torch's exchange in this process, and counts the bytes that it sends to others.
 
     Args:
-        gigabits: what the link of each process carries per second, each way; 0: as fast as the processes are.
-        is_waiting: whether whoever sends waits until all has arrived, instead of computing meanwhile.
+        gigabits: speed of the link of each process in Gbit/s, in each direction; 0: as fast as the processes are.
+        is_waiting: whether a sender waits until everything has arrived, instead of computing meanwhile.
     """
 
     def __init__(self, gigabits: float, is_waiting: bool = False) -> None:
@@ -184,7 +184,7 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """Return all results in JSON types: `machine`, `settings`, `results` with a row per processes, link and way.
 
     Raises:
-        EfficientAttentionError: processes sent other than `explain` says.
+        EfficientAttentionError: processes sent other numbers of bytes than `explain` says.
     """
     rows = []
     for count in settings["processes"]:
@@ -203,7 +203,7 @@ def run_processes(count: int, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def rows_of(count: int, settings: dict[str, Any], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per link and way: times are those of the slowest process, bytes of the one that sends most."""
+    """Return a row per link and way, with the times of the slowest process and the bytes of the one that sends most."""
     by_process = [{(each["gigabits"], each["way"], each["round"]): each for each in one["samples"]} for one in found]
     rounds = range(settings["repeats"])
     rows = []
@@ -228,7 +228,7 @@ def slowest(samples: list[list[Sample]], name: str) -> list[float]:
 
 
 def check_bytes(count: int, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Raise EfficientAttentionError if other bytes were sent than `explain` says."""
+    """Raise EfficientAttentionError if other numbers of bytes were sent than `explain` says."""
     heads = {"num_heads": settings["heads"], "num_key_heads": settings["key_heads"], "head_dim": settings["head_dim"]}
     dtype = getattr(torch, settings["dtype"])
     said: Any = explain(settings["pattern"], settings["tokens"], dtype=dtype, sequence_ranks=count, **heads).exchange
@@ -277,7 +277,7 @@ def rounds_of(settings: dict[str, Any], shards: SequenceShards) -> list[Sample]:
 
 
 def sample_of(attend: Attention, states: Any, link: Link) -> Sample:
-    """Return the seconds and bytes of a forward and a backward pass that all processes begin together."""
+    """Return the seconds and bytes of a forward and a backward pass that all processes start together."""
     *inputs, gradient = states
     gc.collect()
     distributed.barrier()
@@ -301,8 +301,8 @@ def sample_of(attend: Attention, states: Any, link: Link) -> Sample:
 def attention_of(way: str, settings: dict[str, Any], shards: SequenceShards) -> Attention | None:
     """Return what computes the output of a process's tokens in one way; None: the heads cannot be divided.
 
-    All compute the same by the same kernels: "halo" exchanges what the pattern lets queries read, "all-gather" all keys
-    and values, as engines do that know nothing of the pattern, "heads" whole texts of some heads.
+    All compute the same with the same kernels. "halo" exchanges the keys and values that the pattern needs,
+    "all-gather" all keys and values, like engines that do not know the pattern, "heads" whole texts of some heads.
     """
     num_tokens, num_heads = settings["tokens"], settings["heads"]
     if way == HEADS and num_heads % shards.size:
@@ -359,7 +359,7 @@ def sections(results: dict[str, Any]) -> dict[str, str]:
 
 
 def bytes_table(results: dict[str, Any]) -> str:
-    """Return what the process sends that sends most, by processes and way."""
+    """Return the bytes that the busiest process sends, by number of processes and way."""
     first = results["settings"]["gigabits"][0]
     rows = [row for row in results["results"] if row["gigabits"] == first]
     gathered = {row["processes"]: row for row in rows if row["way"] == ALL_GATHER}
@@ -376,7 +376,7 @@ def bytes_table(results: dict[str, Any]) -> str:
 
 
 def times_table(results: dict[str, Any]) -> str:
-    """Return the seconds of a forward and of both passes, by processes, link and way."""
+    """Return the seconds of the forward pass and of both passes, by number of processes, link and way."""
     lines = [
         [
             f"{row['processes']} processes, {link(row['gigabits'])}, {row['way']}",
@@ -409,7 +409,7 @@ def legend(settings: dict[str, Any]) -> str:
 
 
 def results_figure(results: dict[str, Any]) -> Any:
-    """Return the picture: bars of bytes, and of seconds of both passes, a panel each for every number of processes."""
+    """Return the picture: bars of bytes, and of seconds of both passes, in a panel each per number of processes."""
     settings, rows = results["settings"], results["results"]
     first, panels = settings["gigabits"][0], []
     for count in settings["processes"]:
@@ -423,7 +423,7 @@ def results_figure(results: dict[str, Any]) -> Any:
 
 
 def bar(row: dict[str, Any], label: str, value: float) -> Line:
-    """Return the bar of a row, its colour that of its way."""
+    """Return the bar of a row, in the color of its way."""
     return Line(label, [(row["processes"], value)], {"color": COLORS[WAYS.index(row["way"])]})
 
 

@@ -1,10 +1,10 @@
-"""Time and memory of learned attention spans, against all heads at the limit and against dense attention.
+"""Time and memory of learned attention spans, compared with all heads at the limit and with dense attention.
 
-The authors' small network, with the spans of a trained one, in five forms: `fixed`, all heads read the
-whole limit; `adaptive`; `frozen`, the same spans as constants; `dynamic`, where each token has its own, around these;
-`dense`, GPT-NeoX with torch's SDPA. All of a span limit take turns. A training step is forward, loss, backward and
-AdamW on a segment of 512 tokens after a full memory; a decode step reads one token of one text, and of several side by
-side, after a full cache. Times are in milliseconds, memory is in MiB, span limits are in tokens:
+The authors' small network, with the spans of a trained one, in five forms: `fixed`, all heads attend to the whole
+limit; `adaptive`; `frozen`, the same spans as constants; `dynamic`, where each token has its own span, around these;
+`dense`, GPT-NeoX with torch's SDPA. All models with the same span limit take turns. A training step is forward, loss,
+backward and AdamW on a segment of 512 tokens after a full memory; a decode step is one token of one text, or of each of
+several texts, after a full cache. Times are in milliseconds, memory is in MiB, span limits are in tokens:
     python model_cards/benchmarks/spans.py --limits 1024 4096 --positions rope
 """
 
@@ -31,20 +31,20 @@ from hf_efficient_attn.models.spans.module import all_bounds, span_modules
 from hf_efficient_attn.models.spans.training import average_span, freeze_spans, span_flops
 from hf_efficient_attn.training.optimizer_groups import optimizer_groups
 
-# How far the heads attend, as in a trained model of the paper, where few heads are long: Sukhbaatar et al., "Adaptive
-# Attention Span in Transformers" (arXiv:1905.07799), figure 4: 12 layers, 8 heads, span limit 4,096. The longest head
-# of each layer is read off that picture, to about 10%; of the others it shows that few are long. With a second long
-# head of 0.3 of the first, and the rest at the ramp, heads attend to 312 tokens on average at a limit of 8,192, where
-# the paper prints 314.
+# How far the heads attend, as in a trained model of the paper, in which few heads are long: Sukhbaatar et al.,
+# "Adaptive Attention Span in Transformers" (arXiv:1905.07799), figure 4: 12 layers, 8 heads, span limit 4,096. The
+# longest head of each layer is read off that figure, to about 10%; the figure also shows that few of the others are
+# long. With a second long head of 0.3 of the first, and the rest at the ramp, heads attend to 312 tokens on average at
+# a limit of 8,192; the paper states 314.
 RAMP_TOKENS = 32
-# the span limit of the model in the picture
+# the span limit of the model in the figure
 SEEN_LIMIT = 4096
-# tokens that the longest head of each layer reads there, ramp included
+# tokens that the longest head of each layer attends to there, ramp included
 LONGEST = (32, 32, 32, 32, 32, 100, 220, 1100, 3200, 230, 3900, 1700)
 SECOND_SHARE = 0.3
 
 FIXED, ADAPTIVE, FROZEN, DYNAMIC, DENSE = "fixed", "adaptive", "frozen", "dynamic", "dense"
-# ours, and the config's word for how far their heads read
+# our models, and `span` in their configs
 SPANS = {FIXED: "fixed", ADAPTIVE: "adaptive", FROZEN: "adaptive", DYNAMIC: "dynamic"}
 MODELS = (*SPANS, DENSE)
 POSITIONS = ("relative_keys", "rope")
@@ -53,7 +53,7 @@ VOCAB_SIZE = 205
 # by how much the logit of a dynamic span varies from token to token, and the shortest span, as parts of the limit
 DYNAMIC_SPREAD, SHORTEST_RATIO = 0.5, 1e-4
 TRAINING, DECODE = "training", "decode_"
-# whose time over that of which model
+# pairs of models; the time of the first is divided by the time of the second
 RATIOS = (
     (ADAPTIVE, FIXED),
     (FROZEN, FIXED),
@@ -69,9 +69,9 @@ TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 
 
 def profile(limit: int, num_layers: int, num_heads: int) -> list[list[int]]:
-    """Return how many tokens each head of each layer reads, ramp included, in proportion to the span limit.
+    """Return how many tokens each head of each layer attends to, ramp included, in proportion to the span limit.
 
-    Fewer layers than in the picture are picked from all of its depth.
+    If there are fewer layers than in the figure, they are picked evenly from all of its depth.
 
     >>> profile(2048, 12, 4)[8:10]
     [[1600, 32, 480, 32], [32, 115, 32, 34]]
@@ -82,7 +82,7 @@ def profile(limit: int, num_layers: int, num_heads: int) -> list[list[int]]:
     for index in range(num_layers):
         longest = LONGEST[(2 * index + 1) * len(LONGEST) // (2 * num_layers)] * limit / SEEN_LIMIT
         tokens = [0.0] * num_heads
-        # long heads stand anywhere, as training leaves them
+        # long heads have any place in a layer, as after training
         tokens[(index + num_heads // 2) % num_heads] = SECOND_SHARE * longest
         tokens[index % num_heads] = longest
         layers.append([min(limit, max(RAMP_TOKENS, int(each))) for each in tokens])
@@ -90,7 +90,7 @@ def profile(limit: int, num_layers: int, num_heads: int) -> list[list[int]]:
 
 
 def average(layers: list[list[int]]) -> float:
-    """Return how many tokens a head reads on average.
+    """Return how many tokens a head attends to on average.
 
     >>> round(average(profile(8192, 12, 8)))
     312
@@ -103,9 +103,9 @@ class Shape:
     """What the compared models have in common.
 
     Attributes:
-        positions: of ours; the dense peer has rotary ones.
-        limit: span limit, and how many tokens the dense peer reads.
-        segment_tokens: tokens of a training step of ours; each reads as far as its spans, in the memory too.
+        positions: positions of our models; the dense model has rotary positions.
+        limit: span limit, and the length in tokens of a text of the dense model.
+        segment_tokens: tokens of a training step of our models; each attends as far as its span, also in the memory.
     """
 
     positions: str
@@ -124,7 +124,7 @@ class Shape:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields in which the configs of ours and of the dense peer agree."""
+        """The fields that are the same in the configs of our models and of the dense model."""
         return {
             "vocab_size": VOCAB_SIZE,
             "hidden_size": self.hidden_size,
@@ -147,7 +147,7 @@ class Shape:
 
 
 def build_model(name: str, shape: Shape) -> PreTrainedModel:
-    """Return one of `MODELS`; ours have the same weights, adaptive and frozen the same spans, dynamic around these."""
+    """Return one of `MODELS`; ours have the same weights, adaptive and frozen the same spans, dynamic similar ones."""
     torch.manual_seed(SEED)
     model: Any = build_dense(shape) if name == DENSE else AdaptiveSpanForCausalLM(shape.config(SPANS[name]))
     if name in (ADAPTIVE, FROZEN, DYNAMIC):
@@ -159,7 +159,7 @@ def build_model(name: str, shape: Shape) -> PreTrainedModel:
 
 @torch.no_grad()
 def set_spans(model: PreTrainedModel, layers: list[list[int]]) -> None:
-    """Let the heads of a model read these numbers of tokens, ramp included; with dynamic spans, around these."""
+    """Let the heads attend to these numbers of tokens, ramp included; with dynamic spans, to about these numbers."""
     for spans, tokens in zip(span_modules(model), layers, strict=True):
         ratio = (torch.tensor(tokens) - spans.ramp).clamp(min=0) / spans.limit
         if spans.kind == DYNAMIC:
@@ -170,14 +170,14 @@ def set_spans(model: PreTrainedModel, layers: list[list[int]]) -> None:
 
 
 def kept_keys(model: PreTrainedModel, shape: Shape) -> float:
-    """Return how many keys a head reads on average, ramp included: the mean of min(S, ⌈z⌉ + R) over all heads."""
+    """Return how many keys a head keeps on average, ramp included: the mean of min(S, ⌈z⌉ + R) over all heads."""
     window = span_window(shape.config("fixed"))
     kept = [window.num_keys(float(span)) for spans in span_modules(model) for span in spans.head_spans()]
     return sum(kept) / len(kept) if kept else float(shape.limit)
 
 
 def build_dense(shape: Shape) -> PreTrainedModel:
-    """Return transformers' GPT-NeoX with SDPA: the same matrices, pre-norm, every token reads all before it."""
+    """Return transformers' GPT-NeoX with SDPA: the same matrices, pre-norm, each token attends to all before it."""
     config = AutoConfig.for_model(
         "gpt_neox",
         **shape.fields,
@@ -202,7 +202,7 @@ def training_tokens(name: str, shape: Shape) -> int:
 def training_step(name: str, model: PreTrainedModel, shape: Shape) -> Callable[[], None]:
     """Return a function that trains for one step: forward, loss, backward, AdamW, gradients freed.
 
-    Ours begin with a full memory, and every step goes on from the one before. Spans do not move.
+    Ours start with a full memory, and every step continues the one before. Spans do not change.
     """
     model.train()
     has_spans = any(spans.kind in (ADAPTIVE, DYNAMIC) for spans in span_modules(model))
@@ -223,7 +223,7 @@ def training_step(name: str, model: PreTrainedModel, shape: Shape) -> Callable[[
 
 
 def fill_memory(model: PreTrainedModel, segment: Tensor, num_tokens: int) -> None:
-    """Let every layer remember as many states as it keeps: of unit variance, as those that its norms give."""
+    """Fill the memory of every layer with random states of unit variance, like the outputs of norms."""
     backbone: Any = model.base_model
     size = (len(segment), num_tokens, model.config.hidden_size)
     states = torch.randn(size, dtype=model.dtype, device=model.device)
@@ -234,7 +234,7 @@ def fill_memory(model: PreTrainedModel, segment: Tensor, num_tokens: int) -> Non
 
 
 def full_cache(name: str, model: PreTrainedModel, shape: Shape, num_texts: int) -> Cache:
-    """Return a cache of `num_texts` texts of `limit` random tokens, as far as it keeps them."""
+    """Return a cache of `num_texts` texts of `limit` random tokens; a cache of spans keeps only the last ones."""
     cache = DynamicCache(config=model.config) if name == DENSE else SpanCache(model)
     head_dim = shape.hidden_size // shape.num_heads
     for layer in range(shape.layers):
@@ -259,7 +259,7 @@ def cache_bytes(cache: Cache) -> int:
 
 @torch.no_grad()
 def decode(model: PreTrainedModel, cache: Cache, num_tokens: int, num_texts: int) -> None:
-    """Read tokens of every text one by one, each after those in the cache."""
+    """Decode tokens of every text one by one, each after those in the cache."""
     token = random_tokens(num_texts, 1, model.device)
     for _ in range(num_tokens):
         model(input_ids=token, use_cache=True, **{CACHE_ARGUMENT: cache})
@@ -290,7 +290,7 @@ def check_frozen(adaptive: PreTrainedModel, frozen: PreTrainedModel, shape: Shap
 
 
 def build(name: str, shape: Shape) -> Built:
-    """Return a new model, what is timed of it, and what it costs by the formula.
+    """Return a new model with its timed cases and its cost according to the formula.
 
     Training is timed per 1,000 tokens, decoding per step.
     """
@@ -307,7 +307,7 @@ def build(name: str, shape: Shape) -> Built:
     cases, units = {}, {TRAINING: facts["training_tokens"] * shape.batch_size / 1000}
     for num_texts in shape.decode_batch_sizes:
         cache = full_cache(name, model, shape, num_texts)
-        # with the room for new tokens that the first of them makes
+        # the first new token allocates room for more of them, which `cache_bytes` includes
         decode(model.eval(), cache, 1, num_texts)
         facts.setdefault("cache_bytes", cache_bytes(cache) // num_texts)
         cases[f"{DECODE}{num_texts}"] = decode_case(model, cache, num_texts, shape)
@@ -317,7 +317,7 @@ def build(name: str, shape: Shape) -> Built:
 
 
 def decode_case(model: PreTrainedModel, cache: Cache, num_texts: int, shape: Shape) -> Case:
-    """Return the case of reading tokens one by one after a full cache."""
+    """Return the case of decoding tokens one by one after a full cache."""
 
     def prepare() -> None:
         model.eval()
@@ -339,7 +339,7 @@ def title_of(measure: str) -> str:
 
 
 def check(settings: dict[str, Any]) -> None:
-    """Raise InputError for texts fewer than one, or a dropout out of range."""
+    """Raise InputError for fewer texts than one, or a dropout out of range."""
     if min(settings["decode_batch_sizes"]) < 1:
         raise InputError(f"decode_batch_sizes={min(settings['decode_batch_sizes'])} must be at least 1.")
     if not 0.0 <= settings["attention_dropout"] < 1.0:
@@ -347,14 +347,14 @@ def check(settings: dict[str, Any]) -> None:
 
 
 def measures_of(settings: dict[str, Any]) -> list[str]:
-    """Return the measures: training, and decoding of so many texts side by side."""
+    """Return the measures: training, and decoding for each number of texts."""
     return [TRAINING, *(f"{DECODE}{num_texts}" for num_texts in settings["decode_batch_sizes"])]
 
 
 def finish(results: dict[str, Any]) -> None:
-    """Gather the measures of a row as "times", and add what it takes over other models.
+    """Gather the measures of a row as "times", and add its time and cost divided by those of other models.
 
-    That is "time_over", {other model: {measure: quartiles}}, and "flops_over", {other model: ratio}: below 1 = this
+    These are "time_over", {other model: {measure: quartiles}}, and "flops_over", {other model: ratio}; below 1 = this
     model is cheaper than the other. Rounds are compared one by one.
     """
     rows, measures = results["results"], measures_of(results["settings"])

@@ -1,4 +1,4 @@
-"""Time and memory of a Star-Transformer against an LSTM and a dense Transformer.
+"""Time and memory of a Star-Transformer compared with an LSTM and a dense Transformer.
 
 Encoders of equal width and depth, which take turns: `star`, ours; `dense`, transformers' BERT on torch's SDPA; `lstm`,
 torch's LSTM in both directions, each half as wide. A star has no MLP. A training step is a forward and a backward pass.

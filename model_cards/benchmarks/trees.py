@@ -1,7 +1,7 @@
-"""Time and memory of a BP-Transformer against a dense Transformer.
+"""Time and memory of a BP-Transformer compared with a dense Transformer.
 
 Encoders of equal width and depth, which take turns: `tree`, ours; `dense`, transformers' BERT on torch's SDPA. A tree
-has as many spans as tokens, and its MLPs transform both. A training step is a forward and a backward pass. Times are in
+has a span for each token, and its MLPs transform both. A training step is a forward and a backward pass. Times are in
 milliseconds, memory is in MiB, lengths are in tokens:
     python model_cards/benchmarks/trees.py --lengths 512 2048 8192 --threads 1
 """

@@ -1,7 +1,7 @@
-"""What the experiments share: text, training, scores, and what a run leaves."""
+"""What the experiments share: text, training, scores, and the files of a run."""
 
 import sys
 from pathlib import Path
 
-# example_data lies beside the experiments
+# the folder that holds example_data
 sys.path.append(str(Path(__file__).parents[2]))

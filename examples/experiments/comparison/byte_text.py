@@ -15,10 +15,10 @@ HELD_OUT = 0.05
 def load_bytes(
     train_file: str | None, max_train_bytes: int, max_eval_bytes: int, max_test_bytes: int, least_bytes: int
 ) -> dict[str, torch.Tensor]:
-    """Return "train", "validation" and "test", uint8 [N] each: of a file, else of the standard library.
+    """Return "train", "validation" and "test", uint8 [N] each, from a file, or else from the standard library.
 
-    Of a file the last 5 % are the test, and the 5 % before them are for validation, as of text8 and enwik8; each must
-    have `least_bytes`.
+    The last 5 % of a file are the test text, and the 5 % before them the validation text, as for text8 and enwik8; each
+    must have `least_bytes`.
     """
     if train_file:
         if not Path(train_file).is_file():

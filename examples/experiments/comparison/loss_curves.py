@@ -1,4 +1,4 @@
-"""The picture of compared blocks: loss of every block per step and per second of training."""
+"""The picture of compared blocks: the loss of every block by step and by second of training."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def draw_loss_curves(histories: dict[str, list[dict[str, float]]], bits_per_byte
 
     Args:
         histories: block → entries with `step`, `train_seconds`, and `loss` or `eval_loss`.
-        bits_per_byte_of_one_nat: scale of the right-hand axis, which holds for the held-out loss.
+        bits_per_byte_of_one_nat: scale of the right-hand axis, which applies to the held-out loss.
     """
     figure = new_figure(11, 4.5)
     panels = figure.subplots(1, 2, sharey=True)

@@ -1,4 +1,4 @@
-"""What several experiments ask of their options."""
+"""Checks of options that several experiments share."""
 
 from collections.abc import Iterable, Sequence
 

@@ -4,7 +4,7 @@ from example_data import python_sources
 
 
 def python_texts(max_train_bytes: int) -> tuple[list[str], list[str]]:
-    """Return the training texts that fit into so many bytes, and all held-out texts."""
+    """Return the training texts that fit into `max_train_bytes`, and all held-out texts."""
     data = python_sources()
     train, left = [], max_train_bytes
     for text in data["train"]["text"]:

@@ -40,16 +40,16 @@ A demonstration at a small size, trained briefly. Measure it before use.
 
 
 def run_experiment(main: Callable[[Any], None], arguments: type, **defaults: Any) -> None:
-    """Run a script with its arguments, read from the command line; what the package refuses is one sentence.
+    """Run a script with arguments from the command line; an error of the package exits with a message of one line.
 
     Args:
         arguments: a dataclass.
-        defaults: of its fields.
+        defaults: defaults that replace those of its fields.
     """
     parser = HfArgumentParser(arguments)
     parser.set_defaults(**defaults)
     (args,) = parser.parse_args_into_dataclasses()
-    # of saving and loading; training keeps its own
+    # progress bars of saving and loading; training keeps its own
     logging.disable_progress_bar()
     try:
         main(args)
@@ -89,7 +89,7 @@ def save(
 def reload_difference(
     model: PreTrainedModel, folder: Path, input_ids: torch.Tensor, auto_class: Any = AutoModelForCausalLM
 ) -> float:
-    """Return how far the logits of a model are from those of the folder it was saved to."""
+    """Return the largest difference between the logits of a model and of its copy that is loaded from a folder."""
     loaded = auto_class.from_pretrained(folder).eval()
     found = loaded(input_ids=input_ids)[0]
     return (model.eval()(input_ids=input_ids.to(model.device))[0].cpu() - found).abs().max().item()
@@ -128,7 +128,7 @@ def write_results(folder: Path, title: str, content: Mapping[str, Any], text: st
 
 
 def say_where(folder: Path, models: Iterable[str], picture: str | None = None) -> None:
-    """Print where the saved models, the picture and the figures are, all by their names in the folder."""
+    """Print where the saved models, the picture and the figures are; `models` and `picture` are names in the folder."""
     names = [str(folder / name) for name in models]
     saved = f"Model{'s' * (len(names) > 1)}: {' '.join(names)}. " if names else ""
     drawn = "" if picture is None else f"Picture: {folder / picture}. "

@@ -7,7 +7,7 @@ from transformers.hf_argparser import HfArg
 
 @dataclass
 class Shape:
-    """Arguments that several experiments have; each has defaults of its own."""
+    """Arguments that several experiments have; each experiment has its own defaults."""
 
     hidden_size: int = HfArg(default=64, help="Width; MLPs are four times as wide.")
     num_hidden_layers: int = HfArg(default=2, help="Layers.")

@@ -10,7 +10,7 @@ AXES = {"step": "optimizer step", "train_seconds": "training time (s), without e
 
 
 def add_equal_time(models: dict[str, dict[str, Any]]) -> float:
-    """Note each model's bits per byte of the validation text when the fastest had finished; return its seconds."""
+    """Add each model's bits per byte of the validation text when the fastest had finished; return its seconds."""
     seconds = min(result["train_seconds"] for result in models.values())
     for result in models.values():
         curve = points(result["history"], "train_seconds", "eval_bits_per_byte")
@@ -38,7 +38,7 @@ def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
 
 
 def draw_limits(models: dict[str, dict[str, Any]]) -> Any:
-    """Return a figure of what models cost and reach by their span limit: figure 3 of the paper."""
+    """Return a figure of the spans, costs and bits per byte of models by their span limit: figure 3 of the paper."""
     figure = new_figure(11, 3.8)
     shown = {
         "average_span": "average span, ramp included (bytes)",

@@ -17,7 +17,7 @@ ENDLESS = 1_000_000
 
 
 class TimeBudget(StepClock):
-    """Ends training when the seconds are spent, and shows a bar of them."""
+    """Ends training when the seconds are spent, and shows them in a progress bar."""
 
     def __init__(self, seconds: float, title: str) -> None:
         super().__init__()
@@ -74,10 +74,10 @@ class TimedTrainer(FiniteTrainer):
 
 
 def warm_up_then_fall(share: float) -> float:
-    """Return the factor of the learning rate: up in a line, then down to 0.
+    """Return the factor of the learning rate: linear warm-up, then linear decay to 0.
 
     >>> [round(warm_up_then_fall(share), 2) for share in (0.05, 0.1, 0.55, 1.0, 1.1)]
     [0.5, 1.0, 0.5, 0.0, 0.0]
     """
-    # the first step must not be lost at a rate of 0
+    # a first step with a rate of 0 would be lost
     return max(share, 0.01) / WARMUP if share < WARMUP else max(0.0, (1 - share) / (1 - WARMUP))

@@ -1,6 +1,6 @@
-"""Text as equal blocks of tokens, with the bytes that the held-out blocks stand for.
+"""Text in blocks of equal numbers of tokens, with the number of bytes in the held-out blocks.
 
-Bits per byte compares models whatever their tokenizer: loss in nats per token · predicted tokens / (ln 2 · bytes).
+Bits per byte compare models with different tokenizers: loss in nats per token · predicted tokens / (ln 2 · bytes).
 """
 
 import math
@@ -18,7 +18,7 @@ from hf_efficient_attn.bench.text_blocks import END_OF_TEXT, cut, read_split, tr
 
 @dataclass(frozen=True)
 class TokenBlocks:
-    """What the text is, the tokenizer, and two datasets of `input_ids`, a block a row."""
+    """The source of the text, the tokenizer, and two datasets of `input_ids`, one block per row."""
 
     source: str
     tokenizer: PreTrainedTokenizerFast
@@ -50,7 +50,7 @@ def prepare_token_blocks(
 ) -> TokenBlocks:
     """Return a text in blocks; the held-out ones are evenly spaced over all held-out text.
 
-    train_file: its last tenth is held out. None: the source of Python's standard library, some files of which are.
+    train_file: its last tenth is held out. None: the source of Python's standard library, with some files held out.
     """
     if train_file:
         (text,), held_out = read_split([Path(train_file)])

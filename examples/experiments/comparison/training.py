@@ -11,10 +11,10 @@ from transformers.trainer_callback import ProgressCallback
 
 
 class StepClock(TrainerCallback):
-    """Counts the seconds spent in training steps: no evaluation, no saving, no start-up.
+    """Counts the seconds spent in training steps, without evaluation, saving and start-up.
 
-    now: the clock. Default: of the process if it computes with one thread of a CPU, so that other programs on the
-        machine do not count; otherwise of the wall.
+    now: the clock. Default: process time if the process computes with one thread of a CPU, so that other programs on
+        the machine do not count; otherwise wall time.
     """
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
@@ -35,12 +35,12 @@ class StepClock(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.seconds += self.now() - self._step_start
         if control.should_save:
-            # a checkpoint then knows the clock of its own step
+            # so that a checkpoint holds the clock of its own step
             control.should_log = True
 
 
 class ReadableProgress(ProgressCallback):
-    """Trainer's progress bars, with the loss beside the bar and one line per evaluation."""
+    """Trainer's progress bars, with the loss next to the bar and one line per evaluation."""
 
     def on_log(
         self,
@@ -79,7 +79,7 @@ class FiniteTrainer(Trainer):
 
 
 class ClockedTrainer(FiniteTrainer):
-    """`Trainer` with a clock, which stops where a loss is no finite number."""
+    """`FiniteTrainer` with a clock of training steps."""
 
     def __init__(self, *args: Any, callbacks: Sequence[TrainerCallback] = (), **kwargs: Any) -> None:
         self.clock = StepClock()
@@ -94,7 +94,7 @@ class ClockedTrainer(FiniteTrainer):
         """Train to the end.
 
         Raises:
-            SystemExit: a loss was no finite number.
+            SystemExit: a loss was not finite.
         """
         self.train()
         if self.stopped:
@@ -102,7 +102,7 @@ class ClockedTrainer(FiniteTrainer):
 
 
 class BitsPerByteTrainer(ClockedTrainer):
-    """`Trainer` that logs bits per byte beside the evaluation loss, and the training seconds in every entry."""
+    """`Trainer` that logs bits per byte with the evaluation loss, and the training seconds in every entry."""
 
     def __init__(self, *args: Any, bits_per_byte_of_one_nat: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -117,7 +117,7 @@ class BitsPerByteTrainer(ClockedTrainer):
         super().log(logs, start_time)
 
     def history(self, *names: str) -> list[dict[str, float]]:
-        """Return step, training seconds and what is named of every entry of the log that has one of these."""
+        """Return step, training seconds and the named values of each entry of the log that has one of these values."""
         entries = [entry for entry in self.state.log_history if any(name in entry for name in names)]
         kept = ("step", "train_seconds", *names)
         return [{name: entry[name] for name in kept if name in entry} for entry in entries]

@@ -1,4 +1,4 @@
-"""The compressed Transformer family: what is read is short, or a sum, and not who reads whom."""
+"""The compressed Transformer family: tokens attend to a short form, or to sums, of the keys and values."""
 
 from .configuration_compressed_transformer import *
 from .modeling_compressed_transformer import *

@@ -1,4 +1,4 @@
-"""Configuration of the compressed Transformer: Linformer, linear attention, and kin."""
+"""Configuration of the compressed Transformer: Linformer, linear attention and others."""
 
 from typing import Any
 
@@ -32,14 +32,14 @@ from hf_efficient_attn.patterns.config_spec import patterns_per_layer
 # Which fields of a `CompressedTransformerConfig` exclude each other, and what to do about it.
 
 
-# those that follow attention_pattern
+# mechanisms that follow attention_pattern
 FOLLOWERS = ("pattern", "prior", "residual_scores", "reused_weights", "talking_heads", "collaborative_heads")
-# those that may share keys and values among heads
+# mechanisms in which heads may share keys and values
 SHARERS = tuple(name for name in FOLLOWERS if name != "collaborative_heads")
-# those whose weights a layer above may read with
+# mechanisms whose attention weights a layer above may reuse
 REUSABLE = ("pattern", "residual_scores", "collaborative_heads")
 MECHANISMS = ("linformer", "linear", "nystrom", "memory_compressed", *FOLLOWERS)
-# what others call a mechanism with a setting of its own
+# names that others give to mechanism="linear" with this setting
 SPELT = {
     "performer": "feature_map='positive_random'",
     "average": "feature_map='constant'",
@@ -49,7 +49,7 @@ NOT_CAUSAL = {
     "linformer": "each projected key is a sum over the whole text, so a token would attend to later ones",
     "nystrom": "each landmark is a mean over a segment of the whole text, so a token would attend to later ones",
 }
-# fields that only layers of one mechanism read
+# fields that only layers of one mechanism use
 OWN_FIELDS: dict[str, tuple[str, ...]] = {
     "linformer": (
         "projected_tokens",
@@ -130,7 +130,7 @@ def check_followers(config: Any) -> None:
 
 
 def check_reused(config: Any) -> None:
-    """Raise ConfigurationError for layers that have no weights below to read with."""
+    """Raise ConfigurationError for layers that reuse weights, but have no layer with weights below."""
     for layer in config.layers_with("reused_weights"):
         below = config.mechanism_of_layer(layer - 1) if layer else None
         allowed = (*REUSABLE, "reused_weights")
@@ -205,7 +205,7 @@ def check_landmarks(config: Any) -> None:
 
 
 def check_softmax_heads(config: Any) -> None:
-    """Raise ConfigurationError for groups of heads that share keys where no layer can."""
+    """Raise ConfigurationError for heads that share keys and values in layers in which they cannot."""
     groups, listed = config.num_key_value_heads, {config.mechanism_of_layer(each) for each in _layers(config)}
     if groups is not None and (groups < 1 or config.num_attention_heads % groups):
         raise ConfigurationError(
@@ -235,7 +235,7 @@ def _layers(config: Any) -> range:
 # Published networks, as fields of `CompressedTransformerConfig`; keywords change or add fields.
 
 
-# RoBERTa's layout, which Linformer pretrains
+# RoBERTa's layout, in which the paper pretrains Linformer
 ROBERTA: dict[str, Any] = {
     "vocab_size": 50_265,
     "max_position_embeddings": 512,
@@ -406,14 +406,14 @@ class CompressedTransformerConfig(
     def linformer_base(cls, **fields: Any) -> "CompressedTransformerConfig":
         """Return Linformer in RoBERTa-base's layout: 512 tokens, 128 projected keys, one matrix for all layers.
 
-        The paper's tables of efficiency share matrices `layerwise`, and the authors' code by default `headwise`. The
-        paper also has 256 projected keys, for 512 and for 1,024 tokens.
+        The models in the paper's efficiency tables share matrices `layerwise`, the authors' code by default `headwise`.
+        The paper also uses 256 projected keys, for 512 and for 1,024 tokens.
         """
         return cls(**{**ROBERTA, "projection_sharing": "layerwise", "projection_first": True, **fields})
 
     @classmethod
     def linformer_large(cls, **fields: Any) -> "CompressedTransformerConfig":
-        """Return the same in RoBERTa-large's layout, which the authors' code has."""
+        """Return the same in RoBERTa-large's layout, as in the authors' code."""
         return cls.linformer_base(**{**LARGE, **fields})
 
     @classmethod
@@ -429,8 +429,8 @@ class CompressedTransformerConfig(
     def nystromformer_base(cls, **fields: Any) -> "CompressedTransformerConfig":
         """Return Nyströmformer in the layout of transformers' model, for 4,096 tokens and with 64 landmarks.
 
-        With `inverse_scale="batch"` it computes the same as that model, for batches of equal lengths that num_landmarks
-        divides.
+        With `inverse_scale="batch"` it computes the same as that model if all sequences of a batch have the same
+        length, and num_landmarks divides it.
         """
         own = {
             "mechanism": "nystrom",
@@ -452,12 +452,12 @@ class CompressedTransformerConfig(
 
     @classmethod
     def t_dmca(cls, **fields: Any) -> "CompressedTransformerConfig":
-        """Return T-DMCA, a decoder for a source and its article as one text, with the layers L M L M L: local and
-        memory-compressed.
+        """Return T-DMCA, a decoder for a source and its article as one text.
 
-        Tokens in local layers attend to their block of 256 tokens. Width, heads, relu, post-norm, interleaved sinusoids
-        and the shared scaled embedding are those of the base Transformer, the vocabulary has 32,000 tokens, texts have
-        up to 11,000. The layer of experts that the paper adds to some models is not built.
+        Its layers are L M L M L: local (L) and memory-compressed (M). Tokens in local layers attend to their block of
+        256 tokens. Width, heads, relu, post-norm, interleaved sinusoids and the shared scaled embedding are those of
+        the base Transformer, the vocabulary has 32,000 tokens, and texts have up to 11,000. The layer of experts that
+        the paper adds to some models is not built.
 
         Source: Liu et al. (arXiv:1801.10198), section 4.2.
         """
@@ -492,7 +492,7 @@ class CompressedTransformerConfig(
         return [layer for layer in range(self.num_hidden_layers) if self.mechanism_of_layer(layer) == mechanism]
 
     def cached_numbers(self, layer_idx: int, num_tokens: int) -> int:
-        """Return how many numbers a layer of a causal model keeps of a text of so many tokens."""
+        """Return how many numbers a layer of a causal model caches for a text of `num_tokens` tokens."""
         if self.mechanism_of_layer(layer_idx) == "linear":
             return self.num_attention_heads * self.state_of_head
         if self.mechanism_of_layer(layer_idx) == "memory_compressed":
@@ -506,11 +506,11 @@ class CompressedTransformerConfig(
 
     @property
     def width_of_shared_keys(self) -> int:
-        """How many numbers queries and keys have that collaborative heads share."""
+        """Width of the queries and keys that collaborative heads share."""
         return self.shared_key_width or self.num_attention_heads * self.head_dim
 
     def compared_layers(self, layer_idx: int) -> list[int]:
-        """Return the layers whose queries and keys a layer that follows a pattern compares, together."""
+        """Return the layers whose queries and keys are compared in a layer that follows a pattern."""
         mechanism = self.mechanism_of_layer(layer_idx)
         if mechanism == "reused_weights":
             return self.compared_layers(layer_idx - 1)
@@ -521,18 +521,18 @@ class CompressedTransformerConfig(
         )
 
     def compared_width(self, layer_idx: int) -> int:
-        """Return how many numbers a head compares for a pair in such a layer."""
+        """Return the width of the queries and keys that a head compares in such a layer."""
         layers = self.compared_layers(layer_idx)
         shares = self.mechanism_of_layer(layers[-1]) == "collaborative_heads"
         return self.width_of_shared_keys if shares else len(layers) * self.head_dim
 
     @property
     def has_one_length(self) -> bool:
-        """Whether what a model has learned goes with its longest text: a Linformer's projections."""
+        """Whether weights depend on the longest text, as a Linformer's projections do."""
         return bool(self.layers_with("linformer"))
 
     def slots_of_layer(self, layer_idx: int) -> int:
-        """Return k, to how many keys a layer projects."""
+        """Return k, the number of keys that a layer projects to."""
         return self.projected_tokens[layer_idx] if isinstance(self.projected_tokens, list) else self.projected_tokens
 
     def check(self) -> None:

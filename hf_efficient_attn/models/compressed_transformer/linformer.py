@@ -1,18 +1,17 @@
-"""Linformer: keys and values are projected along the sequence to k of each, and queries read these.
+"""Linformer: keys and values are projected along the sequence to k keys and k values, to which queries attend.
 
     head = softmax(Q (E K)ᵀ / √D) (F V),  with E and F of k × n learned numbers
 
-Q has all tokens, so the output is as long as the sequence, and a layer computes n · k scores of a head instead of n². E
-and F belong to each head, to a layer (`headwise`), to keys and values of a layer alike (`kv`), or to all layers
-(`layerwise`). A sequence of n tokens that is shorter than N uses the first n columns.
+Q has all tokens, so the output is as long as the sequence, and a layer computes n · k scores per head instead of n².
+Every head has its own E and F, or the heads of a layer share E and F (`headwise`), or E = F in a layer (`kv`) or in the
+whole model (`layerwise`). A sequence of n < N tokens uses the first n columns.
 
-There is no causal form: each of the k keys is a sum over the whole sequence, so that a token would read what follows
-it.
+There is no causal form: each of the k keys is a sum over the whole sequence, so a token would attend to later ones.
 
-Source: Wang, Li, Khabsa, Fang, Ma (arXiv:2006.04768), equation 7 and section 4. The paper types E as n × k and uses it
-as k × n. The authors' code projects the hidden states before the maps of keys and values, with their bias added to
-projected states (`projection_first`), and lets E and F read padding (`projection_padding="ignore"`); here padding is
-zero when it is projected, so that it changes nothing.
+Source: Wang, Li, Khabsa, Fang, Ma (arXiv:2006.04768), equation 7 and section 4. The paper defines E as n × k and uses
+it as k × n. The authors' code projects the hidden states before the maps of keys and values, with their bias added to
+projected states (`projection_first`), and also projects padding (`projection_padding="ignore"`); our default sets
+padding to zero before the projection, so that it changes nothing.
 """
 
 from collections.abc import Sequence
@@ -35,8 +34,8 @@ class LengthMap(NamedTuple):
     """A map from n tokens to k places: its numbers, and a bias [k] or [H, k].
 
     Attributes:
-        weight: linear, [k, N], or of each head, [H, k, N]; a convolution of `stride` tokens, [D, D, stride] (out, in,
-            token) or [H, D, D, stride]; None: the mean of `stride` tokens.
+        weight: a linear map, [k, N] or per head [H, k, N]; or a convolution over `stride` tokens, [D, D, stride] (out,
+            in, token) or [H, D, D, stride]; None: the mean of `stride` tokens.
     """
 
     weight: Tensor | None
@@ -46,7 +45,7 @@ class LengthMap(NamedTuple):
 
 
 class LengthMaps(nn.Module):
-    """The projection matrices of a layer, or of all layers: called, it returns that of keys and that of values."""
+    """The projection matrices of a layer, or of all layers; `forward` returns the map of keys and the map of values."""
 
     def __init__(self, config: Any, num_slots: int) -> None:
         super().__init__()
@@ -63,12 +62,12 @@ class LengthMaps(nn.Module):
             return nn.Parameter(torch.empty(*heads, *shape)) if is_there else None
 
         self.key_map, self.key_bias = parameter(has_map, *sizes), parameter(has_bias, num_slots)
-        # those of keys are also those of values where they share one
+        # None if keys and values share a map
         self.value_map = parameter(has_map and has_values, *sizes)
         self.value_bias = parameter(has_bias and has_values, num_slots)
 
     def initialize(self) -> None:
-        """Start as every other matrix of the model, as in the authors' code; biases are 0."""
+        """Initialize matrices like all others of the model, as in the authors' code, and biases to 0."""
         for weight in (self.key_map, self.value_map):
             if weight is not None:
                 init.normal_(weight, std=self.std)
@@ -77,7 +76,7 @@ class LengthMaps(nn.Module):
                 init.zeros_(bias)
 
     def forward(self) -> tuple[LengthMap, LengthMap]:
-        # copies, which outlive this call: DeepSpeed's ZeRO-3 takes parameters away when their module has returned
+        # copies, because DeepSpeed's ZeRO-3 releases the parameters of a module when it has returned
         of_keys, of_values = (
             [None if each is None else each.clone() for each in pair]
             for pair in ((self.key_map, self.key_bias), (self.value_map, self.value_bias))
@@ -95,7 +94,7 @@ class LinformerAttention(MechanismAttention):
         super().__init__(config, layer_idx)
         self.num_slots = config.slots_of_layer(layer_idx)
         is_shared = config.projection_sharing == "layerwise"
-        # not asked of the tensors: sharding passes copies of them on
+        # from the config, because the tensors cannot be compared: sharding passes copies of them
         self.has_one_map = config.projection_sharing in ("kv", "layerwise") or config.projection_type == "mean"
         self.length_maps = None if is_shared else LengthMaps(config, self.num_slots)
 
@@ -145,9 +144,9 @@ class LinformerAttention(MechanismAttention):
 
 
 def compress(states: Tensor, length_map: LengthMap, real: Tensor | None, head_dim: int) -> Tensor:
-    """Return k projected states, [R, L, X] → [R, k, X]; by strides as many as there are, the last of fewer tokens.
+    """Return k projected states, [R, L, X] → [R, k, X], or one per stride, the last of which may have fewer tokens.
 
-    states: zeros behind the sequences.
+    states: zeros after the end of each sequence.
     """
     weight, bias = length_map.weight, length_map.bias
     if length_map.is_linear:
@@ -168,7 +167,7 @@ def compress(states: Tensor, length_map: LengthMap, real: Tensor | None, head_di
         compressed = convolved(whole_strides(states, length_map.stride), weight)
     if bias is None:
         return compressed
-    # an exported graph has a slot more, which is not read
+    # an exported graph has one more slot, to which nothing attends
     bias = first_columns(pad(bias, (0, 1)), compressed.shape[1]).to(compressed.dtype)
     if bias.ndim == 1:
         return compressed + bias.unsqueeze(-1)
@@ -177,10 +176,10 @@ def compress(states: Tensor, length_map: LengthMap, real: Tensor | None, head_di
 
 
 def first_columns(weight: Tensor, tokens: int) -> Tensor:
-    """Return the first columns of a matrix, as many as there are tokens, [..., N] → [..., n]."""
+    """Return the first columns of a matrix, one per token, [..., N] → [..., n]."""
     if not torch.compiler.is_compiling():
         return weight[..., :tokens]
-    # a slice would have graphs of their own for n = N
+    # a slice would need a graph of its own for n = N
     return weight.index_select(-1, torch.arange(tokens, device=weight.device))
 
 

@@ -1,4 +1,4 @@
-"""What several mechanisms of this family have: states that layers pass on, and sequences cut into strides."""
+"""What several mechanisms of this family share: states that layers pass on, and sequences split into strides."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +13,17 @@ from hf_efficient_attn.models.sparse.attention import SparseAttention
 
 
 def zeroed(states: Tensor, real: Tensor | None) -> Tensor:
-    """Return states [R, L, X] with zeros behind the sequences."""
+    """Return states [R, L, X] with zeros after the end of each sequence."""
     return states if real is None else torch.where(real.unsqueeze(-1), states, 0)
 
 
-# Queries and keys that a layer passes on to layers above, which compare them again: memory grows as the sequence does.
+# Queries and keys that a layer passes on to layers above, which compare them again; memory is linear in the length.
 
 
 class PassedStates:
-    """What the layers of one forward pass pass on: by index of a layer its queries and keys, [B, H, T or K, D].
+    """The queries and keys that layers pass on in one forward pass, by index of the layer: [B, H, T or K, D].
 
-    No dict, of which libraries that move or cast arguments would give each layer a copy.
+    This is not a dict, because libraries that move or cast arguments would give each layer its own copy.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class PassedStates:
         self._have_gradients &= torch.is_grad_enabled()
 
     def joined(self, layers: Sequence[int], own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of which the products are the sums of those of layers, one beside the other.
+        """Return the concatenated queries and keys of layers; their products are the sums of the layers' products.
 
-        own: states of the layer that reads, for as many keys: [B, any, K, any].
+        own: states of the layer that uses them, with the same number of keys: [B, any, K, any].
 
         Raises:
             InputError: the cache of a layer holds other tokens.
@@ -57,7 +57,7 @@ class PassedStates:
         """Refuse layers that were computed without gradients in a pass that has them.
 
         Raises:
-            UnsupportedBackendError: they were; layers below would get no gradient from those that read with theirs.
+            UnsupportedBackendError: they were; layers below would get no gradient from layers that use their states.
         """
         if torch.is_grad_enabled() and not self._have_gradients:
             raise UnsupportedBackendError(
@@ -68,7 +68,7 @@ class PassedStates:
 
 
 class PassingAttention(SparseAttention):
-    """Attention that follows a pattern, and passes its queries and keys on where a layer above reads with them."""
+    """Attention that follows a pattern, and passes on its queries and keys if a layer above uses them."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -81,19 +81,19 @@ class PassingAttention(SparseAttention):
         return query, key
 
 
-# Sequences cut into strides of so many tokens, and convolutions that make one slot of each stride.
+# Sequences split into strides of several tokens, and convolutions that make one slot of each stride.
 
 
 class StrideConvolution(nn.Conv1d):
     """A convolution whose kernels are as long as its stride, [R, C, S · stride] → [R, C, S].
 
-    Computed as a product of matrices, which torch compiles and exports for any length, and its convolutions not.
+    Computed as a matrix product, which torch compiles and exports for any length, unlike its convolutions.
     """
 
     def forward(self, states: Tensor) -> Tensor:
         """Return the slots of sequences."""
         made = convolved(states.mT, self.weight.unflatten(0, (self.groups, -1)))
-        # adapters build convolutions of this class without one
+        # adapters build convolutions of this class without a bias
         if self.bias is not None:
             made = made + self.bias.to(made.dtype)
         return made.mT
@@ -102,27 +102,27 @@ class StrideConvolution(nn.Conv1d):
 def convolved(states: Tensor, weight: Tensor) -> Tensor:
     """Return one slot for each stride, [R, S · stride, H · D] → [R, S, H · O].
 
-    weight: [O, D, stride], for each of H heads, or [H, O, D, stride].
+    weight: [O, D, stride] for all H heads, or [H, O, D, stride].
     """
     windows = by_strides(states, weight.shape[-1]).unflatten(3, (-1, weight.shape[-2]))
     if not torch.compiler.is_compiling():
         letters = "odt" if weight.ndim == 3 else "hodt"
         return torch.einsum(f"rsthd,{letters}->rsho", windows, weight).flatten(2)
-    # this makes sequences and strides one axis, of which an exporter cannot prove that it is longer than that of
-    # sequences, and a gradient in which the compiler takes one stride for contiguous
+    # einsum would merge the axes of sequences and strides; an exporter cannot prove that the merged axis is longer than
+    # the axis of sequences, and if there is only one stride the compiler wrongly takes the gradient for contiguous
     kernels = weight.mT.flatten(-2).mT.expand(windows.shape[3], -1, -1)
     made = [own.flatten(2) @ kernel.unsqueeze(0) for own, kernel in zip(windows.unbind(3), kernels, strict=True)]
     return torch.cat(made, 2)
 
 
 def whole_strides(states: Tensor, stride: int) -> Tensor:
-    """Return states with zeros behind them that fill up the last stride, [R, L, X] → [R, S · stride, X]."""
+    """Return states padded with zeros to whole strides, [R, L, X] → [R, S · stride, X]."""
     num_strides = (states.shape[1] + stride - 1) // stride
     return pad(states, (0, 0, 0, num_strides * stride - states.shape[1]))
 
 
 def by_strides(states: Tensor, stride: int) -> Tensor:
-    """Return states cut into strides, [R, S · stride, X] → [R, S, stride, X]."""
+    """Return states split into strides, [R, S · stride, X] → [R, S, stride, X]."""
     return states.unflatten(1, (states.shape[1] // stride, stride))
 
 
@@ -134,9 +134,9 @@ def filled_slots(real: Tensor | None, stride: int) -> Tensor | None:
 
 
 def with_spare_stride(states: list[Tensor], real: Tensor | None, stride: int) -> tuple[list[Tensor], Tensor | None]:
-    """Return sequences, [R, L, X] each, and which of their tokens are real; exported, with a stride of padding behind.
+    """Return sequences, [R, L, X] each, and which tokens are real; while exporting, with one more stride of padding.
 
-    Without it, an exporter refuses lengths from one stride on: it takes one for a special case.
+    Without it, an exporter refuses a range of lengths that includes one stride, because it makes this a special case.
     """
     if not is_exporting():
         return states, real

@@ -1,19 +1,19 @@
-"""Memory-compressed attention: a convolution with stride makes one key and one value of several tokens.
+"""Memory-compressed attention: a strided convolution makes one key and one value of several tokens.
 
     head = softmax(Q conv(K)ᵀ / √D) conv(V),  with kernels of f tokens and stride f
 
-Slot j is made of the keys and values of the tokens j · f … j · f + f - 1, so that a head computes n²/f scores. In a
-causal layer a query reads the slots whose last token is not after it: nothing of its own slot until that is complete,
-and nothing at all before token f - 1, unless there is a null key. T-DMCA has layers of this kind between layers that
-read their own block of 256 tokens.
+Slot j is made of the keys and values of the tokens j · f … j · f + f - 1, so a head computes n²/f scores. In a causal
+layer a query attends to the slots whose last token is not after it: to its own slot only when that is complete, and to
+nothing at all before token f - 1, unless there is a null key. T-DMCA has layers of this kind between layers whose
+tokens attend to their own block of 256 tokens.
 
-Slots are counted from the first token of each sequence. In a layer that is not causal the last slot of a sequence may
-be of fewer tokens, with zeros behind them, and is read.
+Slots are counted from the first token of each sequence. In a bidirectional layer, queries attend to the last slot of a
+sequence even if it has fewer tokens; it is filled up with zeros.
 
 Source: Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198), section 4.2.3, which says
-neither whether kernels mix heads, nor what the first tokens read. The authors' library compresses hidden states before
-it maps them to keys, and puts the first token before the slots. The package memory-compressed-attention has one
-convolution for keys and values, scales scores by hidden_size^-½, and fills the first slot up instead of the last.
+neither whether kernels mix heads, nor what the first tokens attend to. The authors' library compresses hidden states
+before it maps them to keys, and puts the first token before the slots. The package memory-compressed-attention has one
+convolution for keys and values, scales scores by hidden_size^-½, and fills up the first slot instead of the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ from .mechanism import StrideConvolution, filled_slots, whole_strides, with_spar
 class MemoryCompressedAttention(MechanismAttention):
     """Attention to one key for every few tokens, bidirectional or causal."""
 
-    # instead of keys in a cache, see `SummaryLayer`
+    # a cache holds slots instead of keys, see `SummaryLayer`
     keeps_sums = True
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -56,7 +56,7 @@ class MemoryCompressedAttention(MechanismAttention):
             self.null_key, self.null_value = (nn.Parameter(torch.zeros(width)) for _ in range(2))
 
     def initialize(self) -> None:
-        """Start null keys and values at 0; maps and convolutions start as the other matrices of the model."""
+        """Set null keys and values to 0; maps and convolutions start like the other matrices of the model."""
         if self.null_key is not None:
             init.zeros_(self.null_key)
             init.zeros_(self.null_value)
@@ -66,7 +66,7 @@ class MemoryCompressedAttention(MechanismAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if cache is None:
             return super().forward(hidden_states, sequences, **kwargs)
-        # a cache has one sequence a row, which goes on
+        # a cache has one sequence per row, which continues in the next call
         rows = (
             sequences if sequences.real is None and not sequences.is_packed else in_front(hidden_states, sequences.real)
         )
@@ -80,7 +80,7 @@ class MemoryCompressedAttention(MechanismAttention):
     def attend(
         self, hidden_states: Tensor, real: Tensor | None, need_weights: bool, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        # of states that are not finite, maps would have no gradient
+        # padding may have states that are not finite, and would make the gradients of the maps NaN
         return super().attend(zeroed(hidden_states, real), real, need_weights, **kwargs)
 
     def read(
@@ -122,19 +122,19 @@ class MemoryCompressedAttention(MechanismAttention):
         return out.transpose(1, 2).flatten(2), None
 
     def _made(self, states: Tensor, conv: nn.Module) -> Tensor:
-        """Return the slots of tokens, the last filled up with zeros: [R, h, L, D] → [R, h, ⌈L / f⌉, D]."""
+        """Return the slots of tokens, the last one filled up with zeros: [R, h, L, D] → [R, h, ⌈L / f⌉, D]."""
         strides = whole_strides(states.transpose(1, 2).flatten(2), self.stride).mT
         return self.heads(conv(strides).mT)
 
     def _cached(
         self, cache: Cache, key: Tensor, value: Tensor, real: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the slots of all tokens, [B, H, S, D] each, and how many tokens each row had, [B]; None: none."""
+        """Return the slots of all tokens, [B, H, S, D] each, and how many tokens rows had before, [B]; None: none."""
         make = (lambda states: self._made(states, self.key_conv), lambda states: self._made(states, self.value_conv))
         return cache.layers[self.layer_idx].extend(key, value, real, make)
 
     def _allowed(self, query: Tensor, num_slots: int, real: Tensor | None, start: Tensor | None) -> Tensor | None:
-        """Return which slot a query may read, bool that broadcasts to [R, H, L, S], the null key first; None: all."""
+        """Return which slots are allowed, bool that broadcasts to [R, H, L, S], the null key first; None: all."""
         has_null = self.null_key is not None
         if not self.is_causal:
             filled = filled_slots(real, self.stride)
@@ -155,7 +155,7 @@ class MemoryCompressedAttention(MechanismAttention):
 
 
 def _behind(null: Tensor, states: Tensor) -> Tensor:
-    """Return states with a vector of all heads before them, [H · D] and [R, H, S, D] → [R, H, S + 1, D]."""
+    """Return states with a vector per head before them, [H · D] and [R, H, S, D] → [R, H, S + 1, D]."""
     num_heads, head_dim = states.shape[1], states.shape[3]
     first = null.view(1, num_heads, 1, head_dim).expand(states.shape[0], -1, -1, -1)
     return torch.cat((first.to(states.dtype), states), 2)
@@ -164,20 +164,20 @@ def _behind(null: Tensor, states: Tensor) -> Tensor:
 # The layer of a cache that keeps the slots of memory-compressed attention: a key and a value for every few tokens.
 
 
-# places behind those of complete slots, to which a step writes what is none yet
+# places after the complete slots, to which a step writes slots that are not complete yet
 SPARE = 2
 
 
 class SlotLayer(SummaryLayer):
     """The complete slots of each row, and the tokens since then: `keys` and `values`, [B, H, f - 1 + S, D] each.
 
-    The first f - 1 places are for the tokens of a slot that is not complete, of which row b has counts[b] mod f; slot j
-    of counts[b] // f is at place f - 1 + j. Rows differ where they have padding. Both are the first places of
-    `held_keys` and `held_values`, which have room for more, and are written in place where no gradient is asked for: a
-    step copies nothing but its own tokens, unless the room is full, which then is doubled.
+    The first f - 1 places are for the tokens of the slot that is not complete; row b has counts[b] mod f such tokens,
+    and counts[b] // f complete slots, slot j at place f - 1 + j. Rows with padding have other counts. `keys` and
+    `values` are the first places of `held_keys` and `held_values`, which have room for more and, if no gradient is
+    needed, are written in place: a step copies only its own tokens, unless the room is full and must be doubled.
 
-    stride: f, the tokens of a slot.
-    most_tokens: how many tokens there is room for; None: it grows.
+    stride: f, the number of tokens of a slot.
+    most_tokens: how many tokens there is room for; None: the room grows.
     """
 
     kept = ("held_keys", "held_values", "counts")
@@ -188,7 +188,7 @@ class SlotLayer(SummaryLayer):
         self.held_keys = self.held_values = self.counts = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Begin without tokens; the states are [B, H, any number, D]."""
+        """Start without tokens; the states are [B, H, any number, D]."""
         self.dtype, self.device = key_states.dtype, key_states.device
         rows, heads, _, width = key_states.shape
         places = self.stride - 1 + self._room(0) + SPARE
@@ -204,12 +204,12 @@ class SlotLayer(SummaryLayer):
     def extend(
         self, key: Tensor, value: Tensor, real: Tensor | None, make: Sequence[Callable[[Tensor], Tensor]]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add tokens, and return the slots of all, [B, H, S, D], and how many tokens each row had, [B]; None: none.
+        """Add tokens, and return the slots of all, [B, H, S, D], and the old number of tokens per row, [B]; None: none.
 
         Args:
-            key, value: of new tokens, [B, H, T, D].
-            real: which of these hold tokens, always the first ones of a row, bool [B, T]; None: all.
-            make: what makes slots of keys and of values, [B, H, W, D] → [B, H, ⌈W / f⌉, D].
+            key, value: keys and values of the new tokens, [B, H, T, D].
+            real: which of these are tokens, always the first ones of a row, bool [B, T]; None: all.
+            make: the functions that make slots of keys and of values, [B, H, W, D] → [B, H, ⌈W / f⌉, D].
 
         Raises:
             InputError: more tokens than there is room for.
@@ -225,12 +225,12 @@ class SlotLayer(SummaryLayer):
         is_first = self.num_tokens == 0
         self.num_tokens += key.shape[2]
         self.counts = before + (key.shape[2] if real is None else real.sum(1))
-        # tokens that wait for their slot, behind them the new ones
+        # tokens that wait for their slot, followed by the new ones
         places = torch.arange(waiting + key.shape[2], device=key.device)
         waited = (before % stride).unsqueeze(1)
         source = torch.where(places < waited, places, places + waiting - waited).clamp(max=len(places) - 1)
         is_token = places < waited + (self.counts - before).unsqueeze(1)
-        # those that wait afterwards
+        # tokens that wait after this call
         done = (before // stride).unsqueeze(1)
         rest = (self.counts // stride).unsqueeze(1) * stride - done * stride
         rest = (rest + torch.arange(waiting, device=key.device)).clamp(max=len(places) - 1)
@@ -249,7 +249,7 @@ class SlotLayer(SummaryLayer):
         return keys, values, None if is_first else before
 
     def _make_room(self) -> None:
-        """Hold places for all slots, twice as many as before if there were too few."""
+        """Make room for all slots; if there was too little, double it."""
         places = self.stride - 1 + self._room(self.num_tokens) + SPARE
         for name in ("held_keys", "held_values"):
             held = getattr(self, name)
@@ -258,7 +258,7 @@ class SlotLayer(SummaryLayer):
                 setattr(self, name, pad(held, (0, 0, 0, wanted - held.shape[2])))
 
     def _show(self, num_tokens: int) -> None:
-        """Let `keys` and `values` be what is held of so many tokens."""
+        """Set `keys` and `values` to the places that `num_tokens` tokens need."""
         places = self.stride - 1 + self._room(num_tokens)
         self.keys, self.values = self.held_keys[:, :, :places], self.held_values[:, :, :places]
 
@@ -268,25 +268,25 @@ class SlotLayer(SummaryLayer):
             self._show(self.num_tokens)
 
     def _room(self, num_tokens: int) -> int:
-        """Return S, of how many slots there is room after so many tokens, at least 1."""
+        """Return S, the number of slots for `num_tokens` tokens, or for `most_tokens` if that is set; at least 1."""
         return max(1, (num_tokens if self.most_tokens is None else self.most_tokens) // self.stride)
 
 
 def taken(states: Tensor, places: Tensor) -> Tensor:
-    """Return what is at each row's places, [B, H, N, D] and [B, M] → [B, H, M, D]."""
+    """Return the states at each row's places, [B, H, N, D] and [B, M] → [B, H, M, D]."""
     index = places[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
     return states.gather(2, index)
 
 
 def put(held: Tensor, places: Tensor, new: Tensor) -> Tensor:
-    """Return what is held, [B, H, N, D], with new states [B, H, M, D] at each row's places, [B, M]; see `may_write`."""
+    """Return `held`, [B, H, N, D], with new states [B, H, M, D] at each row's places, [B, M]; see `may_write`."""
     index = places[:, None, :, None].expand(new.shape)
     new = new.to(held.dtype)
     return held.scatter_(2, index, new) if may_write(held) else held.scatter(2, index, new)
 
 
 def may_write(held: Tensor) -> bool:
-    """Return whether a tensor may be written in place: no backward pass and no compiled graph needs it as it was."""
+    """Return whether a tensor may be written in place: no backward pass or compiled graph needs its old values."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     return not held.is_inference() or torch.is_inference_mode_enabled()

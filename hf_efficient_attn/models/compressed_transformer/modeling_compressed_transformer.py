@@ -1,13 +1,14 @@
-"""Compressed Transformer: encoders and decoders whose layers read a short form of the text. Linformer, Performer, kin.
+"""Compressed Transformer: encoders and decoders that attend to a short form of the text; Linformer, Performer, others.
 
-It differs from BERT and RoBERTa only in what a layer reads, which the config's `mechanism` says, for all layers or for
-each: a file of this folder per mechanism, and `pattern`, the softmax attention of the sparse Transformer. Inputs may be
-padded on either side, have masked tokens between others, and hold packed documents: a mechanism that follows no pattern
-is given sequences that begin at their first place (`sequences.py`).
+It differs from BERT and RoBERTa only in the attention, which the config's `mechanism` chooses for all layers or for
+each: mechanisms of this folder, and `pattern`, the softmax attention of the sparse Transformer. Inputs may be padded on
+either side, have masked tokens between others, and hold packed documents: a mechanism that follows no pattern gets each
+sequence from its first token on, with padding only at the end (`sequences.py`).
 
-Sources: those of the files; Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs"
-(arXiv:2006.16236); Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al.,
-"Nyströmformer" (arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198).
+Sources: Wang et al., "Linformer" (arXiv:2006.04768); Katharopoulos et al., "Transformers are RNNs" (arXiv:2006.16236);
+Choromanski et al., "Rethinking Attention with Performers" (arXiv:2009.14794); Xiong et al., "Nyströmformer"
+(arXiv:2102.03902); Liu et al., "Generating Wikipedia by Summarizing Long Sequences" (arXiv:1801.10198); and the sources
+in the files of the mechanisms.
 """
 
 from functools import partial
@@ -68,7 +69,7 @@ ATTENTIONS: dict[str, type[nn.Module]] = {
 
 
 class CompressedLayer(SparseLayer):
-    """One block, whose attention is that of its mechanism. Shapes: [B, T, hidden_size] → the same."""
+    """One block with the attention of its mechanism. Shapes: [B, T, hidden_size] → the same."""
 
     def __init__(self, config: CompressedTransformerConfig, layer_idx: int) -> None:
         attention = ATTENTIONS[config.mechanism_of_layer(layer_idx)](config, layer_idx)
@@ -89,11 +90,11 @@ class CompressedTransformerPreTrainedModel(EfficientPreTrainedModel):
     def __init__(self, config: CompressedTransformerConfig) -> None:
         super().__init__(config)
         self.uncached = None if config.is_causal else "A bidirectional compressed Transformer"
-        # transformers then refuses assistants, which take tokens back
+        # transformers then refuses assistant models, which remove tokens from the cache
         self._is_stateful = bool(config.layers_with("linear") or config.layers_with("memory_compressed"))
 
     def redraw_features(self, number: int) -> None:
-        """Replace the random features of all layers by those of a draw, the same in all processes; the first is 0."""
+        """Replace the random features of all layers by draw `number` (first 0), which is the same in all processes."""
         for module in self.modules():
             if isinstance(module, PositiveRandomFeatures):
                 module.redraw(number)
@@ -112,7 +113,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
             self.shared_maps = LengthMaps(config, config.slots_of_layer(linformers[0]))
         self.layers = nn.ModuleList(CompressedLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
-        # a causal language model may give it the map before its projection
+        # a causal language model may put the transform of its head here
         self.transform = nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
@@ -144,7 +145,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         if self.config.projection_padding == "ignore":
             is_packed = call.documents is not None or masks.token_mask.segment_ids is not None
             hidden_states = without_padding(hidden_states, call.real_tokens, is_packed)
-        # of which every mechanism takes its own
+        # each mechanism uses some of these
         kwargs |= {**where, "inputs": without_globals(masks), "sequences": sequences, "passed_states": passed}
         kwargs["shared_maps"] = None if self.shared_maps is None else self.shared_maps()
         for layer in islice(self.layers, self.config.num_hidden_layers):
@@ -153,7 +154,7 @@ class CompressedTransformerModel(CompressedTransformerPreTrainedModel):
         return BackboneOutput(self.transform(self.norm(hidden_states)), **{CACHE_ARGUMENT: cache})
 
     def cache_of(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
-        """Return the cache of a call, in which the layers with a state have one."""
+        """Return the cache of a call, with a state for each layer of the model that has one."""
         refuse_paged(cache)
         if cache is None and use_cache and self.config.is_causal:
             cache = DynamicCache(config=self.config)

@@ -3,16 +3,17 @@
     F = softmax(Q K̃ᵀ),  A = softmax(Q̃ K̃ᵀ),  B = softmax(Q̃ Kᵀ),  out = F A⁺ (B V) + conv(V)
 
 with Q and K divided by D^¼ each, m landmarks Q̃ and K̃, A⁺ by six steps of an iteration, and a convolution over the
-values of each head. A layer computes 2 · n · m + m² scores of a head instead of n². A sequence of up to m tokens is
-read by full attention, of which this is an approximation.
+values of each head. A layer computes 2 · n · m + m² scores per head instead of n². This approximates full attention,
+which sequences of up to m tokens have.
 
 There is no causal form: each landmark is a mean over a segment, and A⁺ mixes all of them.
 
-Source: Xiong et al., "Nyströmformer" (arXiv:2102.03902). As in the authors' code, padding takes part in nothing. We
-differ in these points. Segments of a sequence differ by one token at most and are its own, where the code has segments
-of the padded length: the same if m divides that and nothing is padded. transformers' model divides the start of the
-iteration by one number for all sequences of a batch and all heads (`inverse_scale="batch"`), so that the output of a
-sequence depends on its batch mates; by default it is one for each sequence and head.
+Source: Xiong et al., "Nyströmformer" (arXiv:2102.03902). As in the authors' code, padding has no influence. We differ
+in these points. Each sequence is divided into segments without its padding, and their lengths differ by at most one
+token; the authors' code divides the padded length, which gives the same if m divides it and nothing is padded.
+transformers' model divides the initial value of the iteration by one number for all sequences of a batch and all heads
+(`inverse_scale="batch"`), so the output of a sequence depends on the other sequences of its batch; our default is one
+number per sequence and head.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class NystromAttention(MechanismAttention):
         with autocast_off(query.device.type):
             query, key, values = (wide(each) for each in (query, key, value))
             query, key = (each * self.head_dim**-0.25 for each in (query, key))
-            # a graph that is traced is for sequences of any length
+            # a traced graph is for sequences of any length
             if not is_tracing(key) and key.shape[2] <= self.num_landmarks:
                 read, gathered = all_read(query, key, real), None
             else:
@@ -70,7 +71,7 @@ class NystromAttention(MechanismAttention):
         return out.transpose(1, 2).flatten(2), None if weights is None else weights.to(dtype)
 
     def _by_landmarks(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return F, [R, H, L, m], and A⁺ B, [R, H, m, L]; of short sequences the weights of full attention, and 1."""
+        """Return F, [R, H, L, m], and A⁺ B, [R, H, m, L]; for short sequences full attention, and the identity."""
         means, is_landmark, is_short = segments(query, real, self.num_landmarks)
         queries, keys = means @ query, means @ key
         # F, without the landmarks that a short sequence does not have
@@ -84,7 +85,7 @@ class NystromAttention(MechanismAttention):
         return read, torch.where(is_short[:, None, None, None], means.expand_as(gathered), gathered)
 
     def _between(self, queries: Tensor, keys: Tensor, is_landmark: Tensor) -> Tensor:
-        """Return A, [R, H, m, m]; landmarks that a sequence does not have read themselves, and nothing reads them."""
+        """Return A, [R, H, m, m]; a landmark that a sequence does not have attends to itself, and no other to it."""
         none = ~is_landmark
         scores = (queries @ keys.mT).masked_fill(none[:, None, None], -torch.inf)
         own = torch.eye(none.shape[1], dtype=torch.bool, device=none.device)
@@ -100,16 +101,16 @@ class NystromAttention(MechanismAttention):
 
 
 class HeadConvolution(nn.Module):
-    """A convolution over the tokens of each head, one kernel for all numbers of it: [R, h, L, D] → the same."""
+    """A convolution over the tokens with one kernel per head: [R, h, L, D] → the same."""
 
     def __init__(self, num_heads: int, size: int, std: float) -> None:
         super().__init__()
         self.size, self.std = size, std
-        # of the shape that transformers' Nyströmformer has
+        # the shape in transformers' Nyströmformer
         self.weight = nn.Parameter(torch.empty(num_heads, 1, size, 1))
 
     def initialize(self) -> None:
-        """Start as the other matrices of the model."""
+        """Initialize the kernels like the other matrices of the model."""
         init.normal_(self.weight, std=self.std)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -120,20 +121,20 @@ def all_read(query: Tensor, key: Tensor, real: Tensor | None) -> Tensor:
     """Return the weights of full attention of sequences, [R, H, L, L], with queries and keys divided by D^¼ each."""
     scores = query @ key.mT
     if real is not None:
-        # a sequence of padding alone keeps one key, which is 0
+        # a sequence of only padding keeps one key, which is 0
         counts = real.sum(1).clamp(min=1).view(-1, 1, 1, 1)
         scores = scores.masked_fill(torch.arange(real.shape[1], device=real.device) >= counts, -torch.inf)
     return scores.softmax(-1)
 
 
 def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the segments of sequences as matrices of means, [R, 1, m, L], which landmarks there are, and who is short.
+    """Return the segments as matrices that compute means, which landmarks exist, and which sequences are short.
+
+    Shapes: [R, 1, m, L], [R, m] and [R]. If n > m, a sequence of n tokens has m segments, and token i is in segment
+    ⌊i · m / n⌋. If n ≤ m, the sequence is short and has n segments of one token.
 
     Args:
-        states: [R, H, L, D], of which only shape, dtype and device matter.
-
-    A sequence of n tokens has m segments, that of token i being ⌊i · m / n⌋, or n of one token each; it is short if n ≤
-    m.
+        states: [R, H, L, D]; only the shape, the dtype and the device are used.
     """
     batch_size, _, tokens, _ = states.shape
     index = torch.arange(tokens, device=states.device)
@@ -146,15 +147,15 @@ def segments(states: Tensor, real: Tensor | None, num_landmarks: int) -> tuple[T
     landmarks = torch.arange(num_landmarks, device=states.device)
     members = (numbers.unsqueeze(1) == landmarks[:, None]) & real.unsqueeze(1)
     means = members.to(states.dtype) / members.sum(2, keepdim=True).clamp(min=1)
-    # a sequence of padding alone keeps one, whose key is 0
+    # a sequence of only padding keeps one landmark, whose key is 0
     is_landmark = landmarks < counts.clamp(min=1)
     return means.unsqueeze(1), is_landmark, (counts <= num_landmarks).squeeze(1)
 
 
 def inverted(matrix: Tensor, scale: str) -> Tensor:
-    """Return the pseudo-inverse of softmax matrices [R, H, m, m] as six steps of the iteration find it.
+    """Return the pseudo-inverse of softmax matrices [R, H, m, m], approximated by six steps of an iteration.
 
-    scale: by what its start is divided: the largest sum of a column of each matrix ("head"), or of all ("batch").
+    scale: the divisor of the initial value: the largest column sum of each matrix ("head") or of all ("batch").
     """
     largest = matrix.sum(-2, keepdim=True)
     largest = largest.amax(-1, keepdim=True) if scale == "head" else largest.amax()

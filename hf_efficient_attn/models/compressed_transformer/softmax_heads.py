@@ -1,24 +1,24 @@
-"""Softmax attention changed: talking heads, collaborative heads, residual scores, reused weights.
+"""Variants of softmax attention: talking heads, collaborative heads, residual scores, reused weights.
 
-Talking heads mix their scores before the softmax, and their weights behind it.
+Talking heads mix their scores before the softmax, and their weights after it.
 
     L = P_l J,  W = softmax(L),  U = P_w W,  head h = U_h V_h,  where J are the scores Q Kᵀ / √D of all heads
 
-with matrices P_l and P_w of heads by heads, for each pair. Masks are applied to L, since a forbidden score that was
-mixed would close its pair in all heads. Where heads have patterns of their own, mixed weights let each read what any of
-them reads. `attention_dropout` leaves weights out of W.
+for each pair, with matrices P_l and P_w of shape heads × heads. Masks are applied to L: if masked scores were mixed,
+their pairs would be masked in all heads. If heads have different patterns, mixed weights let each head attend to what
+any of them attends to. `attention_dropout` is applied to W.
 
-Both sums over heads can be moved out of the pairs:
+Both sums over heads can be computed outside the pairs:
 
     L_g = [P_g1 Q_1 … P_gH Q_H] [K_1 … K_H]ᵀ / √D,  head h = Σ_g P_hg (W_g [V_1 … V_H])_h
 
-so that a layer asks the engine for attention of H heads of H · D numbers, whose keys and values are shared: it follows
-`attention_pattern`, and takes memory in proportion to the text where that does. That multiplies about H times as much
-for each pair, so that all scores of all heads are computed and mixed (`talk`) where all are read anyway, or are few.
+so the engine computes attention of H heads of width H · D that share keys and values. It follows `attention_pattern`,
+and takes memory in proportion to the text if the pattern does. This needs about H times as many multiplications per
+pair, so all scores of all heads are computed and mixed (`talk`) if all pairs are allowed anyway or are few.
 
-Source: Shazeer et al., "Talking-Heads Attention" (arXiv:2003.02436), section 3, with as many heads of keys, of softmax
-and of values. Both matrices start as 1, which is attention without talk, so that weights of models without it fit. The
-form without scores of all pairs is ours.
+Source: Shazeer et al., "Talking-Heads Attention" (arXiv:2003.02436), section 3, with equal numbers of key heads,
+softmax heads and value heads. Both matrices start as the identity, which mixes nothing, so that weights of models
+without talking heads can be loaded. The form that does not compute the scores of all pairs is ours.
 """
 
 from dataclasses import replace
@@ -64,7 +64,7 @@ class TalkingHeadsAttention(SparseAttention):
         self.score_map, self.weight_map = (nn.Parameter(torch.empty(self.num_heads, self.num_heads)) for _ in range(2))
 
     def initialize(self) -> None:
-        """Start without talk."""
+        """Start with the identity, which mixes nothing."""
         for mix in (self.score_map, self.weight_map):
             init.copy_(mix, torch.eye(self.num_heads, dtype=mix.dtype, device=mix.device))
 
@@ -82,14 +82,14 @@ class TalkingHeadsAttention(SparseAttention):
         return out, None if weights is None else mixed(self.weight_map, weights)
 
     def _is_dense(self, layer_spec: LayerPattern, num_keys: int) -> bool:
-        """Return whether all scores of all heads are computed, and no engine is asked."""
+        """Return whether all scores of all heads are computed here, without the engine."""
         return backend_of(self.config) == AUTO and (layer_spec.is_own or num_keys <= FEW_KEYS)
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return what this layer asks the engine for.
 
         Raises:
-            UnsupportedBackendError: the engine is not asked; it says what is computed instead.
+            UnsupportedBackendError: the engine is not used; the message says what is computed instead.
         """
         request = super().layer_request(num_keys, task)
         if not self._is_dense(request.layer_spec, num_keys):
@@ -103,21 +103,21 @@ class TalkingHeadsAttention(SparseAttention):
 
 
 def with_shared_keys(query: Tensor, score_map: Tensor, groups: int) -> Tensor:
-    """Return queries of which products with the keys of all heads, side by side, are the mixed scores.
+    """Return queries whose products with the concatenated keys of all heads are the mixed scores.
 
-    [B, H, T, D] → [B, H, T, groups · D], for so many heads of keys.
+    [B, H, T, D] → [B, H, T, groups · D], for `groups` key heads.
     """
     maps = score_map.to(query.dtype).unflatten(1, (groups, -1))
     return torch.einsum("gkr,bkrtd->bgtkd", maps, query.unflatten(1, (groups, -1))).flatten(3)
 
 
 def one_head(states: Tensor) -> Tensor:
-    """Return the states of all heads side by side, [B, H, K, D] → [B, 1, K, H · D]."""
+    """Return the concatenated states of all heads, [B, H, K, D] → [B, 1, K, H · D]."""
     return states.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
 def read_by_heads(out: Tensor, weight_map: Tensor, groups: int) -> Tensor:
-    """Return what each head reads, [B, T, H, D], from what each softmax reads of all values, [B, T, H, groups · D]."""
+    """Return the output of each head, [B, T, H, D], from each softmax over all values, [B, T, H, groups · D]."""
     maps = weight_map.to(out.dtype).unflatten(0, (groups, -1))
     return torch.einsum("krg,btgkd->btkrd", maps, out.unflatten(3, (groups, -1))).flatten(2, 3)
 
@@ -173,20 +173,20 @@ def masked(
 
 
 def mixed(heads: Tensor, states: Tensor) -> Tensor:
-    """Return states of all heads, mixed pair by pair: [H (out), H (in)] and [B, H, T, K] → the same."""
+    """Return scores or weights of all heads, mixed pair by pair: [H (out), H (in)] and [B, H, T, K] → [B, H, T, K]."""
     return torch.einsum("gh,bhtk->bgtk", heads.to(states.dtype), states)
 
 
-# Collaborative heads: all heads share one map of queries and one of keys, and each weighs their numbers its own way.
+# Collaborative heads: all heads share one query and one key projection, and each head weights their features itself.
 #
 #     head = softmax((X W_Q diag(m_h)) (X W_K)ᵀ / √D) X W_V,h
 #
-# with one vector m_h a head, of as many numbers as the shared queries and keys have, `shared_key_width`. Heads that
-# compare the same things need them once, so that these may be fewer than H · D; a cache keeps them, and values of all
-# heads. The layer follows `attention_pattern`, by the engine.
+# with one vector m_h per head, as wide as the shared queries and keys (`shared_key_width`). Features that several heads
+# compare are computed once, so this width may be smaller than H · D. A cache keeps the shared keys, and the values of
+# all heads. The engine computes the layer, which follows `attention_pattern`.
 #
-# At the start, m_h is 1 for the share of head h of the numbers, and 0 for others: with H · D numbers, the heads are
-# ordinary ones, whose weights fit.
+# At the start, m_h is 1 for head h's share of the features, and 0 for the others: with H · D features, the heads are
+# ordinary heads, and their weights can be loaded.
 #
 # Source: Cordonnier, Loukas & Jaggi, "Multi-Head Attention: Collaborate Instead of Concatenate" (arXiv:2006.16362),
 # also in Lin et al., "A Survey of Transformers" (arXiv:2106.04554), section 4.6.
@@ -204,7 +204,7 @@ class CollaborativeHeadsAttention(PassingAttention):
         self.mixing = nn.Parameter(torch.empty(self.num_heads, self.key_width))
 
     def initialize(self) -> None:
-        """Start each head with its share of the numbers."""
+        """Start each head with its share of the features."""
         owner = torch.arange(self.key_width, device=self.mixing.device) * self.num_heads // self.key_width
         own = owner == torch.arange(self.num_heads, device=self.mixing.device).unsqueeze(1)
         init.copy_(self.mixing, own.to(self.mixing.dtype))
@@ -234,18 +234,17 @@ class CollaborativeHeadsAttention(PassingAttention):
 #
 #     S_l = Q_l K_lᵀ / √D + S_(l−1),  head = softmax(S_l) V
 #
-# for each head, without parameters; the lowest such layer has no prior. A sum of products of vectors is the product of
+# for each head, without parameters; the lowest such layer adds nothing. A sum of products of vectors is the product of
 # longer vectors,
 #
 #     S_l = [Q_1 … Q_l] [K_1 … K_l]ᵀ / √D
 #
-# so that a layer asks the engine for attention with queries and keys that are l times as long, and values as they are.
-# It follows `attention_pattern`, and takes memory in proportion to the text where that does: no scores are passed on,
-# but queries and keys. Masks take part in no layer's scores but its own. In decoding, keys are those that the cache
-# has.
+# so the engine computes attention with queries and keys that are l times as wide, and ordinary values. It follows
+# `attention_pattern`, and takes memory in proportion to the text if the pattern does, because queries and keys are
+# passed on instead of scores. A layer's mask applies only to its own scores. In decoding, keys come from the cache.
 #
-# Source: He et al., "RealFormer" (arXiv:2012.11747), section 3, as Lin et al., "A Survey of Transformers"
-# (arXiv:2106.04554), section 4.5.2, has it. That queries and keys are passed on instead of scores is ours.
+# Source: He et al., "RealFormer" (arXiv:2012.11747), section 3, as described by Lin et al., "A Survey of Transformers"
+# (arXiv:2106.04554), section 4.5.2. Passing on queries and keys instead of scores is ours.
 
 
 class ResidualScoresAttention(PassingAttention):
@@ -267,20 +266,20 @@ class ResidualScoresAttention(PassingAttention):
         return replace(super().layer_request(num_keys, task), head_dim=self.config.compared_width(self.layer_idx))
 
 
-# Reused weights: a layer without queries and keys of its own reads with the attention weights of the layer below.
+# Reused weights: a layer without its own queries and keys uses the attention weights of the layer below.
 #
-#     head = W V,  where W are the weights of the nearest layer below that has some
+#     head = W V,  where W are the weights of the nearest layer below that has its own
 #
-# so that a block of layers has one map of queries and one of keys, and its cache one set of keys. W itself is not
-# passed on, which would keep all pairs: the engine computes it again from the queries and keys, by the pattern of that
-# layer. What is saved are parameters and the cache, and not scores. Each layer drops weights of its own.
+# so a block of layers has one query and one key projection, and one set of keys in the cache. W itself is not passed
+# on, because this would store all pairs: the engine recomputes it from the queries and keys, with the pattern of that
+# layer. This saves parameters and cache, but no scores. Each layer has its own dropout of the weights.
 #
-# Source: Ying, Ke, He & Liu, "LazyFormer: Self Attention with Lazy Update" (arXiv:2102.12702), as Lin et al., "A
-# Survey of Transformers" (arXiv:2106.04554), section 4.5.2, has it.
+# Source: Ying, Ke, He & Liu, "LazyFormer: Self Attention with Lazy Update" (arXiv:2102.12702), as described by Lin et
+# al., "A Survey of Transformers" (arXiv:2106.04554), section 4.5.2.
 
 
 class LayerBelow(nn.Module):
-    """What says which pattern the layer below follows."""
+    """The config and index of the layer below, from which its pattern is found."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
@@ -298,7 +297,7 @@ class ReusedWeightsAttention(SparseAttention):
 
     def _states(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         value = self.heads(self.v_proj(hidden_states))
-        # `_compared` has others
+        # `_compared` replaces the query and the key
         return value, value, value
 
     def _update(
@@ -306,7 +305,7 @@ class ReusedWeightsAttention(SparseAttention):
     ) -> tuple[Tensor, Tensor, None]:
         sizes = (value.shape[1], self.head_dim), (value.shape[1], 0)
         check_cached(cache, self.layer_idx, "values alone, in place of keys", *sizes)
-        # a layer of a cache counts its tokens by its keys
+        # as keys, because a layer of a cache counts its tokens by its keys
         value, _ = append_to_cache(cache, value, value[..., :0], self.layer_idx)
         return value, value, None
 

@@ -41,13 +41,13 @@ class ReformerAttention(MultiHeadAttention):
         return states if rotation is None else rotate(states, *rotation)
 
     def layer_spec(self) -> LayerPattern:
-        """Return which pairs of positions the layer may read."""
+        """Return which pairs of positions are allowed in the layer."""
         pattern = self.pattern()
         pattern = pattern.causal() if self.is_causal else pattern
         return LayerPattern(pattern, self.layer_idx, is_own=False, is_causal=self.is_causal)
 
     def pattern(self) -> Pattern:
-        """Return the relation of positions, without causality."""
+        """Return the pattern without causality."""
         raise NotImplementedError
 
     def layer_request(self, num_keys: int, task: str | None, notes: tuple[str, ...] = ()) -> LayerRequest:
@@ -84,7 +84,7 @@ class LocalAttention(ReformerAttention):
         before, after = config.local_num_chunks_before, config.local_num_chunks_after
         read: Pattern = Band(before, after)
         if config.local_wraps and not self.is_causal:
-            # the chunk so many after the first, or before the last, and those that it reads at the other end
+            # chunks near one end of the text, and the chunks at the other end to which they attend
             ends = [([each], range(each - before, 0)) for each in range(before)]
             ends += [([-1 - each], range(after - each)) for each in range(after)]
             for chunk, others in ends:
@@ -93,10 +93,10 @@ class LocalAttention(ReformerAttention):
 
 
 class LSHAttention(ReformerAttention):
-    """Attention within hash buckets, with one map for queries and keys: score = q·k/‖k‖, where k is another's query.
+    """Attention within hash buckets, with one projection for queries and keys: score = q·k/‖k‖, where k is a query.
 
-    A token reads itself only if it may read nothing else. Gradients flow through scores and values, not through
-    hashing. A cache holds the queries, from which keys and buckets follow, and the values.
+    A token attends to itself only if it may attend to nothing else. Gradients flow through scores and values, not
+    through hashing. A cache holds values and queries; keys and buckets are computed from the queries.
     """
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -105,12 +105,12 @@ class LSHAttention(ReformerAttention):
         self.qk_proj = nn.Linear(
             config.hidden_size, config.num_attention_heads * config.head_dim, bias=config.attention_bias
         )
-        # by device, the rotations of evaluation, and the numbers that decided them
+        # by device, the arguments of the rotations in evaluation, and these rotations
         self.fixed: dict[torch.device, tuple[tuple[Any, ...], Tensor]] = {}
 
     @property
     def factors(self) -> tuple[int, ...]:
-        """The factors of the number of buckets, which the config may change at any time, like the number of rounds."""
+        """The factors of the number of buckets; like the number of rounds, they may be changed at any time."""
         return self.config.bucket_factors
 
     def forward(
@@ -126,8 +126,9 @@ class LSHAttention(ReformerAttention):
         """Return the output and, with `output_attentions`, the weights [B, H, T, K], else None.
 
         Args:
-            hash_step: the number from which rotations are made in training; None: they are fixed.
-            kept: the buckets of this call, once they are known; recomputed vectors are not equal to the bit.
+            hash_step: the number from which rotations are drawn in training; None: they are fixed.
+            kept: the buckets of this call, once they are known; recomputed vectors, not bitwise equal, must not change
+                them.
         """
         query = read = self.projected(self.qk_proj, hidden_states, position_embeddings)
         value = self.heads(self.v_proj(hidden_states))
@@ -158,7 +159,7 @@ class LSHAttention(ReformerAttention):
         return known[1]
 
     def chosen(self, buckets: Tensor, inputs: LayerInputs, batch_size: int) -> ChunkedOrder:
-        """Return the order in which this call's tokens read each other."""
+        """Return the order in which this call's tokens form chunks."""
         config = self.config
         rule = LSHRule(
             prod(self.factors),
@@ -177,7 +178,7 @@ class LSHAttention(ReformerAttention):
         return inputs.token_mask.key_mask if inputs.matrix is None else readable_keys(inputs.matrix, batch_size)
 
     def membership(self, buckets: Tensor, inputs: LayerInputs) -> Membership:
-        """Return the buckets [B, H, r, N] of the tokens, those of all rounds as different ones."""
+        """Return the buckets [B, H, r, N] of the tokens; buckets of different rounds have different numbers."""
         count = prod(self.factors)
         rounds = count * torch.arange(buckets.shape[2], device=buckets.device)
         numbers = (buckets + rounds[:, None]).transpose(2, 3)
@@ -197,7 +198,7 @@ class LSHAttention(ReformerAttention):
         buckets = torch.empty(
             1, config.num_attention_heads, config.num_hashes, num_keys, dtype=torch.long, device="meta"
         )
-        # in each round a token meets itself, which it reads only if it may read nothing else
+        # in each round a token is among its own keys, but attends to itself only if it may attend to nothing else
         most = max(1, config.num_hashes * (config.lsh_attn_chunk_length * chunks - 1))
         chosen = self.chosen(buckets, NO_INPUTS, 1)
         request = super().layer_request(num_keys, task, (*notes, note))
@@ -205,6 +206,6 @@ class LSHAttention(ReformerAttention):
 
 
 def build_attention(config: Any, layer_idx: int) -> ReformerAttention:
-    """Return the attention of a layer, of the kind that the config says."""
+    """Return the attention of a layer, as the config says."""
     kind = config.layer_kinds[layer_idx]
     return LSHAttention(config, layer_idx) if kind == LSH else LocalAttention(config, layer_idx)

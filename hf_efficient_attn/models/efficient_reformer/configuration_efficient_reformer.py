@@ -23,7 +23,7 @@ COUNTS = {
     **dict.fromkeys(("lsh_num_chunks_before", "lsh_num_chunks_after"), 0),
     **dict.fromkeys(("local_num_chunks_before", "local_num_chunks_after", "chunk_size_lm_head"), 0),
 }
-# more would number a bucket of a text beyond 32 bits
+# with more, the number of a bucket would not fit into 32 bits
 MAX_BUCKETS = 2**24
 
 
@@ -81,8 +81,8 @@ def check_streams(config: Any) -> None:
 
 # The authors' networks, as fields of `EfficientReformerConfig`; keywords change or add fields.
 #
-# Sources: Kitaev et al. (arXiv:2001.04451), the settings beside their code (google/trax), and the configs of the
-# checkpoints that were made from it.
+# Sources: Kitaev et al. (arXiv:2001.04451), the settings published with their code (google/trax), and the configs of
+# the checkpoints converted from it.
 
 
 ENWIK8: dict[str, Any] = {
@@ -161,13 +161,13 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
         lsh_attn_chunk_length, local_attn_chunk_length: c, the length of a chunk in tokens.
         lsh_num_chunks_before, lsh_num_chunks_after, local_num_chunks_before, local_num_chunks_after: to how many chunks
             before and after their own the tokens of a chunk attend.
-        local_wraps: whether the chunks of a bidirectional text form a ring, where the last chunks come before the first
-            one, as in transformers' Reformer. A chunk counts once, even if it is both before and after. Chunks of a
-            causal text never form a ring.
+        local_wraps: whether the chunks of a bidirectional text form a ring, in which the last chunks come before the
+            first one, as in transformers' Reformer. A chunk counts once, even if it is both before and after. Chunks of
+            a causal text never form a ring.
         num_hashes: r, the number of hashing rounds. A trained model may be evaluated with more rounds.
         num_buckets: b, the number of buckets, an even number; or a list of even factors of it, which need fewer
-            rotations. None: about 2 · max_position_embeddings / c, so that a bucket of the longest text has half a
-            chunk.
+            rotations. None: about 2 · max_position_embeddings / c, so that a bucket of the longest text has about c / 2
+            tokens.
         hash_seed: seed of the rotations, which depend only on it and on the layer, and are the same at every call.
             None: evaluation has seed 0, and every training call draws new rotations from torch's generator, like
             dropout.
@@ -191,12 +191,12 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
         chunk_size_feed_forward, chunk_size_lm_head: how many tokens go through the MLP, or from the last hidden state
             to the loss, at once; 0: all. With the second, training makes no tensor of all logits, and returns none.
         norm_type, norm_eps, norm_bias: "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
-        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of queries, keys and values; of the
-            output of attention; of the MLP; of the vocabulary.
-        gated_mlp: act(x·W_gate) * (x·W_up).
-        attention_dropout, lsh_attention_dropout: dropout of attention weights; the second is for LSH layers, None: as
-            the first.
-        classifier_head, classifier_activation: "linear", or "dense": a dense layer and this activation come first.
+        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: whether there are biases in the projections of
+            queries, keys and values; in the attention output; in the MLP; in the language modeling head.
+        gated_mlp: whether the MLP computes act(x·W_gate) * (x·W_up).
+        attention_dropout, lsh_attention_dropout: dropout of attention weights; the second is for LSH layers, None: the
+            same as the first.
+        classifier_head, classifier_activation: "linear"; or "dense", with a dense layer and this activation before it.
         classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
             otherwise "mean".
 
@@ -212,7 +212,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
 
     model_type = "efficient_reformer"
     papers = ("2001.04451",)
-    # hashing layers have one map of queries and keys
+    # LSH layers have one projection for queries and keys
     lora_modules = ["q_proj", "qk_proj", "v_proj"]
     ia3_modules = ["k_proj", "qk_proj", "v_proj", "down_proj"]
     # scores of a head in a layer, for n tokens
@@ -277,7 +277,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
 
     @classmethod
     def enwik8(cls, **fields: Any) -> "EfficientReformerConfig":
-        """Return the 12-layer network for bytes of up to 65,536 tokens, as released: 149,182,722 parameters."""
+        """Return the 12-layer network for texts of up to 65,536 bytes, as released: 149,182,722 parameters."""
         return cls(**{**ENWIK8, **fields})
 
     @classmethod
@@ -307,8 +307,8 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
     def bucket_factors(self) -> tuple[int, ...]:
         """The factors of the number of buckets.
 
-        By default this is the largest power of two up to 2 · max_position_embeddings / c, in two factors if it is
-        large, as in the authors' code and in transformers; but it never depends on the text.
+        By default their product is the largest power of two up to 2 · max_position_embeddings / c, in two factors if it
+        is large, as in the authors' code and in transformers; but it never depends on the text.
         """
         given = self.num_buckets
         if given is not None:
@@ -321,7 +321,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
 
     @property
     def axial_shape(self) -> tuple[int, ...]:
-        """The numbers of positions of the axes."""
+        """The number of positions of each axis."""
         if self.axial_pos_shape is not None:
             return tuple(self.axial_pos_shape)
         first = 2 ** ((self.max_position_embeddings.bit_length() - 1) // 2)
@@ -329,7 +329,7 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
 
     @property
     def axial_widths(self) -> tuple[int, ...]:
-        """The widths of the axes, which add up to hidden_size."""
+        """The width of each axis; the widths add up to hidden_size."""
         if self.axial_pos_embds_dim is not None:
             return tuple(self.axial_pos_embds_dim)
         axes = len(self.axial_shape)

@@ -1,4 +1,4 @@
-"""Locality-sensitive hashing: random rotations that are a pure function of numbers, and the buckets of vectors.
+"""Locality-sensitive hashing: random rotations that are a pure function of integers, and the buckets of vectors.
 
 Source: Kitaev et al. (arXiv:2001.04451), section 2; Andoni et al. (arXiv:1509.02897).
 """
@@ -17,12 +17,12 @@ from hf_efficient_attn.layout.transfer import derived, on_host
 MASK = 0xFFFFFFFF
 # odd numbers below 2³¹, so that products with 32-bit numbers fit into 63 bits on every device
 FIRST, SECOND, STEP = 0x21F0AAAD, 0x735A2D97, 0x1E3779B1
-# numbers that stay in the cache of a CPU
+# how many numbers stay in the cache of a CPU
 CACHED_NUMBERS = 1 << 18
 
 
 def mixed(numbers: Tensor) -> Tensor:
-    """Return 32-bit numbers, as int64, whose bits depend on all bits of the given ones; equal on every device."""
+    """Return 32-bit hashes, as int64, in which every bit depends on all bits of the number; equal on every device."""
     numbers = numbers & MASK
     numbers = ((numbers ^ (numbers >> 16)) * FIRST) & MASK
     numbers = ((numbers ^ (numbers >> 15)) * SECOND) & MASK
@@ -32,13 +32,13 @@ def mixed(numbers: Tensor) -> Tensor:
 def normals(shape: tuple[int, ...], seed: int, layer: int, step: Tensor) -> Tensor:
     """Return numbers from N(0, 1) as a pure function of the arguments, float32, on the device of `step`.
 
-    They do not depend on the random state of torch, and do not change it. A compiler can trace this, unlike generators.
+    They do not depend on the random state of torch, and do not change it. A compiler can trace this, but no generator.
     """
     key = mixed(mixed(step + seed * STEP) + layer * STEP + 1)
     count = math.prod(shape)
     places = 2 * torch.arange(count, device=step.device)
     first, second = (mixed(mixed(places + part) + key) >> 8 for part in (0, 1))
-    # Box and Muller; 24 bits are what float32 can hold
+    # Box-Muller transform; float32 holds 24 bits
     radius = (-2.0 * ((first + 1).float() * 2.0**-24).log()).sqrt()
     return (radius * (second.float() * (2.0**-24 * 2.0 * math.pi)).cos()).view(shape)
 
@@ -52,11 +52,12 @@ def draw_rotations(
 
 @torch.no_grad()
 def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -> Tensor:
-    """Return the bucket of every vector in every round, int32 [B, H, r, N]; it is computed in float32 at least.
+    """Return the bucket of every vector in every round, int32 [B, H, r, N], computed at least in float32.
 
-    A bucket is argmax([xR, −xR]); of several factors, the first counts ones, the second multiples of the first, ….
-    What is compared are products of one vector with different directions, of which no two are equal: equal tokens are
-    no ties here, and are in the same bucket. Rounding decides where the two largest lie within it of each other.
+    A bucket is argmax([xR, −xR]). With several factors, the bucket's number has a digit for each factor, the lowest
+    digit first. The products of one vector with different directions are compared, and no two directions are equal, so
+    equal tokens cause no ties and are in the same bucket. If the two largest products are almost equal, rounding
+    decides.
 
     Shapes: vectors [B, H, N, D], rotations [H, D, r, Σ factors / 2].
 
@@ -68,7 +69,7 @@ def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -
     rounds = []
     with autocast_off(vectors.device.type):
         vectors, rotations = vectors.detach().to(dtype), rotations.to(dtype)
-        # one by one, and some tokens at a time: the rotated vectors may be larger than the vectors
+        # one round and some tokens at a time, because the rotated vectors may be larger than the vectors
         for rotation in rotations.unbind(2):
             parts = _parts(vectors, rotation)
             found = [_bucket(part @ rotation, factors) for part in parts]
@@ -77,7 +78,7 @@ def hash_vectors(vectors: Tensor, rotations: Tensor, factors: tuple[int, ...]) -
 
 
 def _parts(vectors: Tensor, rotation: Tensor) -> tuple[Tensor, ...]:
-    """Return vectors of some tokens at a time, whose rotated ones stay in a cache; all at once off CPUs or compiled."""
+    """Return the vectors in parts that, rotated, fit into the CPU's cache; one part on other devices or compiled."""
     if vectors.device.type != "cpu" or torch.compiler.is_compiling():
         return (vectors,)
     per_token = max(1, vectors.shape[0] * vectors.shape[1] * rotation.shape[2])
@@ -94,7 +95,7 @@ def _bucket(rotated: Tensor, factors: tuple[int, ...]) -> Tensor:
 
 
 def _highest(rotated: Tensor) -> Tensor:
-    """Return argmax([rotated, -rotated]) over the last dimension, without laying the two side by side.
+    """Return argmax([rotated, -rotated]) over the last dimension, without concatenating the two.
 
     >>> _highest(torch.tensor([[1.0, -2.0], [3.0, -2.0]])).tolist()
     [3, 0]
@@ -109,33 +110,33 @@ def _highest(rotated: Tensor) -> Tensor:
 
 
 def _place_of_largest(sizes: Tensor) -> Tensor:
-    """Return argmax over the last dimension, which is kept, overwriting the numbers: in a fifth of its time on CPUs.
+    """Return argmax over the last dimension, which is kept; 5 times as fast as torch's on CPUs, overwrites `sizes`.
 
     >>> _place_of_largest(torch.tensor([[1.0, 2.0, 2.0], [float("nan"), 0.0, 0.0]])).tolist()
     [[1], [2]]
     """
     count = sizes.shape[-1]
     is_largest = sizes.eq_(sizes.amax(-1, keepdim=True))
-    # of equal ones the first counts; of vectors with NaN none is the largest
+    # the first of equal numbers is taken; a vector with NaN has no largest number
     from_last = torch.arange(count, 0, -1, dtype=sizes.dtype, device=sizes.device)
     return (count - is_largest.mul_(from_last).amax(-1, keepdim=True).long()).clamp_(max=count - 1)
 
 
-# From buckets to chunks: which tokens lie together in a chunk, and which chunks a chunk reads.
+# From buckets to chunks: which tokens are in a chunk, and which chunks a chunk attends to.
 #
-# Every document (a row of the batch, or one of several packed into it) is sorted, cut into chunks and joined at its
-# ends as if it were alone, so that padding, packing and other examples change nothing.
+# Every document (a row of the batch, or one of several packed in a row) is sorted, split into chunks and closed to a
+# ring as if it were alone, so that padding, packing and other examples change nothing.
 #
 # Shapes: B batch, H heads, r rounds, N keys, c tokens of a chunk, M chunks of a round.
 
 
 @dataclass(frozen=True)
 class LSHRule:
-    """How tokens are put into chunks, as the config says; see there.
+    """How tokens are put into chunks; see also the config.
 
     Attributes:
-        num_buckets: b, of one round.
-        chunk_tokens, before, after: c, and how many neighbouring chunks a chunk reads.
+        num_buckets: b, the number of buckets of a round.
+        chunk_tokens, before, after: c, and the number of chunks before and after its own that a chunk attends to.
     """
 
     num_buckets: int
@@ -149,12 +150,12 @@ class LSHRule:
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens lie in chunks that begin anew with every group of tokens.
+    """Where tokens are in the chunks; every group of tokens starts a new chunk.
 
     Attributes:
         order: the tokens in the order of the chunks, [..., M·c]; -1: an empty place.
         chunks: how many chunks each group has, [..., G].
-        first_chunk: the number of the first, [..., G].
+        first_chunk: the index of the first chunk of each group, [..., G].
     """
 
     order: Tensor
@@ -163,7 +164,7 @@ class Places:
 
 
 def chunk_order(buckets: Tensor, rule: LSHRule, real: Tensor | None, documents: Tensor | None) -> ChunkedOrder:
-    """Return the order of tokens that a layer reads in chunks.
+    """Return the order in which the tokens of a layer form chunks.
 
     Args:
         buckets: int [B, H, r, N].
@@ -187,14 +188,14 @@ def chunk_order(buckets: Tensor, rule: LSHRule, real: Tensor | None, documents: 
     order, rounds = places.order, buckets.shape[2]
     reads, num_chunks = None, order.shape[-1] // size
     if rule.chunk_by_bucket:
-        # so many empty chunks that the ring of all chunks never leads from one end of a bucket to the other
+        # enough empty chunks that the ring of all chunks never connects both ends of a bucket
         empty = max(rule.before, rule.after) - (rounds - 1)
         order = torch.nn.functional.pad(order, (0, max(0, empty) * size), value=-1)
     elif not is_one_ring(real, documents, rounds, num_chunks, rule):
         reads = neighbours(places, rounds, num_chunks, rule)
     shared = None
     if rule.chunk_by_bucket or not rule.attend_across_buckets:
-        # a bucket of one round is none of another
+        # buckets of different rounds have different numbers
         of_round = torch.arange(rounds, device=buckets.device)[:, None] * (num_documents * rule.num_buckets)
         shared = torch.where(order < 0, -1, bucket.gather(-1, order.clamp(min=0)) + of_round)
     return ChunkedOrder(
@@ -209,12 +210,12 @@ def chunk_order(buckets: Tensor, rule: LSHRule, real: Tensor | None, documents: 
 
 
 def place(keys: Tensor, groups: Tensor, num_groups: int, size: int, most: Any) -> Places:
-    """Return where tokens lie, sorted by (key, position), in chunks that begin anew with every group.
+    """Return where tokens are in chunks, sorted by (key, position); every group starts a new chunk.
 
     Args:
-        keys: what tokens are sorted by, [B, H, r, N]; tokens of a group have neighbouring keys.
-        groups: the group of every token, [B, 1 or H, 1 or r, N], ascending with the keys; `num_groups`: none.
-        most: at least as many chunks as all groups together have.
+        keys: the sort keys of the tokens, [B, H, r, N]; tokens of a group have neighbouring keys.
+        groups: the group of every token, [B, 1 or H, 1 or r, N], ascending with the keys; `num_groups`: no group.
+        most: an upper limit for the number of chunks of all groups together.
     """
     counts = torch.zeros((*groups.shape[:-1], num_groups + 1), dtype=torch.long, device=keys.device)
     counts = counts.scatter_add(-1, groups, torch.ones_like(groups))
@@ -235,9 +236,9 @@ def place(keys: Tensor, groups: Tensor, num_groups: int, size: int, most: Any) -
 
 
 def is_one_ring(real: Tensor | None, documents: Tensor | None, rounds: int, num_chunks: Any, rule: LSHRule) -> bool:
-    """Return whether the ring of all chunks, which `ChunkedOrder` reads by itself, is that of every example.
+    """Return whether all chunks of every example form one ring, which is the default of `ChunkedOrder`.
 
-    A compiler cannot compare the number of chunks.
+    False while compiling, because a compiler cannot compare the number of chunks.
     """
     if real is not None or documents is not None or torch.compiler.is_compiling():
         return False
@@ -245,14 +246,14 @@ def is_one_ring(real: Tensor | None, documents: Tensor | None, rounds: int, num_
 
 
 def neighbours(places: Places, rounds: int, num_chunks: Any, rule: LSHRule) -> Tensor:
-    """Return which chunks each chunk reads, on the axis of the chunks of all rounds: [B, 1, r·M, before + 1 + after].
+    """Return which chunks each chunk attends to, as indices of chunks of all rounds: [B, 1, r·M, before + 1 + after].
 
-    The axis of a document's chunks, one round after the other, is closed to a ring, as in the authors' code: its first
-    chunk reads the last of its last round. A document of one chunk reads only this, in every round.
+    The chunks of a document, one round after the other, form a ring, as in the authors' code: the first chunk attends
+    to the last chunk of the last round. If a document has one chunk, this attends only to itself, in every round.
     """
     chunks, first_chunk = places.chunks[:, 0, 0], places.first_chunk[:, 0, 0]
     device, batch_size = chunks.device, chunks.shape[0]
-    # of all rounds on one axis: a compiler cannot join the axes of rounds and chunks for every length
+    # one axis for all rounds, because a compiler cannot join the axes of rounds and chunks for every length
     on_axis = torch.arange(rounds * num_chunks, device=device)
     number = (on_axis % num_chunks).expand(batch_size, -1)
     last = chunks.cumsum(-1)
@@ -267,7 +268,7 @@ def neighbours(places: Places, rounds: int, num_chunks: Any, rule: LSHRule) -> T
 
 
 def numbered(documents: Tensor | None) -> tuple[Tensor | None, Any]:
-    """Return the numbers of the documents of each example from 0 on, and at least as many as an example has."""
+    """Return the documents of each example, numbered from 0, and an upper limit for their number per example."""
     if documents is None:
         return None, 1
     numbers = derived(lambda each: (each[:, 1:] != each[:, :-1]).cumsum(1), documents)
@@ -278,5 +279,5 @@ def numbered(documents: Tensor | None) -> tuple[Tensor | None, Any]:
 
 
 def is_known(tensor: Tensor) -> bool:
-    """Return whether the contents of a tensor can be asked for without waiting for a device."""
+    """Return whether the contents of a tensor can be read without waiting for a device."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

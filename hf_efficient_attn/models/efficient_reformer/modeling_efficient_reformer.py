@@ -1,23 +1,23 @@
 """Reformer: attention within hash buckets, reversible layers, MLP and loss in slices, axial positions.
 
-Queries and keys are one map of the states, and a token reads the tokens whose queries point in a similar direction:
-random rotations assign each to a bucket, tokens are sorted by bucket, the order is cut into chunks of c tokens, and a
-chunk reads itself and the one before. Several rounds with other rotations make misses rare. Layers of this kind stand
-among layers that read chunks of neighbouring tokens.
+Queries and keys share one projection, and a token attends to the tokens whose queries point in a similar direction:
+random rotations assign each token to a bucket, tokens are sorted by bucket and split into chunks of c tokens, and a
+chunk attends to itself and the chunk before. Several rounds with other rotations make misses rare. Layers of this kind
+alternate with local layers, which attend within chunks of neighbouring tokens.
 
 Sources: Kitaev et al. (arXiv:2001.04451) and, where it is silent or its code disagrees, the code (google/trax): tokens
-of different buckets read each other across a chunk, and keys met in several rounds count several times. Fields of the
-config choose what the paper says. We differ in these points:
+of different buckets in a chunk attend to each other, and a key found in several rounds counts several times. The form
+of the paper can be chosen in the config. We differ in these points:
 
-- Every document is hashed, sorted and cut as if it were alone: padding, packing and other rows change nothing.
-- Rotations are a function of one number, which a training call draws as dropout does, and which is fixed in evaluation.
+- Every document is hashed, sorted and split as if it were alone: padding, packing and other rows change nothing.
+- Rotations are a function of one number. In training, every call draws it as dropout does; in evaluation it is fixed.
 - The number of buckets never depends on the text.
-- With `chunk_by_bucket` chunks begin anew with every bucket, so that what a causal token reads depends on the past
-  alone. Without it, causality holds for values but not for the choice: later tokens move the borders of chunks.
+- With `chunk_by_bucket` every bucket starts a new chunk, so the keys of a causal token depend only on the past. Without
+  it, causality holds for values but not for the choice of keys: later tokens move the borders of chunks.
 
-Decoding with a cache: new tokens are hashed by the same rotations, and read what they would read if the text ended with
-the last of them; tokens in the cache keep the states that they got when they were new. With `chunk_by_bucket`, with
-local layers, and as long as a text fits into one chunk, this equals the full forward pass.
+Decoding with a cache: new tokens are hashed by the same rotations, and attend to what they would attend to if the text
+ended with the last of them; tokens in the cache keep the states that they got when they were new. With
+`chunk_by_bucket`, in local layers, and as long as a text fits into one chunk, this equals the full forward pass.
 """
 
 from itertools import islice
@@ -50,7 +50,7 @@ from .attention import ReformerAttention, build_attention
 from .configuration_efficient_reformer import LSH, EfficientReformerConfig
 from .reversible import ReversibleStack, Streams, stretches_of
 
-# rotations are drawn from a number below
+# rotations are drawn from a number below this
 MAX_STEP = 2**31
 # the attribute of a cache that a Reformer has filled
 FILLED_HERE = "_filled_by_reformer"
@@ -89,7 +89,7 @@ class ReformerLayer(GradientCheckpointingLayer):
         stack: ReversibleStack | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return the streams behind the layer; `states`: the first before it, which is only recorded."""
+        """Return the streams after the layer; `states`: the first stream before it, which is only recorded."""
         first, second = streams.opened(states, mark)
         kept: dict[str, Tensor] = {}
 
@@ -99,7 +99,7 @@ class ReformerLayer(GradientCheckpointingLayer):
 
         if stack is None:
             first = first + attend(second)
-            # one graph for all lengths: a compiler decides by itself what it computes at once
+            # one graph for all lengths; the compiler decides by itself what is computed at once
             size = 0 if torch.compiler.is_compiling() else self.stretch_tokens
             parts = [self.transform(first[:, tokens]) for tokens in stretches_of(first.shape[1], size)]
             return first, second + (parts[0] if len(parts) == 1 else torch.cat(parts, 1))
@@ -167,7 +167,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
             where["hash_step"] = self._hash_step(embedded.device)
         kwargs |= {**where, "inputs": call.masks(self.config), "cache": call.cache}
         stack = self._reversible_stack(call.cache)
-        # narrower streams would be computed again too inexactly
+        # at least float32, because the backward pass could not recompute narrower streams exactly enough
         first = second = embedded.to(torch.promote_types(embedded.dtype, torch.float32))
         for layer in islice(self.layers, self.config.num_hidden_layers):
             streams = Streams(first, second)
@@ -182,7 +182,7 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         return BackboneOutput(self.dropout(self.norm(narrowed(joined, self.norm))), call.cache)
 
     def _warn_of_width(self) -> None:
-        """Warn, without a head of ours, that the last hidden state is wider than `hidden_size`."""
+        """Warn that the last hidden state is wider than `hidden_size`, unless one of our heads uses it."""
         if self.task is not None or torch.compiler.is_compiling():
             return
         config = self.config
@@ -194,12 +194,12 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
         )
 
     def _hash_step(self, device: torch.device) -> Tensor:
-        """Return a number to hash by that is drawn anew for every batch."""
-        # from the state that dropout draws from, so that the same seed, and a resumed training, give the same
+        """Return a random number for hashing, another one for every batch."""
+        # drawn like dropout, so that the same seed, and a resumed training, give the same numbers
         return torch.randint(MAX_STEP, (), device=device)
 
     def _reversible_stack(self, cache: Cache | None) -> ReversibleStack | None:
-        """Return what computes activations again in the backward pass; None: they are kept, or none are needed."""
+        """Return what recomputes activations in the backward pass; None: they are kept, or none are needed."""
         if not torch.is_grad_enabled() or cache is not None or torch.compiler.is_compiling():
             return None
         if are_released_by_layers(self.parameters()):
@@ -209,10 +209,11 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
 
 
 def check_cache(call: PreparedCall) -> None:
-    """Note that a cache is filled here, and raise UnsupportedBackendError if it has been elsewhere.
+    """Mark a cache as filled by this model, and raise UnsupportedBackendError if something else has filled it.
 
-    Prefix tuning gives keys that every token is to read in every layer. Here a token would read those that hashing has
-    put beside it, and local layers none after the first chunks; no gradient would move a key into another bucket.
+    Prefix tuning adds keys to which every token should attend in every layer. Here a token would attend only to those
+    that hashing has put next to it, in local layers only in the first chunks, and no gradient would move a key into
+    another bucket.
     """
     cache: Any = call.cache
     if cache is None or torch.compiler.is_exporting():
@@ -237,7 +238,7 @@ class EfficientReformerForCausalLM(TableGeneration, CausalLMHead, EfficientRefor
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        # transformers says no to every class whose name holds "reformer"
+        # transformers returns False for every class whose name contains "reformer"
         return True
 
 

@@ -1,12 +1,12 @@
-"""Reversible layers: what they save for the backward pass is computed again, from the last layer to the first.
+"""Reversible layers: the backward pass recomputes their saved tensors, from the last layer to the first.
 
 Each layer has two steps, which add a function of one stream to the other: y₁ = x₁ + Attention(x₂), y₂ = x₂ + MLP(y₁).
-From its outputs its inputs follow: x₂ = y₂ − MLP(y₁), x₁ = y₁ − Attention(x₂). So a stack of layers keeps its two last
-streams, and of every layer the buckets of its hashing and the random state of its dropout.
+The inputs follow from the outputs: x₂ = y₂ − MLP(y₁), x₁ = y₁ − Attention(x₂). So a stack of layers keeps only its last
+two streams and, for every layer, the buckets of its hashing and the random state of its dropout.
 
-Autograd sees ordinary operations, whose saved tensors are only promised. When the backward pass asks for the first of
-a step, the step is computed again from the streams behind it. As with checkpointing, gradients reach parameters the
-usual way, once, whoever asks for them: `backward`, `torch.autograd.grad`, the hooks of DDP and FSDP.
+Autograd sees ordinary operations, but saves promises instead of tensors. When the backward pass asks for the first
+saved tensor of a step, the step is recomputed from the streams after it. As with checkpointing, gradients reach
+parameters in the usual way and once, with `backward`, `torch.autograd.grad` and the hooks of DDP and FSDP.
 
 Source: Gomez et al. (arXiv:1707.04585); Kitaev et al. (arXiv:2001.04451), section 3.
 """
@@ -27,7 +27,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Promise:
-    """A tensor that the backward pass needs: of which stretch it is, and its value as soon as this is known."""
+    """A tensor that the backward pass needs: the stretch it belongs to, and its value as soon as this is known."""
 
     def __init__(self, stretch: "Stretch") -> None:
         self.stretch = stretch
@@ -36,7 +36,7 @@ class Promise:
 
 @dataclass(eq=False)
 class Surroundings:
-    """The random state and autocast of a computation, in which it can be repeated."""
+    """The random state and the autocast settings of a computation, with which it can be repeated."""
 
     device: torch.device
     autocast: dict[str, tuple[bool, torch.dtype]]
@@ -44,7 +44,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, states: Tensor) -> "Surroundings":
-        """Return those of this moment: also in evaluation something may be drawn, as by dropout that is left on."""
+        """Return the current ones, with random states also in evaluation, because dropout may be left on."""
         kinds = {"cpu", states.device.type} - {"meta"}
         autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
         device = states.device
@@ -53,7 +53,7 @@ class Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Restore them, and afterwards those of now."""
+        """Restore them, and on exit the current ones."""
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             for kind, (enabled, dtype) in self.autocast.items():
@@ -73,9 +73,9 @@ class Stretch:
     """Tokens of a step that are computed at once.
 
     Attributes:
-        tokens: which.
-        promises: the tensors that autograd has asked to save, in this order, as far as it still wants them.
-        result: what the step adds to these tokens, as soon as it is computed again.
+        tokens: the slice of these tokens in the sequence.
+        promises: the tensors that autograd has saved, in this order, by weak reference: autograd may release them.
+        result: what the step adds to these tokens, once it has been recomputed.
     """
 
     step: "Step"
@@ -86,14 +86,14 @@ class Stretch:
     result: Tensor | None = None
 
     def promise(self, saved: Tensor) -> Promise:
-        """Take a tensor from autograd, and forget its contents."""
+        """Return a promise in place of a tensor that autograd saves; the tensor itself is not kept."""
         del saved
         promise = Promise(self)
         self.promises.append(weakref.ref(promise))
         return promise
 
     def compute_again(self, states: Tensor) -> None:
-        """Keep the promises, from the stream that this step read."""
+        """Recompute the promised tensors and the result from the stream that is the input of this step."""
         self.step.refuse_other_weights()
         found: list[Tensor] = []
         read = states[:, self.tokens].detach().requires_grad_(self.needs_grad)
@@ -117,7 +117,7 @@ class Step:
     """Half a layer: a function of one stream that is added to the other.
 
     Attributes:
-        weights: what it computes with, and the versions of these tensors.
+        weights: the parameters of the function, and the versions of these tensors.
     """
 
     number: int
@@ -126,7 +126,7 @@ class Step:
     stretches: list[Stretch] = field(default_factory=list)
 
     def refuse_other_weights(self) -> None:
-        """Raise EfficientAttentionError if weights have been written into since, as autograd does elsewhere."""
+        """Raise EfficientAttentionError if weights have changed since the forward pass, as autograd does elsewhere."""
         if any(weight._version != version for weight, version in self.weights):
             raise EfficientAttentionError(
                 f"Weights of layer {self.number // 2} of a Reformer have changed since its forward pass, such as by a "
@@ -138,7 +138,7 @@ class Step:
 class ReversibleStack:
     """The steps of a forward pass, which the backward pass undoes.
 
-    Steps with even numbers read the second stream and add to the first, the others the other way round.
+    Steps with even numbers compute from the second stream and add to the first, the others the other way round.
     """
 
     def __init__(self) -> None:
@@ -146,17 +146,17 @@ class ReversibleStack:
         self.streams: list[Tensor] = []
         # what the last layer has returned, and the versions of its tensors
         self.left: list[tuple[Tensor, int]] = []
-        # the streams behind so many steps, where hooks have put others in their place
+        # by number of steps, the streams after these steps that hooks have replaced by others
         self.replaced: dict[int, list[Tensor]] = {}
 
     def run(
         self, function: Function, states: Tensor, modules: Sequence[nn.Module] = (), stretch_tokens: int = 0
     ) -> Tensor:
-        """Return function(states), [B, T, hidden_size], the next step.
+        """Return function(states), [B, T, hidden_size], and record it as the next step.
 
         Args:
-            modules: those whose weights the function computes with.
-            stretch_tokens: how many tokens are computed at once, if the function computes each from itself; 0: all.
+            modules: the modules whose weights the function uses.
+            stretch_tokens: how many tokens are computed at once, if the function computes each token by itself; 0: all.
         """
         weights = [(weight, weight._version) for module in modules for weight in module.parameters()]
         step = Step(len(self.steps), function, weights)
@@ -170,15 +170,15 @@ class ReversibleStack:
         return results[0] if len(results) == 1 else torch.cat(results, 1)
 
     def leave(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the streams behind a layer, which is over."""
+        """Return the streams after a layer, and remember them and their versions."""
         self.left = [(stream, stream._version) for stream in (first, second)]
         return first, second
 
     def enter(self, first: Tensor, second: Tensor) -> None:
-        """Go on with these streams; those of the layer before are kept if hooks have put others in their place.
+        """Continue with these streams; if hooks have replaced the streams of the layer before, keep those as well.
 
         Raises:
-            EfficientAttentionError: a hook has written into them.
+            EfficientAttentionError: a hook has changed the streams of the layer before in place.
         """
         left, self.left = self.left, []
         if any(stream._version != version for stream, version in left):
@@ -191,12 +191,12 @@ class ReversibleStack:
             self.replaced[len(self.steps)] = [stream.detach() for stream in own]
 
     def close(self, first: Tensor, second: Tensor) -> None:
-        """Keep the two streams behind the last step."""
+        """Keep the two streams after the last step."""
         self.enter(first, second)
         self.streams = [first.detach(), second.detach()]
 
     def _kept(self, promise: Promise) -> Tensor:
-        """Return a promised tensor; it computes again as many steps as necessary, the last first."""
+        """Return a promised tensor; if necessary recompute steps, the last one first."""
         if promise.value is None:
             step = promise.stretch.step
             self.streams = self.replaced.pop(len(self.steps), self.streams)
@@ -209,7 +209,7 @@ class ReversibleStack:
         return promise.value
 
     def _undo(self, step: Step) -> None:
-        """Compute the stream in front of a step."""
+        """Compute the stream before a step."""
         written = step.number % 2
         for stretch in step.stretches:
             if stretch.result is None:
@@ -221,7 +221,7 @@ class ReversibleStack:
 
 
 def stretches_of(tokens: Any, stretch_tokens: int) -> list[slice]:
-    """Return the slices of so many tokens each; 0: one of all.
+    """Return slices of `stretch_tokens` tokens each; 0: one slice of all tokens.
 
     >>> stretches_of(5, 2)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -235,38 +235,38 @@ def _refuse(_: Any) -> Tensor:
     raise EfficientAttentionError("What is computed again has no backward pass of its own.")
 
 
-# The two streams of reversible layers on their way from layer to layer, which mixed precision must not narrow.
+# The two streams that a reversible layer passes to the next, which mixed precision must not cast.
 #
-# FSDP's mixed precision casts every tensor among the arguments of a wrapped layer to the dtype of its weights. Streams
-# in bfloat16 cannot be computed again: the backward pass would see others than the forward pass did. So both travel in
-# one object, which is neither a tensor nor a container that FSDP opens, as dataclasses are. FSDP also shares out a
-# layer's gradients when that of its arguments is known: for this there is a tensor without elements beside the
+# FSDP's mixed precision casts every tensor argument of a wrapped layer to the dtype of its weights. Streams in bfloat16
+# cannot be recomputed: the backward pass would get other values than the forward pass had. So both are passed in one
+# object, which is neither a tensor nor a container that FSDP opens (as it opens dataclasses). FSDP also reduces the
+# gradients of a layer once the gradients of its arguments are known; for this an empty tensor is passed along with the
 # streams.
 
 
 class Streams:
-    """What a layer reads: two streams [B, T, hidden_size], of which its MLP writes the second."""
+    """The input of a layer: two streams [B, T, hidden_size]; attention adds to the first, the MLP to the second."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         self.first, self.second = first, second
 
     def to(self, *args: Any, **kwargs: Any) -> "Streams":
-        """Return both on a device, where layers lie on several."""
+        """Return both on a device, for models whose layers are on several devices."""
         return Streams(self.first.to(*args, **kwargs), self.second.to(*args, **kwargs))
 
     def mark(self) -> Tensor | None:
-        """Return a tensor without elements that has a gradient where the streams have one; None while compiling."""
+        """Return an empty tensor that requires a gradient if the streams do; None while compiling."""
         if torch.compiler.is_compiling():
             return None
         return self.second.new_zeros(0).requires_grad_(self.second.requires_grad)
 
     def opened(self, recorded: Tensor, mark: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return both streams; the gradient of `mark` is known once that of the second is.
+        """Return both streams; the gradient of `mark` is known once the gradient of the second stream is.
 
-        recorded: the first stream, as the layer has got it beside them; FSDP may have narrowed it.
+        recorded: the first stream as the tensor argument of the layer; FSDP may have cast it.
 
         Raises:
-            EfficientAttentionError: it has other contents.
+            EfficientAttentionError: `recorded` is another tensor.
         """
         if recorded is not self.first and _differ(recorded, self.first):
             raise EfficientAttentionError(
@@ -285,7 +285,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 class _Marked(torch.autograd.Function):
-    """A tensor as it is, and a gradient for another that comes after its own."""
+    """Return `states` unchanged; the gradient of `mark` is zero, and known once the gradient of the result is."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, mark: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Routing Transformer: heads that read the tokens of their cluster, beside heads that follow a pattern."""
+"""The Routing Transformer: some heads attend to the tokens of their cluster, the others follow a pattern."""
 
 from .configuration_routing_transformer import *
 from .modeling_routing_transformer import *

@@ -55,18 +55,15 @@ from .clusters import (
     width_of_ties,
 )
 
-# The attention of routing heads in the groups of their clusters, and the terms that count places of these groups.
-
-
-# each group has a softmax of its own, for which torch's SDPA has no mask: dense is the formula
+# each group has its own softmax, which no mask of torch's SDPA can express, so dense attention is the reference
 DENSE = {"sdpa": "reference"}
 
 
 class DistanceVectors(nn.Module):
-    """A trained vector per distance, added to the keys of all heads; those beyond the last share the last one.
+    """A trained vector per distance, added to the keys of all heads; distances beyond the last share its vector.
 
-    Distances are query - key, from 0 on in causal heads. Source: Shaw et al. (arXiv:1803.02155); the authors of the
-    Routing Transformer also add vectors to the values, which we leave out.
+    Distances are query - key; in causal heads they start at 0. Source: Shaw et al. (arXiv:1803.02155); the authors of
+    the Routing Transformer also add vectors to the values, which we leave out.
 
     Reads from the config: `max_relative_distance`, `is_causal`, `head_dim`, `initializer_range`.
     """
@@ -81,14 +78,14 @@ class DistanceVectors(nn.Module):
         init.normal_(self.weight, std=self.std)
 
     def forward(self, query: Tensor, scale: float) -> Tensor:
-        """Return what is added to the scores of queries [B, H, T, D] at each distance.
+        """Return what is added to the scores of queries [B, H, T, D] at each distance, [B, H, T, distances].
 
-        A tensor, in which DeepSpeed finds the module whose weight the backward pass needs again.
+        This is a tensor and not a `Term`, so that DeepSpeed sees that the backward pass needs the module's weight.
         """
         return (query * scale) @ self.weight.to(query.dtype).T
 
     def term(self, query: Tensor, scale: float, shift: int = 0) -> Term:
-        """Return the term of queries; `shift`: by how much labels count a distance too low."""
+        """Return the term of queries; `shift`: a label is the distance minus this."""
         return Term(self(query, scale), Distance(self.first - shift, self.last - shift))
 
 
@@ -96,16 +93,16 @@ def key_groups(groups: ClusterGroups, takes_mean: bool, has_distances: bool) -> 
     """Return the groups for the engine.
 
     Args:
-        takes_mean: a token may be in several clusters.
-        has_distances: there is a term, whose labels count places.
+        takes_mean: whether a token may be in several clusters.
+        has_distances: whether there is a term; its labels count places.
     """
     labels_count = "places" if has_distances else "positions"
     if not takes_mean:
         first = None if groups.reach is None else groups.shift - groups.reach
-        # compilers take numbers that are no literals for variables: torch 2.11 also defaults
+        # compilers treat numbers that are not literals as variables, torch 2.11 also the default of `mean_epsilon`
         options: dict[str, Any] = {"mean_epsilon": 0.0, "labels_count": labels_count, "first_place": first}
         return KeyGroups(groups.queries, groups.keys, **options)
-    # the authors' code adds it to the number of clusters that hold a token
+    # the authors' code adds this epsilon to the number of clusters that hold a token
     return KeyGroups(groups.queries, groups.keys, join="mean", mean_epsilon=1e-2, labels_count=labels_count)
 
 
@@ -125,9 +122,9 @@ def attend_groups(
     backend: str = AUTO,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `attend_layer` of chosen groups, which has neither weights nor mask matrices for them.
+    """Return `attend_layer` of chosen groups, extended by weights and mask matrices.
 
-    These take memory for all pairs, as everywhere.
+    Weights and mask matrices take memory for all pairs, as everywhere.
     """
     if matrix is None and bias is None and not need_weights:
         options |= {"backend": DENSE.get(backend, backend)}
@@ -152,11 +149,11 @@ def attend_groups(
 
 @dataclass(frozen=True)
 class RoutingInputs(LayerInputs):
-    """What layers that route are told.
+    """Inputs of layers with routing heads.
 
     Attributes:
         documents: the document of each key, int [B or 1, K], -1 for padding.
-        query_positions: of the queries among the keys, int [T].
+        query_positions: the positions of the queries among the keys, int [T].
     """
 
     documents: Tensor | None = None
@@ -164,7 +161,7 @@ class RoutingInputs(LayerInputs):
 
 
 class RoutingAttention(MultiHeadAttention):
-    """Heads that read tokens of their clusters, and heads that follow a pattern. [B, T, hidden_size] → the same."""
+    """Heads that attend within clusters, and heads that follow a pattern. [B, T, hidden_size] → the same."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -193,7 +190,7 @@ class RoutingAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor | None, Seen | tuple[()]]:
         """Return the output, the weights [B, H, T, K] with `output_attentions`, and in training what centroids see.
 
-        means: the centroids, [routing heads, clusters, D]; None: those of the module.
+        means: the centroids, [routing heads, clusters, D]; None: the module's own.
         """
         query, value = (self.heads(each(hidden_states)) for each in (self.q_proj, self.v_proj))
         key = query[:, :0] if self.k_proj is None else self.heads(self.k_proj(hidden_states))
@@ -217,7 +214,7 @@ class RoutingAttention(MultiHeadAttention):
         return out, None if weights[0] is None else torch.cat(weights, 1), shown
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        """Return what routing heads ask the engine for, and beside it what local heads do."""
+        """Return what routing heads and local heads ask the engine for."""
         if not self.num_routing:
             return self._request_locally()
         request = self._request_by_routing(num_keys)
@@ -254,12 +251,12 @@ class RoutingAttention(MultiHeadAttention):
             backend=DENSE.get(backend, backend),
             notes=(f"{self.num_routing} of {self.num_heads} heads route: a query reads {says}.",),
             chosen=key_groups(groups, is_balanced, self.member_distances is not None),
-            # a token is a member of its own cluster, whether it reads itself or not
+            # a token is a member of its own cluster, whether or not it attends to itself
             most_keys=most if config.include_self or is_balanced or not self.is_causal else most - 1,
         )
 
     def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of all heads, [B, H, T, D], those of routing heads on the sphere."""
+        """Return queries and keys of all heads, [B, H, T, D], normalized to the sphere in routing heads."""
         queries, keys = query.split((self.num_routing, self.num_local), 1), key[:, -self.num_local :]
         routed = on_sphere(queries[0])
         if self.config.shares_qk:
@@ -274,14 +271,14 @@ class RoutingAttention(MultiHeadAttention):
         return queries, queries if self.config.shares_qk else key[:, : self.num_routing]
 
     def _of_both(self, function: Callable[[Tensor], Tensor], queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a function says of queries and of keys, one tensor if they are the same."""
+        """Return a function of queries and of keys, one tensor if they are the same."""
         of_queries = function(queries)
         return of_queries, of_queries if self.config.shares_qk else function(keys)
 
     def _compared(
         self, routed: tuple[Tensor, Tensor], means: Tensor, documents: Tensor, positions: Tensor
     ) -> tuple[tuple[Tensor, Tensor], Seen | tuple[()]]:
-        """Return what decides on the clusters of queries and keys (`_groups`), and in training what centroids see."""
+        """Return what determines the clusters of queries and keys (`_groups`), and in training what centroids see."""
         is_balanced, shown = self.config.has_balanced_clusters, ()
         if self.training or not is_balanced:
             clusters = self._of_both(lambda states: nearest(states, means), *routed)
@@ -294,7 +291,7 @@ class RoutingAttention(MultiHeadAttention):
     def _append(
         self, cache: Cache, key: Tensor, value: Tensor, centroid_scores: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Return keys and values of all tokens, and what decides on their clusters, which is cached behind the keys."""
+        """Return keys and values of all tokens, and what determines their clusters, which is cached with the keys."""
         if centroid_scores is None:
             return *append_to_cache(cache, key, value, self.layer_idx), None
         numbers = pad(centroid_scores[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
@@ -313,9 +310,9 @@ class RoutingAttention(MultiHeadAttention):
         is_packed: bool,
         dtype: torch.dtype,
     ) -> ClusterGroups:
-        """Return the groups of all tokens, by the similarities or, in causal membership, the digits of clusters.
+        """Return the groups of all tokens, from the similarities or, with causal membership, the digits of clusters.
 
-        dtype: of the vectors that are compared.
+        dtype: the dtype of the vectors that are compared with centroids.
         """
         num_tokens, num_clusters = self.config.cluster_tokens, self.config.num_clusters
         if self.config.has_balanced_clusters:
@@ -326,7 +323,7 @@ class RoutingAttention(MultiHeadAttention):
     def _membership(
         self, centroid_scores: tuple[Tensor, Tensor], groups: ClusterGroups, documents: Tensor
     ) -> Membership:
-        """Return the clusters of the tokens: those that hold it, or in causal membership its own."""
+        """Return the clusters of each token: all that hold it, or with causal membership its own."""
         num_clusters, num_keys = self.config.num_clusters, documents.shape[1]
         if self.config.has_balanced_clusters:
             queries = clusters_of(groups.queries, num_clusters, num_keys)
@@ -344,7 +341,10 @@ class RoutingAttention(MultiHeadAttention):
         places: tuple[Tensor, Tensor],
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what routing heads read; `places`: the documents of all keys, and the positions of the queries."""
+        """Return the output of routing heads, and the weights if they are needed.
+
+        places: the documents of all keys, and the positions of the queries.
+        """
         query, key, value = (each[:, : self.num_routing] for each in (query, key, value))
         documents, positions = places
         is_packed = options["tokens"].segment_ids is not None
@@ -365,7 +365,7 @@ class RoutingAttention(MultiHeadAttention):
         return attend_layer(query, key, value, self._local_layer_spec(), scale=self.scaling, terms=terms, **options)
 
     def _routing_layer_spec(self) -> LayerPattern:
-        """Return what routing heads may read at most."""
+        """Return the pattern of all pairs that routing heads may choose from."""
         pattern: Pattern = Full()
         if self.is_causal:
             pattern = Causal() if self.config.include_self else Band(None, -1)

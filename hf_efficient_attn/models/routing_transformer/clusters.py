@@ -1,16 +1,17 @@
 """The clusters of routing heads: centroids by spherical k-means, as moving averages over training, and memberships.
 
-A centroid is the mean of the queries and keys that it was nearest to, weighted by λ^age: the moving average of their
-sum divided by that of their number. Both start at 0, so that the mean of few steps is a mean of what they saw (Adam's
-correction of the start, which cancels here). In the authors' code the sum starts as the centroid and the number at 0,
-without a correction, so that centroids begin hundreds of times too long. A centroid that nothing has been near keeps
-its start value, and one to which nothing comes any more stays where it is.
+A centroid is the mean, weighted by λ^age, of the queries and keys that it was nearest to: the moving average of their
+sum divided by the moving average of their number. Both start at 0, so after a few steps the centroid is the mean of the
+vectors seen so far (Adam's bias correction would cancel in the quotient). In the authors' code the sum starts as the
+centroid and the number at 0, without a correction, so centroids start hundreds of times too long. A centroid that has
+never been the nearest to any vector keeps its initial value, and one that gets no new vectors stays where it is.
 
 The state belongs to the model: it is saved with it, stays in float32 and is the same in all processes, which add up
-what their batches have seen. It changes in training alone, after the last layer of a forward pass whose projections
-are being trained (with an adapter they are not): what the layers read, and read again under gradient checkpointing, are
-the centroids of before. A forward pass knows of no steps: what computes several batches in one, and one of them again
-(GradCache), must keep them by `centroid_decay=1.0`.
+what their batches have shown. It changes only in training, after the last layer of a forward pass, and only in layers
+whose projections are trained (with an adapter they are not). So the layers use the centroids from before this change,
+also when gradient checkpointing recomputes them. A forward pass does not know the steps of the optimizer: methods that
+compute a mini-batch twice in a step, with others in between (GradCache), must keep the centroids constant by
+`centroid_decay=1.0`.
 
 Source: Roy et al. (arXiv:2003.05997), section 4, and the authors' code.
 """
@@ -28,7 +29,7 @@ from hf_efficient_attn.layout.tracing import autocast_off
 from hf_efficient_attn.models.parts.blocks import KeptInFloat32
 
 NORM_EPS = 1e-6
-# similarities that are in memory at a time; on CPUs, so few that they stay in a cache
+# how many similarities are in memory at a time; on CPUs few enough to stay in the CPU's cache
 MOST_NUMBERS, CACHED_NUMBERS = 1 << 24, 1 << 18
 
 
@@ -36,9 +37,10 @@ class Seen(NamedTuple):
     """What the centroids of a layer have seen in a batch.
 
     Attributes:
-        sums, counts: of the vectors nearest to each centroid, [heads, clusters, head_dim] and [heads, clusters].
-        distance: the mean squared distance of a number to that of its centroid, 0-dim, differentiable; of a text over
-            several processes, this one's share of it.
+        sums, counts: the sum and the number of the vectors nearest to each centroid, [heads, clusters, head_dim] and
+            [heads, clusters].
+        distance: the squared difference between vectors and their centroids, mean over tokens, heads and head_dim;
+            0-dim, differentiable. If a text is split over several processes, the share of this process.
     """
 
     sums: Tensor
@@ -52,7 +54,7 @@ class Centroids(KeptInFloat32):
     Reads from the config: `num_clusters`, `head_dim`, `centroid_decay`.
 
     Attributes:
-        num_copies: how many processes see each batch, as under tensor parallelism.
+        num_copies: number of processes that see each batch; more than 1 under tensor parallelism.
     """
 
     num_copies = 1
@@ -66,7 +68,7 @@ class Centroids(KeptInFloat32):
         self.register_buffer("counts", torch.zeros(shape[:2], dtype=torch.float32))
 
     def initialize(self) -> None:
-        """Set the start values: normal vectors on the sphere."""
+        """Set the initial values: normally distributed vectors on the sphere."""
         start = torch.randn(self.means.shape, device=self.means.device, dtype=torch.float32)
         init.copy_(self.means, on_sphere(start))
         init.zeros_(self.sums)
@@ -74,9 +76,9 @@ class Centroids(KeptInFloat32):
 
     @torch.no_grad()
     def update(self, sums: Tensor, counts: Tensor) -> None:
-        """Move the centroids towards what a batch has shown; see `Seen`. States that are not finite show nothing."""
+        """Move the centroids towards what they have seen in a batch, see `Seen`; ignore sums that are not finite."""
         decay = self.config.centroid_decay
-        # an optimizer step may be skipped for such states, but what is kept here would stay
+        # an optimizer step may be skipped if states are not finite, but an update of these buffers would stay
         is_finite = sums.isfinite().all(-1)
         sums, counts = sums.where(is_finite[..., None], 0.0), counts.where(is_finite, 0.0)
         self.sums.mul_(decay).add_(sums.to(self.sums), alpha=1 - decay)
@@ -96,7 +98,7 @@ def on_sphere(states: Tensor) -> Tensor:
 def similarities(states: Tensor, means: Tensor) -> Tensor:
     """Return the products of vectors [B, heads, T, D] with the centroids [heads, clusters, D]: [B, heads, T, clusters].
 
-    At least in float32, whatever the dtype of the model: which centroid is nearest must not depend on autocast.
+    They are at least float32, because the nearest centroid must not depend on autocast.
     """
     with autocast_off(states.device.type):
         dtype = torch.promote_types(states.dtype, means.dtype)
@@ -104,38 +106,38 @@ def similarities(states: Tensor, means: Tensor) -> Tensor:
 
 
 def nearest(states: Tensor, means: Tensor) -> Tensor:
-    """Return the centroid that is most similar to each vector, of equals the first: int [B, heads, T].
+    """Return the centroid that is most similar to each vector, the first of equal ones: int [B, heads, T].
 
-    Some tokens are compared at a time; while compiling all are, since lengths may be symbols.
+    Tokens are compared in parts; while compiling all at once, because lengths may be symbolic.
     """
     found = [similarities(part, means).argmax(-1) for part in in_parts(states, means.shape[1])]
     return found[0] if len(found) == 1 else torch.cat(found, 2)
 
 
 def in_parts(states: Tensor, num_others: int) -> tuple[Tensor, ...]:
-    """Return [B, heads, L, X] cut along L into what is compared with `num_others` others at a time."""
+    """Return [B, heads, L, X] split along L into parts small enough for `num_others` numbers per place of L."""
     if torch.compiler.is_compiling():
-        # a length that is a symbol cannot be cut
+        # a symbolic length cannot be split
         return (states,)
     most = CACHED_NUMBERS if states.device.type == "cpu" else MOST_NUMBERS
     return states.split(max(1, most // max(1, states.shape[0] * states.shape[1] * num_others)), 2)
 
 
 def seen(states: Tensor, clusters: Tensor, is_real: Tensor, means: Tensor, num_real: Tensor) -> Seen:
-    """Return what a batch shows the centroids.
+    """Return what the centroids see in a batch.
 
     Args:
-        states: on the sphere, [B, heads, T, D].
-        clusters: the nearest centroid of each, int [B, heads, T].
+        states: vectors on the sphere, [B, heads, T, D].
+        clusters: the nearest centroid of each vector, int [B, heads, T].
         is_real: which tokens are not padding, bool [B or 1, T].
-        means: [heads, clusters, D].
-        num_real: how many tokens of the batch are no padding, 0-dim.
+        means: the centroids, [heads, clusters, D].
+        num_real: number of tokens of the batch that are not padding, 0-dim.
     """
     num_heads, num_clusters, width = means.shape
     with autocast_off(states.device.type):
         wide = states.to(torch.promote_types(states.dtype, means.dtype))
         real = is_real[:, None].expand(clusters.shape)
-        # the centroids of all heads in a row
+        # centroids of all heads are numbered consecutively
         index = (clusters + num_clusters * torch.arange(num_heads, device=states.device)[:, None]).flatten()
         counted = real.flatten().to(wide.dtype)
         sums = wide.new_zeros(num_heads * num_clusters, width)
@@ -150,14 +152,16 @@ def seen(states: Tensor, clusters: Tensor, is_real: Tensor, means: Tensor, num_r
 def seen_by_both(
     routed: tuple[Tensor, Tensor], clusters: tuple[Tensor, Tensor], is_token: Tensor, positions: Tensor, means: Tensor
 ) -> Seen:
-    """Return what queries and keys show the centroids; the authors' loss counts those that are the same twice.
+    """Return what the centroids see in queries and keys; if both are the same, the loss counts them twice.
+
+    This is what the authors' loss does.
 
     Args:
         routed: queries and keys of routing heads, one tensor if they are the same, [B, heads, T, D] each.
-        clusters: the nearest centroid of each, int [B, heads, T].
+        clusters: the nearest centroid of each vector, int [B, heads, T].
         is_token: which tokens of the text are not padding, bool [B or 1, K].
-        positions: where the queries stand in it, int [T].
-        means: [heads, clusters, D].
+        positions: the positions of the queries in the text, int [T].
+        means: the centroids, [heads, clusters, D].
     """
     count = is_token.sum() * (len(routed[0]) // len(is_token))
     known = (is_token.index_select(1, positions), means, count)
@@ -168,12 +172,12 @@ def seen_by_both(
 
 
 def joined(of_queries: Seen, of_keys: Seen) -> Seen:
-    """Return what queries and keys of a layer show together."""
+    """Return the sum of what the centroids see in the queries and in the keys of a layer."""
     return Seen(*(one + other for one, other in zip(of_queries, of_keys, strict=True)))
 
 
 def update_all(modules: Sequence[Centroids], shown: Sequence[Seen]) -> None:
-    """Update the centroids of several layers by what the batches of all processes have shown."""
+    """Update the centroids of several layers with what they have seen in the batches of all processes."""
     flat = torch.cat([each.detach().flatten() for layer in shown for each in (layer.sums, layer.counts)])
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         distributed.all_reduce(flat)
@@ -184,33 +188,33 @@ def update_all(modules: Sequence[Centroids], shown: Sequence[Seen]) -> None:
         module.update(sums.view(module.sums.shape), counts.view(module.counts.shape))
 
 
-# Which tokens are in which cluster, as the groups in which routing heads read them.
+# Which tokens are in which cluster, as the groups in which tokens of routing heads attend to each other.
 #
-# Balanced clusters choose their tokens, as the authors' do: each has the w tokens of a document that are most similar
-# to its centroid. In causal membership a token chooses its cluster, the one of the most similar centroid, and reads
-# the last w tokens of that cluster, itself among them; this depends on nothing after it. Padding is in no cluster, and
-# clusters do not cross documents. Of tokens that are equally similar but for rounding, as equal ones are in the first
-# layer, those with the lower index are taken (`layout/top_k.py`). A token has one most similar centroid,
-# since no two are equal.
+# Balanced clusters choose their tokens, as in the authors' code: each cluster has the w tokens of a document that are
+# most similar to its centroid. With causal membership a token chooses its cluster, the one with the most similar
+# centroid, and attends to the last w tokens of that cluster, including itself; this depends on no later token. Padding
+# is in no cluster, and clusters do not cross documents. If similarities of tokens differ only by rounding, as for equal
+# tokens in the first layer, the tokens with the lower index are taken (`layout/top_k.py`). A token has one most similar
+# centroid, because no two centroids are equal.
 #
 # A list of members is in the order of the text, with empty places (-1). The distance of two members counts places of
-# the list; that is what relative positions of routing heads look up (the authors' code).
+# the list; relative positions of routing heads use this distance, as in the authors' code.
 
 
 EMPTY = -1
-# from how many keys a query on, queries are listed one by one: cheaper than all members of their clusters
+# with at least this many keys per query, every query gets its own list of keys: cheaper than lists of all members
 FEW_QUERIES = 16
-# the numbers of clusters lie in the cache in two digits, which every dtype holds exactly
+# the cache holds the index of a cluster as two digits to this base, which every dtype represents exactly
 DIGIT = 256
 
 
 class ClusterGroups(NamedTuple):
-    """Groups of queries and keys, and how their places count.
+    """Groups of queries and keys, and which places of a group a query attends to.
 
     Attributes:
         queries, keys: positions, int [B, heads, groups, places].
-        shift: the place of a query in the list of its keys is its own place plus this.
-        reach: a query reads the members at most so many places before itself; None: all of them.
+        shift: a query at place i of `queries` is at place i + shift of `keys`.
+        reach: a query attends to members at most this many places before itself; None: to all members.
     """
 
     queries: Tensor
@@ -220,12 +224,12 @@ class ClusterGroups(NamedTuple):
 
 
 def places_of(cluster_tokens: int, num_keys: int) -> int:
-    """Return how many places a cluster needs; a compiler, to which lengths are symbols, gets all that there may be."""
+    """Return how many places a cluster needs; while compiling, when lengths are symbolic, the maximum."""
     return cluster_tokens if torch.compiler.is_compiling() else min(cluster_tokens, num_keys)
 
 
 def width_of_ties(dtype: torch.dtype, head_dim: int) -> float:
-    """Return how far apart equal vectors of norm √D may be in their products with a centroid, which are about √D."""
+    """Return by how much products of equal vectors of norm √D with a centroid may differ; products are about √D."""
     return tie_width(dtype) * head_dim**0.5
 
 
@@ -243,16 +247,16 @@ def balanced_groups(
     Args:
         of_queries, of_keys: similarities of all tokens, [B, heads, K, clusters]; one tensor if they are the same.
         documents: the document of each token, int [B or 1, K]; -1: padding.
-        num_queries: how many tokens are computed, the last ones if no key is behind them.
+        num_queries: number of queries; they are the last tokens if no key comes after them.
         is_packed: whether rows hold several documents.
-        width: similarities at most so far apart are equal; see `width_of_ties`.
+        width: similarities that differ by at most this count as equal; see `width_of_ties`.
     """
     members = packed_members if is_packed else row_members
     places = places_of(cluster_tokens, documents.shape[1])
     keys = members(of_keys.transpose(2, 3), documents, places, width)
     queries = keys if of_queries is of_keys else members(of_queries.transpose(2, 3), documents, places, width)
     if is_packed:
-        # the members of a document lie in one block of places or in two neighbouring ones
+        # the members of a document are in one block of places or in two neighbouring ones
         blocks = with_neighbours(in_blocks(keys, places), 1, 1)
         return ClusterGroups(in_blocks(queries, places).flatten(2, 3), blocks.flatten(2, 3), places)
     # in cached decoding, few members are new; they are the last ones
@@ -262,11 +266,11 @@ def balanced_groups(
 
 
 def row_members(similarity: Tensor, documents: Tensor, places: int, width: float) -> Tensor:
-    """Return the members of each cluster where a row is one document: int [B, heads, clusters, places], empty first.
+    """Return the members of each cluster if a row is one document: int [B, heads, clusters, places], empty first.
 
     similarity: [B, heads, clusters, K].
     """
-    # ranks of all tokens take twice the memory of similarities: those of some clusters at a time
+    # some clusters at a time, because the ranks of all tokens take twice the memory of the similarities
     found = [_row_members(part, documents, places, width) for part in in_parts(similarity, similarity.shape[3])]
     return found[0] if len(found) == 1 else torch.cat(found, 2)
 
@@ -282,10 +286,10 @@ def _row_members(similarity: Tensor, documents: Tensor, places: int, width: floa
 def packed_members(similarity: Tensor, documents: Tensor, places: int, width: float) -> Tensor:
     """Return the members of each cluster in every document of a row: int [B, heads, clusters, whole blocks of places].
 
-    A document has at most `places` members of a cluster; those of one follow those of the one before.
+    A document has at most `places` members of a cluster; the members of its documents follow one another.
     """
     num_keys, shape = documents.shape[1], similarity.shape
-    # one document after the other, where they start, and where the last of its most similar tokens will stand
+    # tokens in the order of their documents, and for each the places of its document's first and last ranked member
     in_order, order = documents.sort(dim=-1, stable=True)
     index = torch.arange(num_keys, device=documents.device)
     is_start = pad(in_order[:, 1:] != in_order[:, :-1], (1, 0), value=True)
@@ -294,7 +298,7 @@ def packed_members(similarity: Tensor, documents: Tensor, places: int, width: fl
     has_last = (start + places <= num_keys) & (in_order.gather(1, last) == in_order)
     is_token, has_last = ((each[:, None, None]) for each in (in_order != EMPTY, has_last))
     order, start, last, of_tokens = (each[:, None, None].expand(shape) for each in (order, start, last, documents))
-    # as `highest`, in each document
+    # like `highest`, but within each document
     values, ranked = similarity.sort(dim=-1, descending=True)
     values = values.gather(3, of_tokens.gather(3, ranked).sort(dim=-1, stable=True).indices)
     least = values.gather(3, last).masked_fill(~has_last, -torch.inf)
@@ -312,12 +316,12 @@ def packed_members(similarity: Tensor, documents: Tensor, places: int, width: fl
 def causal_groups(
     clusters: Tensor, documents: Tensor, positions: Tensor, num_clusters: int, cluster_tokens: int
 ) -> ClusterGroups:
-    """Return groups in which each query reads the last members of its own cluster.
+    """Return groups in which each query attends to the last members of its own cluster.
 
     Args:
-        clusters: that of every key, int [B, heads, K].
+        clusters: the cluster of each key, int [B, heads, K].
         documents: the document of each key, int [B or 1, K]; -1: padding.
-        positions: of the queries, int [T].
+        positions: the positions of the queries, int [T].
     """
     num_queries, num_keys = positions.shape[0], documents.shape[1]
     clusters = torch.where((documents != EMPTY)[:, None], clusters, num_clusters)
@@ -328,7 +332,7 @@ def causal_groups(
 
 
 def query_groups(clusters: Tensor, documents: Tensor, positions: Tensor, places: int) -> ClusterGroups:
-    """Return a group for each query: the keys that it reads."""
+    """Return a group for each query: the keys that it attends to."""
     index = torch.arange(documents.shape[1], device=documents.device)
     shape = (clusters.shape[0], clusters.shape[1], -1)
     own_cluster = clusters.index_select(2, positions)
@@ -345,7 +349,9 @@ def query_groups(clusters: Tensor, documents: Tensor, positions: Tensor, places:
 
 
 def block_groups(clusters: Tensor, num_clusters: int, places: int) -> ClusterGroups:
-    """Return blocks of half as many places as a query reads: a block's queries read it and the two before it.
+    """Return groups by blocks of a cluster, whose queries attend to their block and to at most two before it.
+
+    A block has ⌈places / 2⌉ places.
 
     clusters: int [B, heads, K]; padding is in the cluster `num_clusters`.
     """
@@ -358,7 +364,7 @@ def block_groups(clusters: Tensor, num_clusters: int, places: int) -> ClusterGro
     # each cluster fills whole blocks
     room = (sizes + block - 1) // block * block
     rank = torch.arange(num_keys, device=clusters.device) - (sizes.cumsum(2) - sizes).gather(2, in_order)
-    # one more than may be needed; of a quotient that it cannot divide, torch.export sees that lists of blocks are whole
+    # may be one too many; torch.export does not simplify this quotient, and sees that lists consist of whole blocks
     num_blocks = (num_keys + num_clusters * block + block - 1) // block
     place = ((room.cumsum(2) - room).gather(2, in_order) + rank).clamp(max=num_blocks * block)
     place = torch.where(in_order == num_clusters, num_blocks * block, place)
@@ -371,21 +377,24 @@ def block_groups(clusters: Tensor, num_clusters: int, places: int) -> ClusterGro
 
 
 def in_blocks(places: Tensor, size: int) -> Tensor:
-    """Return lists [..., n] in blocks of equal size, [..., blocks, size]."""
+    """Return lists [..., n] split into blocks of equal size, [..., blocks, size]."""
     return places.reshape(*places.shape[:-1], places.shape[-1] // size, size)
 
 
 def with_neighbours(blocks: Tensor, before: int, after: int) -> Tensor:
-    """Return each block of [..., blocks, size] in one list with so many before and after it, empty beyond the ends."""
+    """Return each block of [..., blocks, size] joined with its neighbours, which are empty beyond the ends.
+
+    before, after: number of neighbours on each side.
+    """
     num_blocks = blocks.shape[-2]
     filled = pad(blocks, (0, 0, before, after), value=EMPTY)
     return torch.cat([filled[..., each : each + num_blocks, :] for each in range(before + after + 1)], -1)
 
 
 def clusters_of(members: Tensor, num_clusters: int, num_keys: int) -> Tensor:
-    """Return the clusters that hold each token, ascending, and behind them -1: int [B, heads, K, most of a token].
+    """Return the clusters that hold each token, ascending, padded with -1: int [B, heads, K, most of a token].
 
-    members: those of balanced clusters, [B, heads, groups, places]; the groups of a cluster are neighbours.
+    members: the members of balanced clusters, [B, heads, groups, places]; the groups of a cluster are neighbours.
 
     >>> clusters_of(torch.tensor([[[[-1, 2], [0, 2]]]]), 2, 3).tolist()
     [[[[1, -1], [-1, -1], [0, 1]]]]
@@ -400,7 +409,7 @@ def clusters_of(members: Tensor, num_clusters: int, num_keys: int) -> Tensor:
 
 
 def digits(numbers: Tensor) -> Tensor:
-    """Return integers in two digits, [..., 2], which every floating-point dtype holds exactly.
+    """Return integers as two digits, [..., 2], which every floating-point dtype represents exactly.
 
     >>> digits(torch.tensor(515)).tolist()
     [2, 3]
@@ -409,7 +418,7 @@ def digits(numbers: Tensor) -> Tensor:
 
 
 def number_of(two: Tensor) -> Tensor:
-    """Return the integers that `digits` wrote.
+    """Return the integers of two digits, the inverse of `digits`.
 
     >>> int(number_of(digits(torch.tensor(515)).bfloat16()))
     515

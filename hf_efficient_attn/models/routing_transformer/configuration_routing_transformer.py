@@ -15,7 +15,7 @@ from hf_efficient_attn.models.config.library import LibraryConfig
 from hf_efficient_attn.patterns.bands import Band
 from hf_efficient_attn.patterns.pattern import Pattern
 
-# Fields of the Routing Transformer's config that exclude each other, or numbers out of their range.
+# Checks for fields that exclude each other and for numbers that are out of range.
 
 
 CHOICES = {
@@ -44,7 +44,7 @@ def check_routing(config: Any) -> None:
 
 
 def check_direction(config: Any) -> None:
-    """Raise ConfigurationError for a choice of keys that does not go with the direction of the model."""
+    """Raise ConfigurationError for a choice of keys that a causal, or a bidirectional, model cannot have."""
     if config.is_causal and not config.shares_qk:
         raise ConfigurationError(
             "share_qk=False needs is_causal=False: a causal model keeps the keys of earlier tokens, but not the "
@@ -65,14 +65,14 @@ def check_direction(config: Any) -> None:
 
 # The authors' networks, as fields of `RoutingTransformerConfig`.
 #
-# Every function is a classmethod of it; keywords change or add fields. Sizes, clusters, head counts and dropouts are
-# those of the authors' code. It names no vocabulary: ours are 267,735 words of Wikitext-103, the 256 bytes of enwik8
-# and of pixels, and 32,768 subwords of PG-19. Its local heads read their own block of tokens and the one before; here
-# they follow the `Band` of the same greatest reach. Neither code nor paper prints numbers of parameters, but the
-# authors call their released model of PG-19 one of 200M; its sizes, with a gated MLP, give more.
+# Sizes, clusters, head counts and dropouts are taken from the authors' code. It does not state vocabularies; ours are
+# the 267,735 words of Wikitext-103, 256 bytes for enwik8 and for pixels, and 32,768 subwords for PG-19. Its local heads
+# attend to their own block of tokens and to the block before; here they follow a `Band` with the same largest distance.
+# Neither the code nor the paper states the number of parameters, but the authors say that their released PG-19 model
+# has 200M; its sizes, with a gated MLP, give more.
 
 
-# the greatest distance of a local head, and of a vector of its relative positions: blocks of 256 tokens
+# the largest distance in a local head with blocks of 256 tokens
 REACH = 511
 AUTHORS: dict[str, Any] = {
     "attention_pattern": Band(REACH, 0),
@@ -125,8 +125,8 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
             possible one; the authors' code keeps it.
         routing_scale: the factor of the scores of routing heads, whose queries and keys have the norm √head_dim. The
             authors' 1.0 gives scores of ±head_dim.
-        centroid_decay: λ of the centroids, which are moving averages. 1.0 keeps them constant, which methods need that
-            compute a mini-batch twice in a step with others in between (GradCache). It may be changed in training.
+        centroid_decay: λ of the centroids, which are moving averages. 1.0 keeps them constant, as required by methods
+            that compute a mini-batch twice in a step with others in between (GradCache). It may be changed in training.
         commitment_weight: β; training adds β · the mean squared distance of queries and keys to their centroids,
             summed over layers, to the loss.
         attention_pattern: the pattern of local heads, in any form that `sparsify` takes. Causal models use its causal
@@ -140,8 +140,8 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
             authors' code.
         norm_position, norm_type, norm_eps, norm_bias: "post", or "pre" with another norm after the last block;
             "layernorm" or "rmsnorm"; `norm_bias` is for layernorm.
-        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: bias vectors of query, key and value; attention
-            output; MLP; vocabulary.
+        attention_bias, attention_output_bias, mlp_bias, lm_head_bias: whether there are biases in the projections of
+            query, key and value; in the attention output; in the MLP; in the language modeling head.
         gated_mlp: whether the MLP computes act(x·W_gate) * (x·W_up).
         embedding_init_std: initial standard deviation of embeddings; None: initializer_range.
         classifier_pooling: the token that represents a sequence: "first", "last" or "mean"; None: "last" if causal,
@@ -248,9 +248,7 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
 
     @classmethod
     def imagenet64(cls, **fields: Any) -> "RoutingTransformerConfig":
-        """Return the 24-layer network for images of 64 × 64 pixels, with 8 clusters of 2,048: 247,401,472
-        parameters.
-        """
+        """Return the 24-layer network for 64 × 64 pixel images, with 8 clusters of 2,048: 247,401,472 parameters."""
         preset = {
             "num_hidden_layers": 24,
             "num_attention_heads": 16,
@@ -277,7 +275,7 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
 
     @property
     def sinusoid_amplitude(self) -> float | int:
-        """The factor of sinusoids, so that they are as large as the embeddings they are added to."""
+        """The factor of sinusoids, which makes them as large as the embeddings they are added to."""
         return self.initializer_range if self.embedding_init_std is None else self.embedding_init_std
 
     def routing_heads(self, layer: int) -> int:

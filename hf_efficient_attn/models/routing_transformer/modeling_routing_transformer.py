@@ -1,23 +1,23 @@
-"""Transformer some of whose heads read the tokens of their cluster: k-means of queries and keys, beside local heads.
+"""Transformer with routing heads, which attend within clusters (k-means of queries and keys), and local heads.
 
-Queries and keys of a routing head are normed to one sphere (mean 0, norm √D, without scale and bias), so that the
-nearest centroid is that of the largest product, and tokens near the same centroid have large products with each other.
-A token reads the tokens of its clusters; heads that do not route follow the config's `attention_pattern`.
+Queries and keys of a routing head are normalized to one sphere (mean 0, norm √D, without scale and bias), so the
+nearest centroid is the one with the largest product, and tokens near the same centroid have large products with each
+other. A token attends to the tokens of its clusters; heads that do not route follow the config's `attention_pattern`.
 
-What the authors' choice of tokens leaks (`membership="balanced"` in causal models): a cluster has the w tokens of the
-whole text that are most similar to its centroid, so that a token's cluster mates, and whether it is in a cluster at
-all, depend on tokens after it. Values of later tokens are never read, but training sees a choice that generation
-cannot make: there, clusters choose among the tokens so far, and what earlier tokens have read stays as it was. Outputs
-with a cache therefore differ from those of the whole text. `membership="causal"`, the default of causal models, has no
-such leak: a token's cluster depends on itself alone, it reads the last w members, and cached generation equals the
-whole text.
+In causal models, the authors' choice of tokens (`membership="balanced"`) leaks information about later tokens. A
+cluster has the w tokens of the whole text that are most similar to its centroid, so later tokens decide whether a token
+is in a cluster, and with which others. No token attends to later values, but training uses a choice that generation
+cannot make: generation chooses among the tokens so far, and the outputs of earlier tokens stay as they were. Outputs
+with a cache therefore differ from those of the full forward pass. `membership="causal"`, the default of causal models,
+has no such leak: the cluster of a token depends on this token alone, the token attends to the last w members of its
+cluster, and cached generation equals the full forward pass.
 
-Source: Roy, Saffar, Vaswani, Grangier (arXiv:2003.05997), sections 3 and 4, and the authors' code, where the paper is
-silent: scores of normed vectors are not scaled, a token in several clusters gets the sum of their outputs divided by
-their number plus 0.01, and layers are post-norm. We differ in these points: padding competes for no place in a cluster,
-and packed documents have members of their own; start and moving averages of the centroids (`clusters.py`); queries and
-keys update them together, in one step; relative positions have vectors for keys alone; and the keys' projection of
-routing heads that share queries and keys, unused in their code, does not exist.
+Source: Roy, Saffar, Vaswani, Grangier (arXiv:2003.05997), sections 3 and 4, and, where the paper is silent, the
+authors' code: scores of normalized vectors are not scaled, a token in several clusters gets the sum of their outputs
+divided by their number plus 0.01, and layers are post-norm. We differ in these points: padding takes no place in a
+cluster, and packed documents have their own members; the centroids have other initial values and moving averages
+(`clusters.py`), and queries and keys update them together, in one step; relative positions have vectors for keys only;
+and routing heads that share queries and keys have no key projection, which is unused in the authors' code.
 """
 
 from itertools import islice
@@ -50,11 +50,9 @@ from .attention import RoutingAttention, RoutingInputs
 from .clusters import Centroids, Seen, update_all
 from .configuration_routing_transformer import RoutingTransformerConfig
 
-# Which document each key of a call is in, and which positions its queries have: what decides on clusters.
-
 
 def routing_inputs(call: PreparedCall, masks: LayerInputs) -> RoutingInputs:
-    """Return what the layers are told in a call."""
+    """Return the inputs of the layers for a call."""
     tokens, matrix, device = masks.token_mask, masks.matrix, call.embedded.device
     num_keys = call.num_keys
     if matrix is not None:
@@ -67,7 +65,7 @@ def routing_inputs(call: PreparedCall, masks: LayerInputs) -> RoutingInputs:
 
 
 class RoutingLayer(Block):
-    """One block, post-norm (the authors') or pre-norm. [B, T, hidden_size] → the same, and the fields of `Seen`."""
+    """One block. [B, T, hidden_size] → the same, and in training the fields of `Seen`."""
 
     def __init__(self, config: RoutingTransformerConfig, layer_idx: int) -> None:
         super().__init__(config, RoutingAttention(config, layer_idx), config.gated_mlp)
@@ -90,7 +88,7 @@ class RoutingTransformerPreTrainedModel(EfficientPreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """As every family, but centroids count a batch once that tensor parallelism gives to several processes."""
+        """Distribute the model; centroids count a batch once, even if tensor parallelism gives it to many processes."""
         for module in model.modules():
             if isinstance(module, Centroids):
                 module.num_copies = getattr(distributed_config, "tp_size", None) or 1
@@ -131,9 +129,9 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         kwargs |= {**where, "inputs": routing_inputs(call, call.masks(self.config)), "cache": call.cache}
         for layer in islice(self.layers, self.config.num_hidden_layers):
             centroids = layer.self_attn.centroids
-            # they move below, and must not before gradient checkpointing has computed the layer again
+            # a copy, because `_learn` moves the centroids before gradient checkpointing recomputes the layer
             means = centroids.means.clone() if self.training and centroids is not None else None
-            # not nested: checkpointing that is reentrant differentiates no tensors of nested tuples
+            # not nested: reentrant checkpointing does not differentiate tensors in nested tuples
             hidden_states, *seen = layer(hidden_states, means=means, **kwargs)
             if seen:
                 shown[layer.self_attn] = Seen(*seen)
@@ -141,9 +139,9 @@ class RoutingTransformerModel(RoutingTransformerPreTrainedModel):
         return BackboneOutput(states, call.cache, auxiliary_loss=self._learn(shown, states))
 
     def _learn(self, shown: dict[RoutingAttention, Seen], states: Tensor) -> Tensor | None:
-        """Move the centroids towards what their layers have shown, and return the commitment loss; None: no layer has.
+        """Move the centroids towards what they have seen, and return the commitment loss; None: they have seen nothing.
 
-        Centroids stay where they are if the projections of their queries do.
+        The centroids of a layer stay where they are if its query projection is not trained.
         """
         if not shown:
             return None
