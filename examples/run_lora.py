@@ -37,7 +37,7 @@ class Arguments:
     text_column: str = HfArg(default="text", help="Column of the text.")
     block_size: int = HfArg(default=512, help="Length of the training sequences in tokens.")
     left: int = HfArg(default=28, help="Attend to this number of tokens before each token.")
-    num_first: int = HfArg(default=4, help="Attend to this number of first tokens, too.")
+    num_first: int = HfArg(default=4, help="Also attend to this number of first tokens.")
     merge: bool = HfArg(default=False, help="Also save the model with the adapters merged into its weights.")
     max_train_samples: int | None = HfArg(default=None, help="Limit of training sequences. Default data: 64.")
     max_eval_samples: int | None = HfArg(default=None, help="Limit of validation sequences. Default data: 16.")

@@ -40,7 +40,7 @@ class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Decoder with RoPE. Default: SmolLM2-135M.")
     text_file: str | None = HfArg(default=None, help="Your text. Default: documentation of Python.")
     left: int = HfArg(default=1020, help="Attend to this number of tokens before each token.")
-    num_first: int = HfArg(default=4, help="Attend to this number of first tokens, too.")
+    num_first: int = HfArg(default=4, help="Also attend to this number of first tokens.")
     dense_layers: list[int] = HfArg(default_factory=list, help="Numbers of layers that keep full attention.")
     text_tokens: int = HfArg(default=8192, help="Tokens of each text, and of the longest prompt.")
     max_eval_samples: int = HfArg(default=3, help="Evaluate on at most this number of texts.")

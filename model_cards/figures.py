@@ -36,7 +36,7 @@ def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", nargs=2, metavar=("FILE", "NAME"), help="keep FILE as results/NAME.json")
-    parser.add_argument("--command", help="what wrote the all_results.json that is kept")
+    parser.add_argument("--command", help="the command that wrote the all_results.json")
     args = parser.parse_args()
     if args.keep:
         return keep(Path(args.keep[0]), args.keep[1], args.command)

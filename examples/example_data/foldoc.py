@@ -52,7 +52,7 @@ def _dictionary(num_entries: int) -> dict[str, list[dict[str, str]]]:
     ((_, content),) = packages.members(archive, "usr/share/dictd/foldoc.dict.dz")
     entries = held_out(Dataset.from_list(_entries(gzip.decompress(content).decode("utf-8"))))
     if num_entries > (number := len(entries["validation"])):
-        raise SystemExit(f"A context of {num_entries} entries: there are {number} for validation.")
+        raise SystemExit(f"A context needs {num_entries} entries, but only {number} are held out for validation.")
     return {split: rows.to_list() for split, rows in entries.items()}
 
 

@@ -72,7 +72,9 @@ def _run(command: list[str], folder: Path, what: str) -> None:
     except FileNotFoundError as error:
         raise SystemExit(f"{what}: there is no {command[0]} on this machine. {advice}") from error
     except subprocess.SubprocessError as error:
-        reason = "no end after ten minutes" if isinstance(error, subprocess.TimeoutExpired) else "failed, see above"
+        reason = (
+            "not finished after ten minutes" if isinstance(error, subprocess.TimeoutExpired) else "failed, see above"
+        )
         raise SystemExit(f"{what}: {reason}. {advice}") from error
 
 
@@ -92,4 +94,4 @@ def members(archive: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
             for entry in sorted(found, key=lambda entry: entry.name):
                 yield entry.name.removeprefix("./"), files.extractfile(entry).read()
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, subprocess.CalledProcessError) as error:
-        raise SystemExit(f"{archive} is damaged: delete it, and it is downloaded again.") from error
+        raise SystemExit(f"{archive} is damaged: delete it to download it again.") from error

@@ -78,7 +78,9 @@ class Arguments(Shape):
     learning_rates: list[float] | None = HfArg(
         default=None, help="Train each model at each of these. Default: the rate that was best for it in the search."
     )
-    seeds: list[int] = HfArg(default_factory=lambda: [42], help="Of weights and order: train each model with each.")
+    seeds: list[int] = HfArg(
+        default_factory=lambda: [42], help="Seeds of weights and order: each model is trained with each."
+    )
     train_file: str | None = HfArg(
         default=None, help="Your text; its last tenth is held out. Default: the standard library's source."
     )
@@ -88,7 +90,7 @@ class Arguments(Shape):
     vocab_size: int = HfArg(default=4096, help="Tokens of the tokenizer, which is trained on the text.")
     max_train_bytes: int = HfArg(default=8_000_000, help="Train on at most this many bytes of text.")
     max_eval_blocks: int = HfArg(default=128, help="Evaluate on this many blocks of held-out text, evenly spaced.")
-    resume: bool = HfArg(default=False, help="Go on with the run in --output_dir.")
+    resume: bool = HfArg(default=False, help="Continue the run in --output_dir.")
 
     def __post_init__(self) -> None:
         known_once("models", [model.split(",")[0] for model in self.models], MODELS)

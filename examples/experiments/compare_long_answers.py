@@ -76,19 +76,19 @@ class Arguments(Shape):
     """The ways to read a text, the task and the training."""
 
     output_dir: str = HfArg(default="outputs/compare_long_answers", help="Folder of the run.")
-    readings: list[str] = HfArg(default_factory=lambda: [*READINGS], help=f"Of {', '.join(READINGS)}.")
+    readings: list[str] = HfArg(default_factory=lambda: [*READINGS], help=f"Ways to read: {', '.join(READINGS)}.")
     num_entries: int = HfArg(default=48, help="Entries of the dictionary in a text.")
     num_train: int = HfArg(default=1500, help="Questions to train on.")
     num_validation: int = HfArg(default=400, help="Questions to evaluate on.")
     vocab_size: int = HfArg(default=4096, help="Tokens of the tokenizer, which is trained on the texts.")
-    window_length: int = HfArg(default=512, help="Tokens that `first` and `windows` read at once.")
+    window_length: int = HfArg(default=512, help="Tokens in a window of `first` and `windows`.")
     doc_stride: int = HfArg(default=128, help="Tokens that neighbouring windows have in common.")
-    attention_window: int = HfArg(default=128, help="Tokens that one attends to around itself in `band`, even.")
+    attention_window: int = HfArg(default=128, help="`band`: tokens that a token attends to; even.")
     seeds: list[int] = HfArg(default_factory=lambda: [1, 2], help="Train each model once with each.")
     seconds_per_model: float = HfArg(default=300.0, help="Training time of each model and seed.")
     tokens_per_step: int = HfArg(default=16384, help="Tokens of a training step, about.")
     learning_rate: float = HfArg(default=2e-3, help="Highest learning rate.")
-    resume: bool = HfArg(default=False, help="Go on with the run in --output_dir; finished models are kept.")
+    resume: bool = HfArg(default=False, help="Continue the run in --output_dir; finished models are kept.")
 
     def __post_init__(self) -> None:
         if self.attention_window < 2 or self.attention_window % 2:

@@ -63,7 +63,7 @@ COLUMNS = {
     "mega_flops": ("multiply-adds/byte (M)", "{:.2f}"),
     "train_seconds": ("training (s)", "{:.0f}"),
     "train_tokens_per_second": ("trained bytes/s", "{:,.0f}"),
-    "test_tokens_per_second": ("read bytes/s", "{:,.0f}"),
+    "test_tokens_per_second": ("tested bytes/s", "{:,.0f}"),
 }
 
 
@@ -78,22 +78,22 @@ class Arguments(Shape):
     )
     span_limits: list[int] = HfArg(
         default_factory=lambda: [1024],
-        help="Longest spans, in bytes: `fixed` reads as far. Each kind, with each limit.",
+        help="Longest spans in bytes, for every kind; a `fixed` span is always this long.",
     )
     span_penalty: float = HfArg(default=2e-6, help="What a byte of span costs in a layer, in nats.")
     train_file: str | None = HfArg(default=None, help="A file of any bytes. Default: the standard library's source.")
-    segment_bytes: int = HfArg(default=256, help="Bytes that a model reads at once; it remembers more.")
-    max_train_bytes: int = HfArg(default=8_000_000, help="Train on at most so much text.")
+    segment_bytes: int = HfArg(default=256, help="Bytes in a segment; the memory of a model is longer.")
+    max_train_bytes: int = HfArg(default=8_000_000, help="Train on at most this many bytes of text.")
     max_eval_bytes: int = HfArg(default=32_768, help="Text of an evaluation during training.")
     max_test_bytes: int = HfArg(default=262_144, help="Text of the last evaluation, which is reported.")
     max_steps: int = HfArg(default=200, help="Optimizer steps of each kind.")
     batch_size: int = HfArg(default=8, help="Segments in a step.")
     learning_rate: float = HfArg(default=2e-3, help="Rate of AdamW.")
     span_learning_rate: float = HfArg(
-        default=5e-3, help="Rate of the spans: one step moves them by about a share so large."
+        default=5e-3, help="Rate of the spans: a step changes them by about this share of the limit."
     )
-    seed: int = HfArg(default=42, help="Of the weights.")
-    resume: bool = HfArg(default=False, help="Go on with the run in --output_dir; finished models are kept.")
+    seed: int = HfArg(default=42, help="Seed of the weights.")
+    resume: bool = HfArg(default=False, help="Continue the run in --output_dir; finished models are kept.")
 
     def __post_init__(self) -> None:
         self.spans = known_once("spans", self.spans, KINDS)

@@ -60,10 +60,12 @@ class Arguments:
     output_dir: str = HfArg(default="outputs/compare_sparse_llama", help="Folder of the run.")
     model_name_or_path: str | None = HfArg(default=None, help="A decoder. Default: SmolLM2-135M.")
     train_file: str | None = HfArg(default=None, help="Text; its end is held out. Default: Python's documentation.")
-    patterns: list[str] = HfArg(default_factory=lambda: [*PATTERNS], help=f"Of {', '.join(PATTERNS)}.")
-    trainings: list[str] = HfArg(default_factory=lambda: [*TRAININGS], help=f"Of {', '.join(TRAININGS)}.")
+    patterns: list[str] = HfArg(default_factory=lambda: [*PATTERNS], help=f"Patterns: {', '.join(PATTERNS)}.")
+    trainings: list[str] = HfArg(
+        default_factory=lambda: [*TRAININGS], help=f"Kinds of training: {', '.join(TRAININGS)}."
+    )
     left: int = HfArg(default=1020, help="`sinks`: attend to this number of tokens before each token.")
-    num_first: int = HfArg(default=4, help="`sinks`: attend to this number of first tokens, too.")
+    num_first: int = HfArg(default=4, help="`sinks`: also attend to this number of first tokens.")
     block_tokens: int = HfArg(default=64, help="`blocks`: tokens of a block.")
     num_blocks: int = HfArg(default=16, help="`blocks`: blocks that a token attends to.")
     text_tokens: int = HfArg(default=8192, help="Tokens of a text.")
@@ -74,7 +76,7 @@ class Arguments:
     max_eval_samples: int = HfArg(default=4, help="Held-out texts.")
     passage_tokens: int = HfArg(default=64, help="Tokens of a repeated passage.")
     seed: int = HfArg(default=42, help="Seed of the order of texts, the adapters and the order of passages.")
-    resume: bool = HfArg(default=False, help="Go on with the run in --output_dir; finished models are kept.")
+    resume: bool = HfArg(default=False, help="Continue the run in --output_dir; finished models are kept.")
 
     def __post_init__(self) -> None:
         self.patterns = known_once("patterns", self.patterns, PATTERNS)

@@ -328,7 +328,7 @@ CONTEST = Contest(
             "choices": sorted(ACT2FN),
             "default": "relu",
             "metavar": "NAME",
-            "help": "activation of all models, GPT-2 too, as transformers calls it (default relu)",
+            "help": "activation of all models, also of GPT-2, by its name in transformers (default relu)",
         },
         "--dtype": {
             "nargs": "+",

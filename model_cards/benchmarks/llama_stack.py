@@ -68,8 +68,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 32768])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--backend", default="auto", help="of the patterns (default %(default)s)")
-    parser.add_argument("--checkpointing", action="store_true", help="for lengths whose activations are too many")
+    parser.add_argument("--backend", default="auto", help="backend of the patterns (default %(default)s)")
+    parser.add_argument("--checkpointing", action="store_true", help="checkpoint activations, for long texts")
     parser.add_argument("--output", help="a file for the results as JSON")
     args = parser.parse_args()
     models = {name: model_of(name, args) for name in PATTERNS}

@@ -138,8 +138,8 @@ CONTEST = Contest(
     against=(DENSE,),
     measures={**MEASURES, DECODING: "one more token"},
     check=check,
-    about="From embeddings to the last hidden state, without dropout, with an MLP four times as wide but for the star. "
-    "Training step: forward and backward.",
+    about="From embeddings to the last hidden state, without dropout, with an MLP four times as wide (except for the "
+    "star). Training step: forward and backward.",
 )
 
 if __name__ == "__main__":

@@ -137,9 +137,14 @@ class Link:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--pattern", default=PATTERN, help="who reads whom (default %(default)s)")
+    parser.add_argument("--pattern", default=PATTERN, help="the attention pattern (default %(default)s)")
     parser.add_argument(
-        "--processes", nargs="+", type=int, default=[2, 4], metavar="N", help="how many share the text (default 2 4)"
+        "--processes",
+        nargs="+",
+        type=int,
+        default=[2, 4],
+        metavar="N",
+        help="numbers of processes that share the text (default 2 4)",
     )
     parser.add_argument(
         "--gigabits", nargs="+", type=float, default=[0, 1], metavar="G", help="speed of the link (default 0 1)"

@@ -321,7 +321,7 @@ BAD_INPUTS = {
         "--models sasp is unknown. Allowed: gpt2, pre_ln",
     ),
     "heads": ("blocks", ["--num_attention_heads", "5"], "5"),
-    "no text": ("blocks", ["--max_train_bytes", "1"], "no file of the standard library is so small"),
+    "no text": ("blocks", ["--max_train_bytes", "1"], "--max_train_bytes 1"),
     "kind": ("spans", ["--spans", "adaptative"], "--spans adaptative is unknown. Allowed: fixed, adaptive, dynamic"),
     "network": ("spans", ["--network", "vanilla"], "authors, modern"),
     "no file": ("spans", ["--train_file", "nowhere"], "--train_file nowhere: no such file"),

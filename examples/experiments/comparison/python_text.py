@@ -12,5 +12,5 @@ def python_texts(max_train_bytes: int) -> tuple[list[str], list[str]]:
             train.append(text)
             left -= num_bytes
     if not train:
-        raise SystemExit(f"--max_train_bytes {max_train_bytes}: no file of the standard library is so small.")
+        raise SystemExit(f"--max_train_bytes {max_train_bytes}: every file of the standard library is larger.")
     return train, list(data["validation"]["text"])

@@ -9,7 +9,7 @@ import math
 import datasets
 import evaluate
 
-_DESCRIPTION = "Negative log2-likelihood a character and a UTF-8 byte; lower is better."
+_DESCRIPTION = "Negative log2-likelihood per character and per UTF-8 byte; lower is better."
 _INPUTS = """
 Args:
     predictions: for each text, its negative log-likelihood in nats, summed over all its predicted tokens
