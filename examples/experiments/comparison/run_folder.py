@@ -65,8 +65,8 @@ def open_run(args: Any, resume: bool = False) -> Path:
         earlier = json.loads(file.read_text())
         if not resume:
             raise SystemExit(
-                f"{folder} already holds a run. Name another --output_dir, or continue it with --resume, if the script has "
-                "that option."
+                f"{folder} already holds a run. Name another --output_dir, or continue it with --resume, if the "
+                "script has that option."
             )
         changed = [f"--{name} (was {earlier.get(name)})" for name in settings if settings[name] != earlier.get(name)]
         if changed:
