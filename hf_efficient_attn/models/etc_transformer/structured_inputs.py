@@ -437,7 +437,7 @@ def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str
     if not texts or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"structured_inputs got {len(texts)} texts and the tokenizer {type(tokenizer).__name__}; it needs a list "
-            "of at least one text, and a fast tokenizer, because it tells where in a text its tokens begin."
+            "of at least one text, and a fast tokenizer, which gives the offsets of tokens."
         )
     if all(isinstance(each, str) for each in texts):
         return None, texts
