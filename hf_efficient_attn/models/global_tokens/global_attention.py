@@ -154,10 +154,8 @@ def _most(selection: GlobalTokenSelection, is_row: Tensor, tokens: TokenMask, li
         return max(1, len(selection.positions))
     torch._assert_async(
         (is_row.sum(1) <= limit).all(),
-        (
-            "A text has more global tokens than config.max_global_tokens, the limit of compiled and exported models. "
-            "Set it higher."
-        ),
+        "A text has more global tokens than config.max_global_tokens, the limit of compiled and exported models. Set "
+        "it higher.",
     )
     return limit
 

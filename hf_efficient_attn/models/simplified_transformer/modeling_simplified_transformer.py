@@ -359,7 +359,7 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
     name = implementation or "eager"
     if config.span is not None and (paged or (name not in BACKEND_OF_IMPLEMENTATION)):
         raise UnsupportedBackendError(
-            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would ignore the attention "
+            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the attention "
             f"pattern of span={shown(config.span)}. Use generate() with one of: {', '.join(BACKEND_OF_IMPLEMENTATION)}."
         )
     if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
@@ -370,7 +370,7 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
         )
     if config.position_embedding_type == "alibi" and (paged or name not in WITH_BIAS):
         raise UnsupportedBackendError(
-            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would ignore the ALiBi bias. "
+            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the ALiBi bias. "
             "Use generate() with 'sdpa', 'eager' or 'flex_attention'."
         )
 
