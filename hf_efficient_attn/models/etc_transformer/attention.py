@@ -211,8 +211,8 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:
     raise UnsupportedBackendError(
-        "ETC has no second derivative (create_graph=True, autograd.functional.hessian, ...) under torch.compile or for "
-        "long texts. Use shorter texts without torch.compile."
+        "ETC attention has no second derivative (create_graph=True, autograd.functional.hessian, ...) under "
+        "torch.compile or for long texts. Use shorter texts without torch.compile."
     )
 
 

@@ -45,8 +45,8 @@ def check_etc(config: Any) -> None:
     if size is not None and size < needed:
         raise ConfigurationError(
             f"relative_vocab_size={size}, but max_relative_distance={config.max_relative_distance} needs {needed} "
-            f"labels: 2 · {config.max_relative_distance} + 1 for distances and three for kinds of pairs with a global "
-            f"token. Set at least {needed}, or None for a model without labels."
+            f"labels: 2 · {config.max_relative_distance} + 1 distances and three kinds of pairs with a global token. "
+            f"Set at least {needed}, or None for a model without labels."
         )
     check_token(config, "global_token_id")
     if config.type_vocab_size and not 0 <= config.long_token_type < config.type_vocab_size:

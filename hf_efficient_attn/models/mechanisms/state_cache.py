@@ -110,8 +110,8 @@ class StateLayer(SummaryLayer):
 
 
 KEYLESS = (
-    "A layer of linear or memory-compressed attention keeps sums over tokens, not their keys, so prefix tuning cannot "
-    "give it keys. Use prompt tuning or LoRA instead."
+    "A layer of linear or memory-compressed attention keeps sums over tokens, not their keys. Prefix tuning cannot "
+    "give it keys; use prompt tuning or LoRA instead."
 )
 
 

@@ -152,11 +152,7 @@ class SegmentMemory:
             return Segment(0, [None] * num_layers)
         last, kept = self._kept.get(is_training, (None, []))
         if last is None or numbers[0] != last + 1 or len(kept[0]) != segment_index.shape[0]:
-            seen = (
-                "no segment before it is known"
-                if last is None
-                else (f"the segment before it is {last}, of {len(kept[0])} rows")
-            )
+            seen = "none came before it" if last is None else f"the last one was {last}, of {len(kept[0])} rows"
             raise InputError(
                 f"segment_index={numbers[0]} of {segment_index.shape[0]} rows, but {seen}: segments must come in "
                 "order, and the next batch must continue each row. Do not shuffle "
@@ -188,8 +184,8 @@ def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, o
     """
     if attention_mask is not None and not bool((on_host(attention_mask) == 1).all()):
         raise InputError(
-            "attention_mask masks tokens of a segment, but the layers remember segments without padding. Pass segments "
-            "of full length (TextSegments drops the rest of a text), or leave segment_index out."
+            "attention_mask masks tokens of a segment, but remembered segments cannot have padding. Pass segments of "
+            "full length (TextSegments drops the rest of a text), or leave segment_index out."
         )
     for name in ("position_ids", *CACHE_NAMES, *ENDS, NUMBERS):
         if options.get(name) is not None:

@@ -174,7 +174,7 @@ class Spans(KeptInFloat32):
             raise CheckpointError(
                 f"Layer {self.layer_idx} has span ratios {found}; a ratio must be a fraction of "
                 f"span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens instead of fractions "
-                "(divide them by span_limit), or was saved before its spans were clamped after the last step."
+                "(divide them by span_limit), or was saved without clamping its spans after the last step."
             )
 
 

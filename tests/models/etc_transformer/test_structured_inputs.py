@@ -372,7 +372,7 @@ def test_without_links_of_the_whole_text_and_with_other_ids() -> None:
         (["w1 w2"], {"answers": [(0, 2)]}, "answers has 1 of 1 texts"),
         (PAIRS, {"answers": [{"start": 0, "end": 2}, None]}, "'end'"),
         (PAIRS, {"max_length": 3}, "max_length=3"),
-        (["w1 w2"], {"parts": [(0, 3)]}, r"parts has 0; give \(start, stop\) in characters"),
+        (["w1 w2"], {"parts": [(0, 3)]}, r"parts has 0; each part must be \(start, stop\) in characters"),
         (["w1 w2"], {"parts": 5}, "parts is 5 for 1 texts; give one list for each text, with intervals"),
         (PAIRS, {"question_token_ids": (3, 0)}, "Global tokens would have the id 0, which is the padding"),
         (PAIRS, {"answers": [(4, 400), None]}, r"answers has \(4, 400\); give \(start, stop\) in characters"),
