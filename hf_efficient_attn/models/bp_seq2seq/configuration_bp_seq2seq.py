@@ -76,7 +76,7 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
     attention_cost = (
         "encoder of n tokens: n · (log2 n + 1) between spans and their tokens, and about 2 · num_nodes · n · log2(n / "
         "num_nodes) between tokens and nodes; decoder of m tokens: the same with half of the nodes, and m · n of "
-        "cross-attention, with aligned sentences only the pairs within each sentence"
+        "cross-attention, or only the pairs of aligned sentences"
     )
 
     vocab_size: int = 32_000

@@ -47,9 +47,9 @@ class PassedStates:
         if any(key.shape[2] != own.shape[2] for key in keys):
             counts = ", ".join(f"{key.shape[2]} in layer {layer}" for layer, key in zip(layers, keys, strict=True))
             raise InputError(
-                f"A layer uses the keys of several layers together, but they are keys of different tokens: {counts}, "
-                f"and {own.shape[2]} in this layer. Generate with the default cache, which holds all keys of all "
-                "layers."
+                "A layer uses the keys of several layers together, but these have different numbers of keys: "
+                f"{counts}, and {own.shape[2]} in this layer. Generate with the default cache, which holds all keys of "
+                "all layers."
             )
         query, key = (torch.cat([each.to(own.device) for each in states], -1) for states in (queries, keys))
         return query, key
