@@ -32,6 +32,6 @@ SPANS = Family(
         "halo": ("span-modern", "span-dynamic"),
     },
     refuses={
-        "ZeRO": "DeepSpeed's ZeRO trains numbers of its own in place of learned spans",
+        "ZeRO": "DeepSpeed's ZeRO trains copies of the learned spans",
     },
 )

@@ -358,7 +358,7 @@ def test_parts_within_each_other() -> None:
         ({}, [{"input_ids": [3]}], "remove_unused_columns=False"),
         ({}, ["a"], "An item has str and no text"),
         ({}, [{"text": "a", "parts": [(0, 1)]}, {"text": "a"}], "Give it to all items, or to none"),
-        ({}, [{"text": ""}, {"text": ""}], "None of the 2 texts has a token"),
+        ({}, [{"text": ""}, {"text": ""}], "The 2 texts have no tokens"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], items: list[Any], message: str) -> None:

@@ -86,7 +86,7 @@ class AdaptiveSpanConfig(
     papers = ("1905.07799",)
     can_shard_sequence = True
     # scores of a head in a layer, for n tokens
-    attention_cost = "n · (span + span_ramp) of the head, at most n · span_limit"
+    attention_cost = "n · (span + span_ramp) with the span of the head, at most n · span_limit"
 
     vocab_size: int = 256
     hidden_size: int = 512
@@ -193,7 +193,7 @@ class AdaptiveSpanConfig(
         check_given_pattern(self)
         if self.position_embedding_type == "relative_keys" and not self.is_causal:
             raise ConfigurationError(
-                "position_embedding_type='relative_keys' has a vector for every distance to the past; with "
+                "position_embedding_type='relative_keys' has vectors only for distances to earlier tokens; with "
                 "is_causal=False use 'rope' or 'none'."
             )
 

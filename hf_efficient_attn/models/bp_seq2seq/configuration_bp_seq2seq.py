@@ -74,9 +74,9 @@ class BPSeq2SeqConfig(EncoderDecoderFields, TreeFields, DropoutFields, HeadSizes
     papers = ("1911.04070",)
     # scores of a head in a layer, for n tokens
     attention_cost = (
-        "of n tokens, in the encoder n · (log2 n + 1) of spans and their tokens, and about "
-        "2 · num_nodes · n · log2(n / num_nodes) of tokens and the nodes beside them; in the decoder, of m tokens, the "
-        "same with half as many nodes, and m · n, of aligned sentences only those of each sentence"
+        "encoder of n tokens: n · (log2 n + 1) between spans and their tokens, and about 2 · num_nodes · n · log2(n / "
+        "num_nodes) between tokens and nodes; decoder of m tokens: the same with half of the nodes, and m · n of "
+        "cross-attention, or only the pairs of aligned sentences"
     )
 
     vocab_size: int = 32_000

@@ -74,8 +74,8 @@ def check_sentences(of_source: Tensor | None, of_target: Tensor | None, source: 
             check_numbers(name, given, states.shape[:2], tokens)
         elif of_source is not None or of_target is not None:
             raise InputError(
-                f"{INPUTS[1 - INPUTS.index(name)]} is given without {name}, but a target token attends to the source's "
-                "tokens of the same sentence. Pass both; or pass neither, for attention to the whole source."
+                f"{INPUTS[1 - INPUTS.index(name)]} is given without {name}, but a target token attends to source "
+                "tokens with the same sentence number. Pass both, or pass neither to attend to the whole source."
             )
 
 
@@ -158,8 +158,8 @@ class SentencePrompts:
             held = own[real != 0].unique()
             if len(held) and int(held[-1] - held[0]) >= len(held):
                 raise InputError(
-                    f"sentence_ids of row {row} are {len(held)} numbers from {int(held[0])} to {int(held[-1])}, but "
-                    "generate goes on from a sentence to the one with the next number. Number sentences without gaps."
+                    f"sentence_ids of row {row} has {len(held)} different numbers from {int(held[0])} to "
+                    f"{int(held[-1])}, but generate adds 1 after each sentence. Number the sentences without gaps."
                 )
 
     def ended(self, ids: Tensor, start: Tensor | int) -> Tensor:

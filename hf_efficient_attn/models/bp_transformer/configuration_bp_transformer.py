@@ -89,8 +89,8 @@ class BPTransformerConfig(TreeFields, DropoutFields, HeadSizes, LibraryConfig, P
     papers = ("1911.04070",)
     # scores of a head in a layer, for n tokens
     attention_cost = (
-        "n · (log2 n + 1) of spans and their tokens, and about 2 · num_nodes · n · log2(n / num_nodes) of tokens and "
-        "the nodes beside them, half of it if causal"
+        "n · (log2 n + 1) between spans and their tokens, and about 2 · num_nodes · n · log2(n / num_nodes) between "
+        "tokens and nodes (half if causal)"
     )
 
     vocab_size: int = 256

@@ -88,8 +88,8 @@ class BPTextHead(ClassificationHead):
         if config.classifier_pooling == "root":
             if outputs.root_states is None:
                 raise InputError(
-                    f"A row holds packed documents or follows cached tokens, and {type(self).__name__} gives a row one "
-                    "result, from the root of its tree. Pass one whole text in each row."
+                    f"A row holds packed documents or continues cached tokens, but {type(self).__name__} gives one "
+                    "result per row, from the root of its tree. Pass one whole text in each row."
                 )
             return list(outputs.root_states.unbind(1))
         real = real_tokens(hidden, inputs["input_ids"], inputs["attention_mask"], config.pad_token_id)
@@ -175,8 +175,8 @@ def check_pieces(types: Tensor, mask: Any) -> None:
     if bool((changes > 1).any()):
         row = int((changes > 1).nonzero()[0])
         raise InputError(
-            f"token_type_ids of row {row} change {int(changes[row])} times, but each of the two sentences must be one "
-            "run of tokens. Pass 0 for all tokens of the first and 1 for all of the second."
+            f"token_type_ids of row {row} change {int(changes[row])} times, but each of the two sentences must be "
+            "contiguous. Pass 0 for all tokens of the first and 1 for all tokens of the second."
         )
 
 
@@ -311,8 +311,8 @@ class BPTransformerModel(BPTransformerPreTrainedModel):
             check_pieces(types, mask)
         elif types is not None and not torch.compiler.is_compiling() and bool(on_host(types).any()):
             raise InputError(
-                "token_type_ids has types other than 0, but this model takes no pairs. Leave them out, or build it "
-                "with separate_sentences=True."
+                "token_type_ids has types other than 0, but this model takes no pairs of sentences. Leave "
+                "token_type_ids out, or build the model with separate_sentences=True."
             )
 
 

@@ -83,7 +83,7 @@ def check_mechanisms(config: Any) -> None:
     for each in listed:
         if each in SPELT:
             raise ConfigurationError(
-                f"mechanism={shown(config.mechanism)}: {each} is written mechanism='linear' with {SPELT[each]}."
+                f"mechanism={shown(config.mechanism)}: for {each}, use mechanism='linear' with {SPELT[each]}."
             )
         if each not in MECHANISMS:
             raise ConfigurationError(
@@ -92,12 +92,13 @@ def check_mechanisms(config: Any) -> None:
             )
         if config.is_causal and each in NOT_CAUSAL:
             raise ConfigurationError(
-                f"mechanism={shown(each)} has no causal form: {NOT_CAUSAL[each]}. Leave is_causal=True out, or take "
-                "another mechanism for language models."
+                f"mechanism={shown(each)} has no causal form: {NOT_CAUSAL[each]}. Leave is_causal=True out, or use "
+                "another mechanism for causal language models."
             )
     if isinstance(config.mechanism, list) and len(config.mechanism) != config.num_hidden_layers:
         raise ConfigurationError(
-            f"mechanism lists {len(config.mechanism)} mechanisms for {config.num_hidden_layers} layers; give one each."
+            f"mechanism lists {len(config.mechanism)} mechanisms for {config.num_hidden_layers} layers; give one for "
+            "each layer."
         )
     check_reused(config)
     check_followers(config)
@@ -112,8 +113,8 @@ def check_followers(config: Any) -> None:
     listed = [config.mechanism_of_layer(layer) for layer in _layers(config)]
     if not set(FOLLOWERS) & set(listed):
         raise ConfigurationError(
-            f"{FIELD}={shown(spec)}: no layer follows a pattern. Give some layers one of the mechanisms {names}, in a "
-            "list with one for each layer, or leave the pattern out."
+            f"{FIELD}={shown(spec)}, but no layer follows a pattern. Give some layers one of the mechanisms {names}, "
+            "in a list with one for each layer, or leave the pattern out."
         )
     patterns = patterns_per_layer(spec, len(listed))
     for layer, pattern in enumerate([] if is_single(spec) else patterns):
@@ -124,8 +125,8 @@ def check_followers(config: Any) -> None:
             )
         if pattern is not None and listed[layer] == "reused_weights" and pattern != patterns[layer - 1]:
             raise ConfigurationError(
-                f"{FIELD} has a pattern for layer {layer}, but this layer has the attention weights of the layer "
-                "below, and so its pattern. Give None for this layer."
+                f"{FIELD} has a pattern for layer {layer}, but this layer reuses the attention weights of the layer "
+                "below, and with them its pattern. Give None for this layer."
             )
 
 
@@ -136,7 +137,7 @@ def check_reused(config: Any) -> None:
         allowed = (*REUSABLE, "reused_weights")
         if below not in allowed:
             raise ConfigurationError(
-                f"mechanism has 'reused_weights' for layer {layer}, which takes the attention weights of the layer "
+                f"mechanism has 'reused_weights' for layer {layer}, which reuses the attention weights of the layer "
                 f"below. That layer must have one of the mechanisms {', '.join(allowed)}; "
                 + ("there is no layer below." if below is None else f"it is {shown(below)}.")
             )
@@ -149,8 +150,8 @@ def check_unused(config: Any) -> None:
             value, default = getattr(config, name), getattr(type(config), name)
             if value != default:
                 raise ConfigurationError(
-                    f"{name}={shown(value)}, but only mechanism={shown(mechanism)} uses it, and no layer has that. "
-                    f"Leave it out (it is then {shown(default)}), or give a layer that mechanism."
+                    f"{name}={shown(value)}, but only mechanism={shown(mechanism)} uses it, and no layer has that "
+                    f"mechanism. Leave {name} out (its default is {shown(default)}), or give a layer that mechanism."
                 )
 
 
@@ -159,32 +160,34 @@ def check_projections(config: Any) -> None:
     slots, length = config.projected_tokens, config.max_position_embeddings
     if isinstance(slots, list) and len(slots) != config.num_hidden_layers:
         raise ConfigurationError(
-            f"projected_tokens lists {len(slots)} numbers for {config.num_hidden_layers} layers; give one each."
+            f"projected_tokens lists {len(slots)} numbers for {config.num_hidden_layers} layers; give one for each "
+            "layer."
         )
     used = {config.slots_of_layer(layer) for layer in config.layers_with("linformer")}
     if any(each > length for each in used):
         raise ConfigurationError(
-            f"projected_tokens={shown(slots)} are more than the max_position_embeddings={length} tokens that they are "
-            "made of. A Linformer must have fewer keys than tokens."
+            f"projected_tokens={shown(slots)} must be at most max_position_embeddings={length}, because they are sums "
+            "over that number of tokens. A Linformer must have fewer keys than tokens."
         )
     if config.projection_sharing == "layerwise" and len(used) > 1:
         raise ConfigurationError(
-            f"projected_tokens={shown(slots)} differ between layers, and projection_sharing='layerwise' gives all of "
-            "them one matrix. Use 'kv' or 'headwise', or one number."
+            f"projected_tokens={shown(slots)} differ between layers, but with projection_sharing='layerwise' all "
+            "layers share one matrix. Use 'kv' or 'headwise', or one number."
         )
     strided = config.projection_type != "linear"
     if strided and any(length % each for each in used):
         raise ConfigurationError(
-            f"projection_type={shown(config.projection_type)} takes max_position_embeddings / projected_tokens tokens "
-            f"together, and {shown(slots)} does not divide {length}."
+            f"projection_type={shown(config.projection_type)} joins max_position_embeddings / projected_tokens tokens, "
+            f"but projected_tokens={shown(slots)} does not divide max_position_embeddings={length}."
         )
     if config.projection_type == "mean" and config.projection_bias:
         raise ConfigurationError("projection_bias=True, but projection_type='mean' has no parameters. Leave it out.")
     if config.projection_first and (config.projection_sharing == "none" or config.projection_type == "convolution"):
         raise ConfigurationError(
-            f"projection_first=True projects states that are not cut into heads yet, and projection_sharing="
-            f"{shown(config.projection_sharing)} with projection_type={shown(config.projection_type)} is a map within "
-            "heads. Use 'headwise', 'kv' or 'layerwise' with 'linear' or 'mean', or projection_first=False."
+            "projection_first=True projects states before they are split into heads, but "
+            f"projection_sharing={shown(config.projection_sharing)} with "
+            f"projection_type={shown(config.projection_type)} projects within heads. Use 'headwise', 'kv' or "
+            "'layerwise' with 'linear' or 'mean', or projection_first=False."
         )
 
 
@@ -192,14 +195,14 @@ def check_landmarks(config: Any) -> None:
     """Raise ConfigurationError for landmarks or a convolution that a Nyströmformer cannot have."""
     if config.layers_with("nystrom") and config.num_landmarks > config.max_position_embeddings:
         raise ConfigurationError(
-            f"num_landmarks={config.num_landmarks} is more than max_position_embeddings="
-            f"{config.max_position_embeddings}, but landmarks are means of tokens. Give fewer; with an equal number "
-            "the model has full attention at every length."
+            f"num_landmarks={config.num_landmarks} is more than "
+            f"max_position_embeddings={config.max_position_embeddings}, but landmarks are means of tokens. Use fewer; "
+            "if the two are equal, the model has full attention at every length."
         )
     size = config.conv_kernel_size
     if size is not None and (size < 1 or size % 2 == 0):
         raise ConfigurationError(
-            f"conv_kernel_size={size} must be an odd number of tokens, equally many on both sides, or None for no "
+            f"conv_kernel_size={size} must be an odd number of tokens, the same number on both sides, or None for no "
             "convolution."
         )
 
@@ -214,7 +217,8 @@ def check_softmax_heads(config: Any) -> None:
     if config.key_value_heads != config.num_attention_heads and not listed <= set(SHARERS):
         raise ConfigurationError(
             f"num_key_value_heads={groups} shares keys and values among heads. Layers of the mechanisms "
-            f"{', '.join(SHARERS)} can do this, but {', '.join(sorted(listed - set(SHARERS)))} cannot. Leave it out."
+            f"{', '.join(SHARERS)} can do this, but {', '.join(sorted(listed - set(SHARERS)))} cannot. Leave "
+            "num_key_value_heads out."
         )
 
 
@@ -366,11 +370,10 @@ class CompressedTransformerConfig(
     )
     # scores of a head in a layer, for n tokens
     attention_cost = (
-        "n · projected_tokens of linformer; none of linear, but n sums of features · (head_dim + 1) numbers; "
-        "2 · n · num_landmarks + num_landmarks² of nystrom; n² / compression_tokens of memory_compressed, half of that "
-        "if causal; the pairs of attention_pattern, without one n², of the others: in layer l of residual_scores with "
-        "keys of l · head_dim numbers, in talking_heads of num_attention_heads · head_dim, in collaborative_heads of "
-        "shared_key_width"
+        "linformer: n · projected_tokens; linear: none, but n sums of features · (head_dim + 1) numbers; nystrom: 2 · "
+        "n · num_landmarks + num_landmarks²; memory_compressed: n² / compression_tokens, half if causal; others: the "
+        "pairs of attention_pattern, without a pattern n². Keys have l · head_dim numbers in layer l of "
+        "residual_scores, num_attention_heads · head_dim in talking_heads, shared_key_width in collaborative_heads"
     )
 
     mechanism: str | list[str] = "linformer"

@@ -138,8 +138,8 @@ class LinformerAttention(MechanismAttention):
     def costs(self, num_keys: int) -> str:
         scores = num_keys * self.num_slots
         return (
-            f"A layer of a Linformer computes {scores:,} scores of a head for {num_keys:,} tokens, where full "
-            f"attention computes {num_keys**2:,}: every token reads {self.num_slots:,} projected keys."
+            f"A layer of a Linformer computes {scores:,} scores per head for {num_keys:,} tokens (full attention "
+            f"computes {num_keys**2:,}): every token attends to {self.num_slots:,} projected keys."
         )
 
 
@@ -187,6 +187,6 @@ def check_length(tokens: int, most: int) -> None:
     """Raise InputError for a sequence longer than the projection matrices; nothing is checked while compiling."""
     if not torch.compiler.is_compiling() and tokens > most:
         raise InputError(
-            f"A text has {tokens} tokens, but the projection matrices of its Linformer layers have "
+            f"A text has {tokens} tokens, but the projection matrices of Linformer layers have "
             f"max_position_embeddings={most} columns. Truncate to {most} tokens, or build a model with more."
         )

@@ -45,10 +45,11 @@ class PassedStates:
         """
         queries, keys = zip(*(self._of_layer[layer] for layer in layers), strict=True)
         if any(key.shape[2] != own.shape[2] for key in keys):
-            counts = ", ".join(f"layer {layer} {key.shape[2]}" for layer, key in zip(layers, keys, strict=True))
+            counts = ", ".join(f"{key.shape[2]} in layer {layer}" for layer, key in zip(layers, keys, strict=True))
             raise InputError(
-                f"Keys of several layers are read together, but they are of different tokens: of {counts}, and "
-                f"{own.shape[2]} are read. Generate with the default cache, which holds all keys of all layers."
+                "A layer uses the keys of several layers together, but these have different numbers of keys: "
+                f"{counts}, and {own.shape[2]} in this layer. Generate with the default cache, which holds all keys of "
+                "all layers."
             )
         query, key = (torch.cat([each.to(own.device) for each in states], -1) for states in (queries, keys))
         return query, key
@@ -61,8 +62,8 @@ class PassedStates:
         """
         if torch.is_grad_enabled() and not self._have_gradients:
             raise UnsupportedBackendError(
-                "Layers use the queries and keys of layers below, but these were computed without gradients, as in "
-                "gradient checkpointing with use_reentrant=True. Give "
+                "Layers use the queries and keys of layers below, but these were computed without gradients, as "
+                "gradient checkpointing with use_reentrant=True does. Pass "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
 

@@ -147,10 +147,10 @@ class MemoryCompressedAttention(MechanismAttention):
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         slots = (num_keys + self.stride - 1) // self.stride
         raise UnsupportedBackendError(
-            f"A layer of memory-compressed attention computes {num_keys * slots:,} scores of a head for {num_keys:,} "
-            f"tokens, where full attention computes {num_keys**2:,}, and about half as many if it is causal: one key "
-            f"stands for {self.stride:,} tokens. explain(CompressedKeys({self.stride}, {self.stride}), {num_keys}, "
-            f"{slots}, cross=True) says which backend computes a causal one; one that is not is computed densely."
+            f"A layer of memory-compressed attention computes {num_keys * slots:,} scores per head for {num_keys:,} "
+            f"tokens, about half if causal (full attention computes {num_keys**2:,}): one key stands for "
+            f"{self.stride:,} tokens. explain(CompressedKeys({self.stride}, {self.stride}), {num_keys}, {slots}, "
+            "cross=True) shows which backend computes a causal layer; a bidirectional layer is computed densely."
         )
 
 

@@ -95,8 +95,8 @@ class NystromAttention(MechanismAttention):
         landmarks = min(num_keys, self.num_landmarks)
         scores = num_keys**2 if landmarks == num_keys else 2 * num_keys * landmarks + landmarks**2
         return (
-            f"A layer of a Nyströmformer computes {scores:,} scores of a head for {num_keys:,} tokens, where full "
-            f"attention computes {num_keys**2:,}: those of tokens and {landmarks:,} landmarks, and of landmarks."
+            f"A layer of a Nyströmformer computes {scores:,} scores per head for {num_keys:,} tokens (full attention "
+            f"computes {num_keys**2:,}): between tokens and {landmarks:,} landmarks, and between landmarks."
         )
 
 

@@ -96,9 +96,9 @@ class TalkingHeadsAttention(SparseAttention):
             width = self.config.key_value_heads * self.head_dim
             return replace(request, num_key_heads=1, head_dim=width, value_dim=width)
         raise UnsupportedBackendError(
-            f"A layer of talking heads that reads all tokens, or up to {FEW_KEYS}, computes all {num_keys**2:,} scores "
-            f"of a head for {num_keys:,} tokens, and mixes those of {self.num_heads} heads twice. It computes them "
-            "itself, and no backend is chosen. Longer texts with an attention_pattern take the engine."
+            f"A layer of talking heads without a pattern, or for at most {FEW_KEYS} keys, computes all {num_keys**2:,} "
+            f"scores per head for {num_keys:,} tokens, and mixes the scores of {self.num_heads} heads twice. It "
+            "computes them itself, and no backend is chosen. Longer texts with an attention_pattern use the engine."
         )
 
 
@@ -304,7 +304,7 @@ class ReusedWeightsAttention(SparseAttention):
         self, cache: Cache, hidden_states: Tensor, key: Tensor, value: Tensor, rotation: Any
     ) -> tuple[Tensor, Tensor, None]:
         sizes = (value.shape[1], self.head_dim), (value.shape[1], 0)
-        check_cached(cache, self.layer_idx, "values alone, in place of keys", *sizes)
+        check_cached(cache, self.layer_idx, "only values, in place of keys", *sizes)
         # as keys, because a layer of a cache counts its tokens by its keys
         value, _ = append_to_cache(cache, value, value[..., :0], self.layer_idx)
         return value, value, None

@@ -194,7 +194,7 @@ class LSHAttention(ReformerAttention):
         config = self.config
         chunks = 1 + config.lsh_num_chunks_before + config.lsh_num_chunks_after
         count = min(num_keys, config.num_hashes * config.lsh_attn_chunk_length * chunks)
-        note = f"Hashing chooses at most {count} keys for each token; which they are depends on the text."
+        note = f"Hashing selects at most {count} keys for each token, depending on the text."
         buckets = torch.empty(
             1, config.num_attention_heads, config.num_hashes, num_keys, dtype=torch.long, device="meta"
         )

@@ -33,8 +33,8 @@ def check_attention(config: Any) -> None:
     if kinds is not None and (not kinds or layers % len(kinds) or not set(kinds) <= {LSH, LOCAL}):
         raise ConfigurationError(
             f"attn_layers={shown(list(kinds))}; it must hold {shown(LSH)} or {shown(LOCAL)} for each of "
-            f"num_hidden_layers={layers} layers, or a shorter list that is repeated; its length must divide their "
-            "number."
+            f"num_hidden_layers={layers} layers. A shorter list is repeated; its length must divide the number of "
+            "layers."
         )
     check_least(config, **COUNTS)
     product = 1
@@ -60,12 +60,12 @@ def check_positions(config: Any) -> None:
     if len(shape) != len(widths) or min((*shape, *widths), default=0) < 1 or sum(widths) != config.hidden_size:
         raise ConfigurationError(
             f"axial_pos_shape={shown(list(shape))} and axial_pos_embds_dim={shown(list(widths))} must have a number of "
-            f"at least 1 for each axis, and the second must add up to hidden_size={config.hidden_size}."
+            f"at least 1 for each axis, and axial_pos_embds_dim must add up to hidden_size={config.hidden_size}."
         )
     if config.num_axial_positions < longest:
         raise ConfigurationError(
             f"axial_pos_shape={shown(list(shape))} has {config.num_axial_positions} positions, but "
-            f"max_position_embeddings={longest}. Make an axis longer, or texts shorter."
+            f"max_position_embeddings={longest}. Make an axis longer, or lower max_position_embeddings."
         )
 
 
@@ -73,8 +73,8 @@ def check_streams(config: Any) -> None:
     """Raise ConfigurationError for a tied embedding of another width than the last hidden state."""
     if config.tie_word_embeddings and config.output_width != config.hidden_size:
         raise ConfigurationError(
-            f"tie_word_embeddings=True, but stream_join={shown(config.stream_join)} gives the vocabulary "
-            f"{config.output_width} numbers a token, and the embedding has {config.hidden_size}. Use "
+            f"tie_word_embeddings=True, but with stream_join={shown(config.stream_join)} the output layer gets "
+            f"{config.output_width} numbers per token, and the embedding has {config.hidden_size}. Use "
             "stream_join='mean', or tie_word_embeddings=False."
         )
 
@@ -217,8 +217,8 @@ class EfficientReformerConfig(GatedMLPFields, DropoutFields, OwnHeadDim, Library
     ia3_modules = ["k_proj", "qk_proj", "v_proj", "down_proj"]
     # scores of a head in a layer, for n tokens
     attention_cost = (
-        "n · num_hashes · lsh_attn_chunk_length · (1 + lsh_num_chunks_before + lsh_num_chunks_after) of an LSH layer, "
-        "n · local_attn_chunk_length · (1 + local_num_chunks_before + local_num_chunks_after) of a local one"
+        "n · num_hashes · lsh_attn_chunk_length · (1 + lsh_num_chunks_before + lsh_num_chunks_after) in an LSH layer, "
+        "n · local_attn_chunk_length · (1 + local_num_chunks_before + local_num_chunks_after) in a local layer"
     )
 
     vocab_size: int = 320

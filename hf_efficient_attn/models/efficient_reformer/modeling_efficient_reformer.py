@@ -55,9 +55,9 @@ MAX_STEP = 2**31
 # the attribute of a cache that a Reformer has filled
 FILLED_HERE = "_filled_by_reformer"
 KEPT = (
-    "DeepSpeed's ZeRO-3 releases the weights of a layer whenever it has run, also where the backward pass computes it "
-    "again: the layers of this Reformer keep their activations, and memory grows with their number. With ZeRO-2, DDP "
-    "and FSDP2 they keep none."
+    "DeepSpeed's ZeRO-3 releases a layer's weights after each run, also when the backward pass recomputes the layer. "
+    "So the layers of this Reformer keep their activations, and memory grows with the number of layers. With ZeRO-2, "
+    "DDP and FSDP2 they keep none."
 )
 
 
@@ -187,10 +187,10 @@ class EfficientReformerModel(EfficientReformerPreTrainedModel):
             return
         config = self.config
         warn_once(
-            f"stream_join='concat': the last hidden state has {config.output_width} numbers a token, as the authors' "
-            f"and transformers' Reformer, twice hidden_size={config.hidden_size}. Libraries that take hidden_size for "
-            f"its width (sentence-transformers, EncoderDecoderModel) are wrong by that: tell them {config.output_width}"
-            " where they take a number, or train a Reformer with stream_join='mean'."
+            f"stream_join='concat': the last hidden state has {config.output_width} numbers per token, twice "
+            f"hidden_size={config.hidden_size}, like the authors' and transformers' Reformer. Libraries that take "
+            "hidden_size for its width (sentence-transformers, EncoderDecoderModel) are then wrong: pass "
+            f"{config.output_width} to them if they accept a width, or train a Reformer with stream_join='mean'."
         )
 
     def _hash_step(self, device: torch.device) -> Tensor:
@@ -221,9 +221,9 @@ def check_cache(call: PreparedCall) -> None:
     is_filled = not torch.compiler.is_compiling() and isinstance(call.past_tokens, int) and call.past_tokens > 0
     if is_filled and not hasattr(cache, FILLED_HERE):
         raise UnsupportedBackendError(
-            "The cache has keys of tokens that this model has not computed. Prefix tuning cannot put keys before the "
-            "text of a Reformer: only tokens of the same hash bucket, or of the first chunks, would attend to them. "
-            "Use prompt tuning or LoRA instead."
+            "The cache has keys that this model has not computed. Prefix tuning cannot put keys before the text of a "
+            "Reformer: only tokens of the same hash bucket, or of the first chunks, would attend to them. Use prompt "
+            "tuning or LoRA instead."
         )
     setattr(cache, FILLED_HERE, True)
 

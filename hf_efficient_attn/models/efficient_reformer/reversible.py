@@ -101,9 +101,9 @@ class Stretch:
             result = self.step.function(read)
         if len(found) != len(self.promises):
             raise EfficientAttentionError(
-                f"A reversible layer saved {len(self.promises)} tensors for the backward pass, and {len(found)} when "
-                "it was computed again. It must do the same both times: hooks or settings that change in between, such "
-                "as the attention implementation, are not possible."
+                f"A reversible layer saved {len(self.promises)} tensors in the forward pass, but {len(found)} when the "
+                "backward pass recomputed it. Do not change hooks or settings, such as the attention implementation, "
+                "between the two."
             )
         for reference, value in zip(self.promises, found, strict=True):
             promise = reference()
@@ -129,9 +129,9 @@ class Step:
         """Raise EfficientAttentionError if weights have changed since the forward pass, as autograd does elsewhere."""
         if any(weight._version != version for weight, version in self.weights):
             raise EfficientAttentionError(
-                f"Weights of layer {self.number // 2} of a Reformer have changed since its forward pass, such as by a "
-                "step of an optimizer: the backward pass would compute the layer again with others. Repeat the forward "
-                "pass first."
+                f"The weights of layer {self.number // 2} of a Reformer have changed since its forward pass, for "
+                "example by an optimizer step, so the backward pass would recompute the layer with other weights. "
+                "Repeat the forward pass first."
             )
 
 
@@ -183,8 +183,8 @@ class ReversibleStack:
         left, self.left = self.left, []
         if any(stream._version != version for stream, version in left):
             raise EfficientAttentionError(
-                f"A hook has written into what layer {len(self.steps) // 2 - 1} of a Reformer returned, from which the "
-                "backward pass computes the layer again. Let the hook return new tensors instead."
+                f"A hook has written into the output of layer {len(self.steps) // 2 - 1} of a Reformer, from which the "
+                "backward pass recomputes the layer. Let the hook return new tensors instead."
             )
         own = [stream for stream, _ in left]
         if own and (first is not own[0] or second is not own[1]):
@@ -232,7 +232,7 @@ def stretches_of(tokens: Any, stretch_tokens: int) -> list[slice]:
 
 
 def _refuse(_: Any) -> Tensor:
-    raise EfficientAttentionError("What is computed again has no backward pass of its own.")
+    raise EfficientAttentionError("The recomputation of a reversible layer has no backward pass of its own.")
 
 
 # The two streams that a reversible layer passes to the next, which mixed precision must not cast.
@@ -270,8 +270,8 @@ class Streams:
         """
         if recorded is not self.first and _differ(recorded, self.first):
             raise EfficientAttentionError(
-                "A hook has put another tensor in place of `states`, which a layer of a Reformer only records: it "
-                "reads `streams`. Change what the layer before returns, or the embeddings, by a forward hook instead."
+                "A hook has replaced `states`, but a layer of a Reformer only records them, and uses `streams`. Change "
+                "the output of the layer before, or the embeddings, with a forward hook instead."
             )
         if mark is None or not mark.requires_grad:
             return self.first, self.second

@@ -211,8 +211,8 @@ def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:
     raise UnsupportedBackendError(
-        "ETC's pieces with global tokens have no second derivative (create_graph=True, autograd.functional.hessian, "
-        "...) while compiling, or of long texts. Use shorter ones without torch.compile."
+        "ETC attention has no second derivative (create_graph=True, autograd.functional.hessian, ...) under "
+        "torch.compile or for long texts. Use shorter texts without torch.compile."
     )
 
 
@@ -451,8 +451,8 @@ class EtcAttention(MultiHeadAttention):
         num_global = -(-num_keys // config.chunk_tokens)
         besides = num_global * (num_global + 2 * num_keys)
         note = (
-            f"Besides, a head computes {besides:,} pairs with global tokens: {num_global:,} of them, one for every "
-            f"{config.chunk_tokens} tokens where a call gives no others."
+            f"A head also computes {besides:,} pairs with {num_global:,} global tokens, one for every "
+            f"{config.chunk_tokens} tokens unless a call gives others."
         )
         labels = () if self.long_labels is None else (Distance(-reach, reach),)
         return self.request(self.layer_spec(), labels=labels, notes=(note,))

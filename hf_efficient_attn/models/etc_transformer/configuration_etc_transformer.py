@@ -44,21 +44,21 @@ def check_etc(config: Any) -> None:
     needed, size = num_labels(config.max_relative_distance), config.relative_vocab_size
     if size is not None and size < needed:
         raise ConfigurationError(
-            f"relative_vocab_size={size}, but max_relative_distance={config.max_relative_distance} has {needed} labels:"
-            f" 2 · {config.max_relative_distance} + 1 distances and three kinds of pairs with a global token. Give at "
-            "least that many, or None for a model without labels."
+            f"relative_vocab_size={size}, but max_relative_distance={config.max_relative_distance} needs {needed} "
+            f"labels: 2 · {config.max_relative_distance} + 1 distances and three kinds of pairs with a global token. "
+            f"Set at least {needed}, or None for a model without labels."
         )
     check_token(config, "global_token_id")
     if config.type_vocab_size and not 0 <= config.long_token_type < config.type_vocab_size:
         raise ConfigurationError(
-            f"type_vocab_size={config.type_vocab_size}, but long tokens are of type "
-            f"long_token_type={config.long_token_type}, unless a call says otherwise. Give at least "
-            f"{max(config.long_token_type, 0) + 1} types, or 0 for a model without types."
+            f"type_vocab_size={config.type_vocab_size}, but long tokens have type "
+            f"long_token_type={config.long_token_type} by default. Set type_vocab_size to at least "
+            f"{max(config.long_token_type, 0) + 1}, or to 0 for a model without types."
         )
     if config.position_embedding_type != "none":
         raise ConfigurationError(
-            f"position_embedding_type={shown(config.position_embedding_type)}: this family has labels of distances "
-            "instead of absolute positions. Leave it out."
+            f"position_embedding_type={shown(config.position_embedding_type)}: this family has labels of relative "
+            "distances instead of absolute positions. Leave position_embedding_type out."
         )
 
 

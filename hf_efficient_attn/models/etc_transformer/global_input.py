@@ -64,8 +64,8 @@ def labels_by_distance(max_distance: int) -> list[int]:
 # chunks
 LEAST_SPARE, CHUNKS_PER_SPARE = 8, 4
 TOO_MANY = (
-    "A row of packed documents has more chunks than a compiled model of its length has global tokens for. Build it "
-    "with spare_chunks of the most documents that a row holds, or do not compile it."
+    "A row of packed documents has more chunks than the compiled model has global tokens. Set spare_chunks to the "
+    "largest number of documents in a row, or do not compile the model."
 )
 
 
@@ -210,8 +210,8 @@ INPUTS = (
     "cpc_input_ids",
 )
 CLOSED = (
-    "This attention_mask closes pairs of real tokens, but global tokens pass on what every token says to all of them. "
-    "Pass a padding mask [batch, tokens], and position_ids that restart for packed documents."
+    "This attention_mask masks pairs of real tokens, but global tokens pass information from every token to all "
+    "others. Pass a padding mask [batch, tokens]; for packed documents, pass position_ids that restart."
 )
 
 
@@ -241,19 +241,22 @@ def find_globals(
         others = {"long_to_global": links, "global_token_type_ids": types}
         named = [name for name, each in {**given, **others}.items() if each is not None]
         if named:
-            raise InputError(f"{', '.join(named)} given without global_input_ids, which they describe. Pass it, too.")
+            raise InputError(
+                f"{', '.join(named)} given without global_input_ids, the tokens that they describe. Pass "
+                "global_input_ids as well."
+            )
         chunks = find_chunks(config, call.embedded, real, call.documents)
         return torch.full(chunks.real.shape, config.global_token_id, device=chunks.real.device), chunks
     if call.documents is not None:
         raise InputError(
-            "position_ids restart, so rows hold packed documents, where every chunk of "
-            f"chunk_tokens={config.chunk_tokens} tokens has a global token. Leave global_input_ids out, or give every "
-            "text its own row."
+            "position_ids restart, so rows hold packed documents, which have one global token for each chunk of "
+            f"chunk_tokens={config.chunk_tokens} tokens. Leave global_input_ids out, or pass each document in its own "
+            "row."
         )
     if ids.ndim != 2 or ids.shape[0] != call.batch_size or ids.shape[1] == 0:
         raise InputError(
-            f"global_input_ids has shape {list(ids.shape)}; it must be [batch, global tokens] with "
-            f"{call.batch_size} rows, each of at least one token. Leave it out for global tokens of chunks."
+            f"global_input_ids has shape {list(ids.shape)}; it must be [batch, global tokens] with {call.batch_size} "
+            "rows of at least one token. Leave it out to get one global token for each chunk."
         )
     shape = tuple(ids.shape)
     for name, each in given.items():
@@ -284,17 +287,17 @@ def checked_links(links: Tensor | None, call: PreparedCall, num_global: int) -> 
     if links is None:
         return torch.full((batch_size, tokens, 1), -1, device=call.embedded.device)
     if links.is_floating_point() or links.is_complex():
-        raise InputError(f"long_to_global is of {links.dtype}; it must hold numbers of global tokens, as integers.")
+        raise InputError(f"long_to_global has dtype {links.dtype}; it must hold indices of global tokens, as integers.")
     if links.ndim not in (2, 3) or tuple(links.shape[:2]) != (batch_size, tokens):
         raise InputError(
-            f"long_to_global has shape {list(links.shape)}; it must be [batch, tokens] = [{batch_size}, {tokens}], or "
-            "have a third axis for several numbers of a token."
+            f"long_to_global has shape {list(links.shape)}; it must be [batch, tokens] = [{batch_size}, {tokens}], "
+            "with a third axis if a token belongs to several global tokens."
         )
     if not is_tracing(links):
         least, most = (int(each) for each in on_host(links).aminmax())
         if least < -1 or most >= num_global:
             raise InputError(
-                f"long_to_global holds {most if most >= num_global else least}; it must hold numbers of the "
+                f"long_to_global holds {most if most >= num_global else least}; it must hold indices of the "
                 f"{num_global} global tokens, 0 to {num_global - 1}, or -1 for a token that belongs to none."
             )
     return links if links.ndim == 3 else links.unsqueeze(-1)
@@ -317,8 +320,8 @@ def cut_at_contexts(mask: TokenMask, contexts: Tensor | None, call: PreparedCall
     shape = (call.batch_size, call.tokens)
     if tuple(contexts.shape) != shape:
         raise InputError(
-            f"long_contexts has shape {list(contexts.shape)}; it must be [batch, tokens] = {list(shape)}, the number "
-            "of each long token's context. Leave it out if long tokens attend across contexts."
+            f"long_contexts has shape {list(contexts.shape)}; it must be [batch, tokens] = {list(shape)}, with the "
+            "context number of each long token. Leave it out if long tokens attend across contexts."
         )
     return replace(mask, segment_ids=derived(_segments, contexts, mask.key_mask, mask.segment_ids))
 
@@ -396,8 +399,8 @@ def refuse_recording(config: Any, options: Mapping[str, Any]) -> None:
     for name in RECORDED:
         if options.get(name, getattr(config, name, False)):
             raise InputError(
-                f"{name}=True with cpc_mask: layers then also compute the masked sentences alone, and outputs of both "
-                "would be recorded. Ask for it in a call without cpc_mask."
+                f"{name}=True with cpc_mask: the layers then run a second time, on the masked sentences, and the "
+                f"outputs of both runs would be recorded. Set {name}=True only in calls without cpc_mask."
             )
 
 
@@ -436,8 +439,8 @@ def encode_alone(
 def _check(weight: float, states: Tensor, globals_: GlobalInput, chosen: Tensor, input_ids: Tensor | None) -> None:
     if weight == 0:
         raise InputError(
-            "cpc_mask is given, but cpc_loss_weight=0: the model has no such loss. Build it with cpc_loss_weight=0.25, "
-            "which is the authors' weight."
+            "cpc_mask is given, but cpc_loss_weight=0: the model has no CPC loss. Build it with cpc_loss_weight=0.25, "
+            "the authors' weight."
         )
     shape, tokens = tuple(states.shape[:2]), tuple(globals_.links.shape[:2])
     if tuple(chosen.shape) != shape:
@@ -445,6 +448,6 @@ def _check(weight: float, states: Tensor, globals_: GlobalInput, chosen: Tensor,
     if input_ids is None or tuple(input_ids.shape) != tokens:
         given = None if input_ids is None else list(input_ids.shape)
         raise InputError(
-            f"cpc_input_ids has shape {given}; with cpc_mask it must be [batch, tokens] = {list(tokens)}: the tokens "
-            "of the text before they were masked."
+            f"cpc_input_ids has shape {given}; with cpc_mask it must hold the tokens before masking, [batch, tokens] = "
+            f"{list(tokens)}."
         )

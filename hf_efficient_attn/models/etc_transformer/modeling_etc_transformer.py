@@ -134,14 +134,14 @@ def _refuse_documents(documents: Tensor | None, head: str) -> None:
         return
     if is_tracing(documents):
         raise InputError(
-            f"position_ids, cu_seq_lens_q or seq_idx of a compiled {head} may hold packed documents, but it gives "
-            "one result for a row, from its global tokens. Pass one text in each row, and leave these inputs out."
+            f"position_ids, cu_seq_lens_q or seq_idx of a compiled {head} may mark packed documents, but it gives one "
+            "result per row, from the row's global tokens. Pass one text in each row, and leave these inputs out."
         )
     most = 1 + int(on_host(documents).max()) if documents.numel() else 0
     if most > 1:
         raise InputError(
-            f"A row holds {most} packed documents, but {head} gives one result for a row, from its global tokens. Pass "
-            "one text in each row."
+            f"A row holds {most} packed documents, but {head} gives one result per row, from the row's global tokens. "
+            "Pass one text in each row."
         )
 
 
@@ -186,8 +186,8 @@ class EtcAnswerHead(QuestionAnsweringHead):
         """
         if long_answer_positions is not None and self.long_answer_outputs is None:
             raise InputError(
-                "long_answer_positions is given, but long_answers=False: the head has no logits of long answers. Build "
-                "it with long_answers=True."
+                "long_answer_positions is given, but long_answers=False: the head has no logits for long answers. "
+                "Build it with long_answers=True."
             )
         # copied to the host once, together with the masks of the backbone
         prefetch_inputs(attention_mask, position_ids, long_answer_positions, kwargs.get("global_mask"))
@@ -231,7 +231,7 @@ def _check_long_answers(positions: Tensor, real: Tensor) -> None:
         if number != -100 and not (0 <= number < is_token.shape[1] and is_token[row, number]):
             raise InputError(
                 f"long_answer_positions has {number} in row {row}, which has {int(is_token[row].sum())} global tokens; "
-                "give the number of one of them that is not padding, or -100 if there is no answer."
+                "give the index of one that is not padding, or -100 if there is no answer."
             )
 
 

@@ -140,9 +140,9 @@ def contexts_of_tokens(
             other = found[token]
             if other is not None and other != context:
                 raise InputError(
-                    f"The letter at {places[token]} of a text is in parts of the contexts {other[1]} and {context[1]}, "
-                    "but long tokens attend only to those of their own context. Let all parts with this letter have "
-                    "one context; give mentions of an entity as a list of intervals, which may be in any context."
+                    f"The character at {places[token]} of a text is in parts of contexts {other[1]} and {context[1]}, "
+                    "but a long token attends only to its own context. Give all parts with this character the same "
+                    "context; give the mentions of an entity as a list of intervals, which may lie in any context."
                 )
             found[token] = context
     of_text = [token for token, at in enumerate(places) if at is not None]
@@ -179,8 +179,8 @@ def mentions(part: Any) -> list[Interval]:
     listed = [part] if is_interval(part) else entries(part)
     if not listed or not all(map(is_interval, listed)):
         raise InputError(
-            f"parts has {shown(part)}; give (start, stop) in characters, with 0 <= start < stop, or for an entity a "
-            "list of at least one of them, in a list for each text."
+            f"parts has {shown(part)}; each part must be (start, stop) in characters with 0 <= start < stop, or, for "
+            "an entity, a list of at least one such interval. Give a list of parts for each text."
         )
     return [(operator.index(start), operator.index(stop)) for start, stop in listed]
 
@@ -190,7 +190,7 @@ def check_lists(name: str, given: Any, num_texts: int, held: str) -> None:
     lists = entries(given)
     if lists is None or len(lists) != num_texts or any(entries(each) is None for each in lists):
         found = f"is {shown(given)}" if lists is None else f"has {len(lists)} lists"
-        raise InputError(f"{name} {found} for {num_texts} texts; give one for each text, with {held}.")
+        raise InputError(f"{name} {found} for {num_texts} texts; give one list for each text, with {held}.")
 
 
 def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence[TextPart]]) -> list[list[int]]:
@@ -199,7 +199,7 @@ def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence
     Raises:
         InputError: not one integer for each part, or parts of a context that do not come one after another.
     """
-    check_lists("contexts", contexts, len(parts), "the number of the context of each of its parts")
+    check_lists("contexts", contexts, len(parts), "the context number of each part")
     found = []
     for given, of_text in zip(contexts, parts, strict=True):
         numbers = whole_numbers(given)
@@ -210,8 +210,8 @@ def checked_contexts(contexts: Sequence[Sequence[int]], parts: Sequence[Sequence
         if len(list(itertools.groupby(numbers))) != len(set(numbers)):
             # the labels of distances between the global tokens of a context would depend on other contexts
             raise InputError(
-                f"contexts has {shown(numbers)}, but parts of one context lie between those of another. Give the parts "
-                "of a context one after another."
+                f"contexts has {shown(numbers)}, but the parts of each context must follow one another. Change their "
+                "order."
             )
         found.append(numbers)
     return found
@@ -223,14 +223,14 @@ def checked_candidates(candidates: Sequence[Sequence[int]], parts: Sequence[Sequ
     Raises:
         InputError: not one list for each text, or numbers that are not indices of its parts.
     """
-    check_lists("candidates", candidates, len(parts), "the numbers of those of its parts that are candidate answers")
+    check_lists("candidates", candidates, len(parts), "the indices of the parts that are candidate answers")
     found = []
     for given, of_text in zip(candidates, parts, strict=True):
         numbers = whole_numbers(given)
         if numbers is None or not all(0 <= each < len(of_text) for each in numbers):
             raise InputError(
-                f"candidates has {shown(given)} for a text of {len(of_text)} parts; give numbers of parts, which are "
-                "counted from 0."
+                f"candidates has {shown(given)} for a text of {len(of_text)} parts; give indices of parts, counted "
+                "from 0."
             )
         found.append(numbers)
     return found
@@ -265,8 +265,8 @@ def answer_positions(
         return 0, 0, NO_ANSWER
     if not is_interval(answer) or answer[1] > len(text):
         raise InputError(
-            f"answers has {shown(answer)}; give (start, stop) in characters of its text, which has {len(text):,}, or "
-            "None where there is no answer."
+            f"answers has {shown(answer)}; give (start, stop) in characters of the text, which has {len(text):,} "
+            "characters, or None if there is no answer."
         )
     start, stop = (operator.index(each) for each in answer)
     answer_text = text[start:stop]
@@ -278,8 +278,8 @@ def answer_positions(
     found = [token for token, at in enumerate(places) if at is not None and at < end and offsets[token][1] > begin]
     if not found:
         raise InputError(
-            f"answers has {shown(answer)}, which is {shown(answer_text)} in its text, but no token has a letter of it. "
-            "Give an interval with at least one word, or None where there is no answer."
+            f"answers has {shown(answer)}, which is {shown(answer_text)} in its text, but no token covers these "
+            "characters. Give an interval with at least one word, or None if there is no answer."
         )
     first_part = len(row.global_types) - len(row.parts)
     holding = [number for number, each in enumerate(row.parts) if any(first <= begin < last for first, last in each)]
@@ -437,7 +437,7 @@ def _taken_apart(tokenizer: Any, given: Any) -> tuple[list[str] | None, list[str
     if not texts or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"structured_inputs got {len(texts)} texts and the tokenizer {type(tokenizer).__name__}; it needs a list "
-            "of at least one text, and a fast tokenizer, because it tells where in a text its tokens begin."
+            "of at least one text, and a fast tokenizer, which gives the offsets of tokens."
         )
     if all(isinstance(each, str) for each in texts):
         return None, texts
@@ -464,8 +464,8 @@ def _checked_parts(
     check_lists("parts", parts, num_texts, "intervals (start, stop)")
     if candidates is not None and not are_pairs:
         raise InputError(
-            f"candidates has {len(candidates)} lists for texts without a question. Give pairs (question, text), "
-            "or leave them out."
+            f"candidates has {len(candidates)} lists for texts without a question. Give pairs (question, text), or "
+            "leave candidates out."
         )
     return (
         [None] * num_texts if contexts is None else checked_contexts(contexts, parts),
@@ -477,8 +477,9 @@ def _refuse_padding(tokenizer: Any, token_ids: Sequence[int]) -> None:
     """Raise InputError if a global token would be the padding token, whose embedding is not trained."""
     if tokenizer.pad_token_id in token_ids:
         raise InputError(
-            f"Global tokens would be {tokenizer.pad_token_id}, which is the padding of {type(tokenizer).__name__}. "
-            "Pass global_token_id=model.config.global_token_id and, for pairs, question_token_ids that are not padding."
+            f"Global tokens would have the id {tokenizer.pad_token_id}, which is the padding of "
+            f"{type(tokenizer).__name__}. Pass global_token_id=model.config.global_token_id and, for pairs, "
+            "question_token_ids that are not padding."
         )
 
 
@@ -488,8 +489,8 @@ def _check_room(tokenizer: Any, questions: list[str], max_length: int) -> None:
     longest = max(map(len, own)) + tokenizer.num_special_tokens_to_add(pair=True)
     if longest >= max_length:
         raise InputError(
-            f"max_length={max_length:,}, but a question and the special tokens of a pair are {longest:,} tokens, which "
-            "leaves none for the text. Give more, or shorten the question."
+            f"max_length={max_length:,}, but a question and the special tokens of a pair take {longest:,} tokens, "
+            "which leaves none for the text. Increase max_length, or shorten the question."
         )
 
 
@@ -504,7 +505,7 @@ def _encoded(
     encoded = tokenizer(*given, truncation=False if max_length is None else longest, **options)
     offsets = encoded.pop("offset_mapping").tolist()
     if not offsets[0]:
-        raise InputError(f"None of the {len(texts)} texts has a token: they are empty. Leave them out.")
+        raise InputError(f"The {len(texts)} texts have no tokens: they are empty. Leave them out.")
     return encoded, offsets
 
 

@@ -153,7 +153,9 @@ def _most(selection: GlobalTokenSelection, is_row: Tensor, tokens: TokenMask, li
     if selection.mask is None and tokens.segment_ids is None:
         return max(1, len(selection.positions))
     torch._assert_async(
-        (is_row.sum(1) <= limit).all(), "More global tokens than config.max_global_tokens, the limit of traced models."
+        (is_row.sum(1) <= limit).all(),
+        "A text has more global tokens than config.max_global_tokens, the limit of compiled and exported models. Set "
+        "it higher.",
     )
     return limit
 

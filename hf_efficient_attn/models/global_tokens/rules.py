@@ -24,7 +24,8 @@ FIELDS = {"positions": "list of integers from 0", "token_ids": "list of integers
 AUTO_RULES = {"sequence_classification": "first", "question_answering": "question", "multiple_choice": "choice"}
 
 NOT_RELATIVE = (
-    "position_embedding_type='relative' knows distances within a window, and global tokens are read from anywhere."
+    "position_embedding_type='relative' covers only distances within a window, but tokens attend to global tokens at "
+    "any distance."
 )
 
 
@@ -113,10 +114,10 @@ def choose_by_rule(
         return GlobalTokenSelection(tuple(range(0, num_keys, rule["every"])))
     is_cached = not isinstance(past_tokens, int) or past_tokens > 0
     if input_ids is None or is_cached:
-        what = "cached tokens are not at hand" if is_cached else "inputs_embeds say nothing about tokens"
+        what = "the ids of cached tokens are not kept" if is_cached else "inputs_embeds have no ids"
         raise InputError(
-            f"global_tokens={shown(rule)} looks at the tokens, and {what}. Pass global_attention_mask "
-            f"[batch, {num_keys}], 1 = global."
+            f"global_tokens={shown(rule)} needs the ids of all tokens, but {what}. Pass global_attention_mask [batch, "
+            f"{num_keys}], 1 = global."
         )
     if isinstance(rule, Mapping):
         wanted = tuple(rule["token_ids"])

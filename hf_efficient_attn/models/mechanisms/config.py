@@ -54,17 +54,17 @@ def check_features(config: Any) -> None:
     epsilon = config.normalizer_epsilon
     if config.feature_map == "positive_random" and epsilon != type(config).normalizer_epsilon:
         raise ConfigurationError(
-            f"normalizer_epsilon={epsilon}, but nothing is added to the sums of feature_map='positive_random'. Leave "
-            "it out, or use feature_map='elu' or 'constant'."
+            f"normalizer_epsilon={epsilon}, but feature_map='positive_random' adds nothing to its sums. Leave "
+            "normalizer_epsilon out, or use feature_map='elu' or 'constant'."
         )
     if config.num_features is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
-            f"num_features={config.num_features}, but feature_map={shown(config.feature_map)} has as many features "
-            "as the width of a head. Leave it out, or use feature_map='positive_random'."
+            f"num_features={config.num_features}, but with feature_map={shown(config.feature_map)} the number of "
+            "features is the size of a head. Leave num_features out, or use feature_map='positive_random'."
         )
     check_least(config, num_features=1, feature_redraw_steps=1)
     if config.feature_redraw_steps is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
-            f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} draws "
-            "nothing. Leave it out, or use feature_map='positive_random'."
+            f"feature_redraw_steps={config.feature_redraw_steps}, but feature_map={shown(config.feature_map)} has no "
+            "random features. Leave feature_redraw_steps out, or use feature_map='positive_random'."
         )

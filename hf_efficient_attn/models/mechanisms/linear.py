@@ -358,8 +358,8 @@ class LinearAttention(MechanismAttention):
         """Return the attention weights, [R, H, L, L]."""
         if before is not None:
             raise UnsupportedBackendError(
-                "output_attentions=True: a layer of linear attention keeps only sums over its cached tokens, so it has "
-                "no weights of single tokens. Call the model with the whole text and use_cache=False."
+                "output_attentions=True: a layer of linear attention keeps only sums over cached tokens, so it has no "
+                "weights for each of them. Call the model with the whole text and use_cache=False."
             )
         warn_of_weights()
         if self.is_causal:
@@ -372,6 +372,6 @@ class LinearAttention(MechanismAttention):
     def costs(self, num_keys: int) -> str:
         numbers = self.config.features_of_head * (self.head_dim + 1)
         return (
-            f"A layer of linear attention computes no scores of pairs: for {num_keys:,} tokens, a head adds up "
-            f"{numbers:,} numbers of each, where full attention computes {num_keys**2:,} scores."
+            f"A layer of linear attention computes no scores: for {num_keys:,} tokens, a head adds up {numbers:,} "
+            f"numbers per token (full attention computes {num_keys**2:,} scores)."
         )

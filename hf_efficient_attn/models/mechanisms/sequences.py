@@ -24,9 +24,8 @@ from hf_efficient_attn.models.prologue import PreparedCall
 # if one group would have more than this many places per token of the batch, sequences are grouped by length
 MOST_PLACES = 2
 CLOSED = (
-    "This attention_mask closes or opens other pairs than a padding mask does, but layers here read sums "
-    "over all tokens. Pass a padding mask [batch, tokens], and position_ids that restart for "
-    "packed documents."
+    "This attention_mask allows other pairs of tokens than a padding mask, but some layers of this model use sums over "
+    "all tokens. Pass a padding mask [batch, tokens]; for packed documents, pass position_ids that restart."
 )
 
 
@@ -120,8 +119,8 @@ def sequences_of(
     if torch.compiler.is_compiling() or is_tracing(known):
         if documents is not None:
             raise InputError(
-                "position_ids are given to a compiled or exported model, and may restart, but the graph does not know "
-                "how long packed documents are. Leave position_ids out, or call the model uncompiled."
+                "position_ids are given to a compiled or exported model and may restart, but the graph does not know "
+                "the lengths of packed documents. Leave position_ids out, or call the model without compiling it."
             )
         return in_front_of_padding(real)
     found = TokenMask(real, documents).documents(batch_size, tokens)

@@ -63,9 +63,9 @@ class SummaryLayer(CacheLayerMixin):
         """
         if tokens_to_remove:
             raise UnsupportedBackendError(
-                "A layer of linear or memory-compressed attention keeps sums over tokens, which cannot be undone, so "
-                "this cache cannot be cropped, as assistants and prompt lookup do. Generate without them, or "
-                "keep a copy of the cache (copy.deepcopy) from before."
+                "A layer of linear or memory-compressed attention keeps sums over tokens, and tokens cannot be removed "
+                "from them. So this cache cannot be cropped, as assisted generation and prompt lookup do. Generate "
+                "without them, or keep an earlier copy of the cache (copy.deepcopy)."
             )
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -110,7 +110,7 @@ class StateLayer(SummaryLayer):
 
 
 KEYLESS = (
-    "A layer of linear or memory-compressed attention keeps sums over tokens, and not their keys. Prefix tuning cannot "
+    "A layer of linear or memory-compressed attention keeps sums over tokens, not their keys. Prefix tuning cannot "
     "give it keys; use prompt tuning or LoRA instead."
 )
 
@@ -152,7 +152,7 @@ def check_length(cache: Cache, index: int, layer: SummaryLayer) -> None:
     first = cache.get_seq_length()
     if isinstance(first, int) and not torch.compiler.is_compiling() and layer.num_tokens > first:
         raise InputError(
-            f"Layer 0 of this cache holds {first} tokens, but layer {index} holds sums over {layer.num_tokens}: the "
-            "cache was cropped, as assistants and prompt lookup do, but sums cannot be cropped. Pass an empty cache "
-            "and the whole text."
+            f"Layer 0 of this cache holds {first} tokens, but layer {index} holds sums over {layer.num_tokens} tokens: "
+            "the cache was cropped, as assisted generation and prompt lookup do, but sums cannot be cropped. Pass an "
+            "empty cache and the whole text."
         )

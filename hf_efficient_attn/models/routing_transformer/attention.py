@@ -236,11 +236,11 @@ class RoutingAttention(MultiHeadAttention):
         labels: tuple[Label, ...] = ()
         if self.member_distances is not None:
             labels = (Distance(self.member_distances.first - groups.shift, self.member_distances.last - groups.shift),)
-        kind = f"tokens at most of each of {config.num_clusters} balanced clusters"
+        kind = f"tokens of each of {config.num_clusters} balanced clusters"
         says = (
             f"{config.cluster_tokens} {kind}"
             if is_balanced
-            else f"the last {config.cluster_tokens} members of its cluster at most"
+            else f"the last {config.cluster_tokens} members of its cluster"
         )
         most = config.cluster_tokens * (config.num_clusters if is_balanced else 1)
         backend = backend_of(config)
@@ -249,7 +249,7 @@ class RoutingAttention(MultiHeadAttention):
             self.num_routing,
             labels=labels,
             backend=DENSE.get(backend, backend),
-            notes=(f"{self.num_routing} of {self.num_heads} heads route: a query reads {says}.",),
+            notes=(f"{self.num_routing} of {self.num_heads} heads route: a query attends to at most {says}.",),
             chosen=key_groups(groups, is_balanced, self.member_distances is not None),
             # a token is a member of its own cluster, whether or not it attends to itself
             most_keys=most if config.include_self or is_balanced or not self.is_causal else most - 1,
@@ -296,7 +296,7 @@ class RoutingAttention(MultiHeadAttention):
             return *append_to_cache(cache, key, value, self.layer_idx), None
         numbers = pad(centroid_scores[1].to(key.dtype), (0, 0, 0, 0, 0, self.num_local))
         key = torch.cat((key, numbers), -1)
-        why = f"{key.shape[3]} numbers: behind a key what decides on its clusters"
+        why = f"keys of {key.shape[3]} numbers, including those that assign a token to clusters"
         check_cached(cache, self.layer_idx, why, (None, key.shape[3]))
         keys, value = append_to_cache(cache, key, value, self.layer_idx)
         key, numbers = keys[..., : self.head_dim], keys[:, : self.num_routing, :, self.head_dim :]

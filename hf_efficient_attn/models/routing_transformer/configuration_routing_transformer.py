@@ -29,8 +29,8 @@ def check_routing(config: Any) -> None:
     check_least(config, num_clusters=1, max_relative_distance=1, commitment_weight=0)
     if config.num_routing_heads is not None and config.num_routing_heads > config.num_attention_heads:
         raise ConfigurationError(
-            f"num_routing_heads={config.num_routing_heads} is more than the heads of a layer: "
-            f"num_attention_heads={config.num_attention_heads}. Use at most that."
+            f"num_routing_heads={config.num_routing_heads} must be at most the number of heads, "
+            f"num_attention_heads={config.num_attention_heads}."
         )
     if not 0 <= config.centroid_decay <= 1:
         raise ConfigurationError(f"centroid_decay={config.centroid_decay} must be from 0 to 1.")
@@ -53,7 +53,7 @@ def check_direction(config: Any) -> None:
     if not config.is_causal and not config.has_balanced_clusters:
         raise ConfigurationError(
             "membership='causal' lets a token attend to the last tokens of its cluster, and needs is_causal=True. With "
-            "is_causal=False use 'balanced', or leave it out."
+            "is_causal=False use membership='balanced', or leave it out."
         )
     if not config.include_self and not config.is_causal:
         raise ConfigurationError(
@@ -161,7 +161,7 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
     model_type = "routing_transformer"
     papers = ("2003.05997",)
     # scores of a head in a layer, for n tokens
-    attention_cost = "n · cluster_tokens of a routing head; the pairs of attention_pattern of a local one"
+    attention_cost = "n · cluster_tokens in a routing head; the pairs of attention_pattern in a local head"
 
     vocab_size: int = 256
     hidden_size: int = 512
@@ -292,8 +292,9 @@ class RoutingTransformerConfig(NormFields, GatedMLPFields, DropoutFields, HeadSi
         """
         if any(self.routing_heads(layer) for layer in range(self.num_hidden_layers)):
             raise ConfigurationError(
-                f"PatternCache keeps a band and first tokens, but layers of this {type(self).__name__} have routing "
-                "heads, which may attend to any earlier token. Generate with the default cache, which keeps all."
+                f"PatternCache keeps a band and the first tokens, but layers of this {type(self).__name__} have "
+                "routing heads, which may attend to any earlier token. Generate with the default cache, which keeps "
+                "all tokens."
             )
         return config_patterns(self.attention_pattern, self, DECODER) or ()
 

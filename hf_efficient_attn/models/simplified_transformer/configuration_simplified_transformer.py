@@ -75,8 +75,7 @@ def _check_gains(config: Any) -> None:
         if getattr(config, name) is not None or name in (config.trainable_gains or ()):
             own = PARALLEL_GAINS if config.style.parallel else SEQUENTIAL_GAINS
             raise ConfigurationError(
-                f"{name} ({GAIN_SYMBOLS[name]}) does not exist in block={shown(config.block)}; its skip is set by "
-                f"{' and '.join(own)}."
+                f"block={shown(config.block)} has no {name} ({GAIN_SYMBOLS[name]}); {' and '.join(own)} set its skip."
             )
     for name in config.trainable_gains or ():
         if name not in GAIN_SYMBOLS:
@@ -84,8 +83,8 @@ def _check_gains(config: Any) -> None:
     for name in ("attention_gain", "mlp_gain", "softmax_gain"):
         if config.gain(name) == 0 and not config.is_trainable(name):
             raise ConfigurationError(
-                f"{name}=0 as a constant cuts off the parameters behind it, which would never get a gradient. "
-                f"Add {shown(name)} to trainable_gains, or choose another value."
+                f"{name}=0 as a constant multiplies a branch by zero, so its parameters never get a gradient. Add "
+                f"{shown(name)} to trainable_gains, or choose another value."
             )
 
 
@@ -94,9 +93,10 @@ def _check_matrices(config: Any) -> None:
         for name in ("matrix_init_std", "projection_init_std"):
             if getattr(config, name) is not None:
                 raise ConfigurationError(
-                    f"{name}={getattr(config, name)} is for W^V and W^P with reparameterized=False and "
-                    f"matrix_init='normal'; block={shown(config.block)} has {config.is_reparameterized} and "
-                    f"{shown(config.resolved_matrix_init)} here. Leave it unset, or set these two."
+                    f"{name}={getattr(config, name)} is only for W^V and W^P with reparameterized=False and "
+                    f"matrix_init='normal', but block={shown(config.block)} has "
+                    f"reparameterized={config.is_reparameterized} and "
+                    f"matrix_init={shown(config.resolved_matrix_init)}. Leave {name} unset, or set these two."
                 )
     if not config.is_reparameterized:
         given = [name for name in REPARAMETERIZATION_GAINS if getattr(config, name) is not None]
@@ -104,17 +104,18 @@ def _check_matrices(config: Any) -> None:
         given += [name for name in config.trainable_gains or () if name in REPARAMETERIZATION_GAINS]
         if given:
             raise ConfigurationError(
-                f"{', '.join(given)} need W = a·W_init + b·ΔW, but reparameterized={config.is_reparameterized} for "
-                f"block={shown(config.block)}. Set reparameterized=True."
+                f"Only matrices W = a·W_init + b·ΔW have {', '.join(given)}, but "
+                f"reparameterized={config.is_reparameterized} for block={shown(config.block)}. Set "
+                "reparameterized=True."
             )
     if config.matrix_init_tie is not None and config.resolved_matrix_init != "orthogonal":
         raise ConfigurationError(
-            f"matrix_init_tie={shown(config.matrix_init_tie)} ties orthogonal matrices, but they start as "
+            f"matrix_init_tie={shown(config.matrix_init_tie)} needs orthogonal matrices, but they start as "
             f"{shown(config.resolved_matrix_init)}. Set matrix_init='orthogonal'."
         )
     if config.is_reparameterized and config.resolved_matrix_init == "normal":
         raise ConfigurationError(
-            "W_init of a reparameterized matrix is 'identity' or 'orthogonal', got matrix_init='normal'."
+            "matrix_init='normal' with reparameterized matrices: their W_init must be 'identity' or 'orthogonal'."
         )
 
 
@@ -128,12 +129,12 @@ def _check_spans(config: Any) -> None:
     check_spans(config)
     if config.position_embedding_type == "alibi":
         raise ConfigurationError(
-            f"span={shown(config.span)} with position_embedding_type='alibi': ALiBi is a bias on all pairs, which "
-            "spans do not compute. Use 'rope' or 'sinusoidal'."
+            f"span={shown(config.span)} with position_embedding_type='alibi': ALiBi adds a bias to all pairs, which "
+            "layers with spans do not compute. Use 'rope' or 'sinusoidal'."
         )
     if config.key_value_heads != config.num_attention_heads:
         raise ConfigurationError(
-            f"span={shown(config.span)} with num_key_value_heads={config.key_value_heads}: heads of different spans "
+            f"span={shown(config.span)} with num_key_value_heads={config.key_value_heads}: heads with different spans "
             "cannot share keys. Leave num_key_value_heads unset."
         )
 
@@ -232,7 +233,7 @@ class SimplifiedTransformerConfig(
     follows_patterns = False
     can_shard_sequence = True
     # scores of a head in a layer, for n tokens
-    attention_cost = "n² / 2 if causal, otherwise n²; the pairs of a span or attention_pattern"
+    attention_cost = "n² / 2 if causal, otherwise n²; with a span or attention_pattern only its pairs"
 
     vocab_size: int = 50_000
     hidden_size: int = 768
@@ -352,8 +353,8 @@ class SimplifiedTransformerConfig(
         mechanism = config_dict.get("mechanism")
         if any(mechanism if isinstance(mechanism, list) else [mechanism]):
             raise ConfigurationError(
-                f"This config has mechanism={shown(mechanism)}, but simplified blocks only have softmax attention. "
-                "Use a compressed_transformer, whose layers have other mechanisms."
+                f"This config has mechanism={shown(mechanism)}, but simplified blocks have only softmax attention. Use "
+                "compressed_transformer, which has other mechanisms."
             )
         former = ("mechanism", *FEATURE_FIELDS, *PRIOR_FIELDS)
         known = {name: value for name, value in config_dict.items() if name not in former}
@@ -368,7 +369,7 @@ class SimplifiedTransformerConfig(
     @property
     def attention_notes(self) -> tuple[str, ...]:
         """What `explain` says about layers that compute the mean over their keys."""
-        note = "Shaped attention also computes the mean over its keys, which costs as much again."
+        note = "Shaped attention also computes the mean over its keys, which costs the same again."
         return (note,) if self.is_centered and (getattr(self, FIELD, None) is not None or has_indexer(self)) else ()
 
     @property

@@ -340,9 +340,9 @@ def check_checkpoint(model_class: type, path: Any, kwargs: dict[str, Any]) -> No
         changed = changed[:1]  # the rest follows from it
     if changed:
         raise CheckpointError(
-            f"{path} was saved with {', '.join(f'{name}={shown(before[name])}' for name in changed)}, and "
-            f"{', '.join(f'{name}={shown(after[name])}' for name in changed)} is asked for: the weights would not fit, "
-            "and what is missing would be random. Load it as it was saved, or train from scratch."
+            f"{path} was saved with {', '.join(f'{name}={shown(before[name])}' for name in changed)}, but "
+            f"{', '.join(f'{name}={shown(after[name])}' for name in changed)} was requested: the weights would not "
+            "fit, and missing ones would be random. Load it as it was saved, or train from scratch."
         )
 
 
@@ -365,14 +365,13 @@ def check_implementation(config: SimplifiedTransformerConfig, implementation: st
     if config.is_centered and (paged or name in ("vllm", "sglang") or name.startswith("paged|")):
         raise UnsupportedBackendError(
             f"attn_implementation={shown(name)} keeps its own paged cache of keys and values, but "
-            f"block={shown(config.block)} "
-            "also needs the running mean of the values. Use generate() with 'sdpa', 'eager' or 'flex_attention'; "
-            "block='pre_ln' and 'parallel' can be served."
+            f"block={shown(config.block)} also needs the running mean of the values. Use generate() with 'sdpa', "
+            "'eager' or 'flex_attention'; block='pre_ln' and 'parallel' can be served."
         )
     if config.position_embedding_type == "alibi" and (paged or name not in WITH_BIAS):
         raise UnsupportedBackendError(
-            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the ALiBi bias. Use "
-            "generate() with 'sdpa', 'eager' or 'flex_attention'."
+            f"attn_implementation={shown(name)}{' with a paged cache' if paged else ''} would drop the ALiBi bias. "
+            "Use generate() with 'sdpa', 'eager' or 'flex_attention'."
         )
 
 

@@ -220,9 +220,9 @@ def terms_of(
 # The request of a layer with spans to the engine, shown by `explain` as one call for all heads, each with its band.
 
 
-RAMPS = "The ramps at the ends of spans cost more for each pair, which is not counted."
-LIMITS = "A config has no learned spans: every head is taken to read up to span_limit."
-MEANS = "Tokens choose their spans: the mean of the last text that was read is taken, or the start value."
+RAMPS = "Pairs on the ramps at the ends of spans cost more, which is not counted."
+LIMITS = "A config has no learned spans: span_limit is used for every head."
+MEANS = "Each token has its own span: the mean over the last text is used, or the initial value if there was none."
 
 
 def span_request(module: Any, spans: Spans, num_keys: int, has_table: bool = False) -> LayerRequest:

@@ -183,8 +183,8 @@ def checked_window(config: Any, spans: Spans) -> SpanWindow:
     """
     if config.span_limit != spans.limit:
         raise ConfigurationError(
-            f"config.span_limit={config.span_limit}, but this model was built with {spans.limit}: its spans are shares "
-            f"of that. Call set_span_limit(model, {config.span_limit}), which keeps them as long as they are."
+            f"config.span_limit={config.span_limit}, but this model was built with {spans.limit}, and its spans are "
+            f"fractions of that limit. Call set_span_limit(model, {config.span_limit}), which keeps their lengths."
         )
     return span_window(config)
 
@@ -195,14 +195,14 @@ def check_spans(config: Any) -> None:
         raise ConfigurationError(f"span={shown(config.span)}; it must be one of: {', '.join(KINDS)}.")
     if not 0 <= config.span_init <= 1:
         raise ConfigurationError(
-            f"span_init={config.span_init} is a share of span_limit, from 0 to 1; {config.span_init:g} tokens are "
-            f"span_init={config.span_init / config.span_limit:g}."
+            f"span_init={config.span_init} must be a fraction of span_limit, from 0 to 1. For {config.span_init:g} "
+            f"tokens, set span_init={config.span_init / config.span_limit:g}."
         )
     if config.span_penalty < 0:
-        raise ConfigurationError(f"span_penalty={config.span_penalty} must be a number of at least 0.")
+        raise ConfigurationError(f"span_penalty={config.span_penalty} must be at least 0.")
     if not config.is_causal and not reads_self(config):
         raise ConfigurationError(
-            "include_self=False means that tokens read earlier ones only; it needs is_causal=True."
+            "include_self=False lets tokens attend only to earlier ones, and needs is_causal=True. Leave it out."
         )
     if config.frozen_spans is not None:
         check_frozen(config)
@@ -212,20 +212,20 @@ def check_frozen(config: Any) -> None:
     """Convert `frozen_spans` to JSON types, in place, or raise ConfigurationError."""
     if config.span == "dynamic":
         raise ConfigurationError(
-            "frozen_spans with span='dynamic': every token chooses its span, so no list of numbers can replace "
-            "them. Train with span='adaptive'."
+            "frozen_spans with span='dynamic': every token has its own span, so a list with one span per head cannot "
+            "replace them. Train with span='adaptive'."
         )
     if config.span_penalty:
         raise ConfigurationError(
-            f"span_penalty={config.span_penalty} with frozen_spans: frozen spans are not trained, so nothing can be "
-            "penalised. Set span_penalty=0.0."
+            f"span_penalty={config.span_penalty} with frozen_spans: frozen spans are not trained, so a penalty has no "
+            "effect. Set span_penalty=0.0."
         )
     spans = [[float(span) for span in layer] for layer in config.frozen_spans]
     shape = (config.num_hidden_layers, config.num_attention_heads)
     if len(spans) != shape[0] or any(len(layer) != shape[1] for layer in spans):
         raise ConfigurationError(
-            f"frozen_spans lists {shown([len(layer) for layer in spans])} spans; it needs a list of {shape[1]} (heads) "
-            f"for each of {shape[0]} layers."
+            f"frozen_spans has lists of {shown([len(layer) for layer in spans])} spans; it needs one list for each of "
+            f"{shape[0]} layers, with one span for each of {shape[1]} heads."
         )
     outside = [span for layer in spans for span in layer if not 0 <= span <= config.span_limit]
     if outside:

@@ -144,19 +144,21 @@ class SegmentMemory:
         numbers = sorted(set(on_host(segment_index).tolist()))
         if len(numbers) != 1:
             raise InputError(
-                f"segment_index holds {numbers[:5]}: the rows of a batch must all be at the same segment of their "
-                "texts. TextSegments with num_rows = batch size x processes gives such batches, unshuffled."
+                f"segment_index holds {numbers[:5]}, but all rows of a batch must be at the same segment of their "
+                "texts. TextSegments with num_rows = batch size x processes gives such batches, if they are not "
+                "shuffled."
             )
         if numbers[0] == 0:
             return Segment(0, [None] * num_layers)
         last, kept = self._kept.get(is_training, (None, []))
         if last is None or numbers[0] != last + 1 or len(kept[0]) != segment_index.shape[0]:
-            seen = "none before" if last is None else f"{last} of {len(kept[0])} rows before"
+            seen = "none came before it" if last is None else f"the last one was {last}, of {len(kept[0])} rows"
             raise InputError(
                 f"segment_index={numbers[0]} of {segment_index.shape[0]} rows, but {seen}: segments must come in "
-                "order, each row continued by the next batch. Do not shuffle (train_sampling_strategy='sequential'), "
-                "drop an incomplete last batch, and start new texts with segment_index=0. Training that resumes in "
-                "the middle of a text needs the segment_memory file that SpanCallback writes beside each checkpoint."
+                "order, and the next batch must continue each row. Do not shuffle "
+                "(train_sampling_strategy='sequential'), drop an incomplete last batch, and start new texts with "
+                "segment_index=0. Training that resumes in the middle of a text needs the segment_memory file that "
+                "SpanCallback writes next to each checkpoint."
             )
         return Segment(numbers[0], list(kept))
 
@@ -182,7 +184,7 @@ def check_segment(segment_index: Tensor, batch_size: int, attention_mask: Any, o
     """
     if attention_mask is not None and not bool((on_host(attention_mask) == 1).all()):
         raise InputError(
-            "attention_mask masks tokens of a segment, but what the layers remember has no padding. Give segments of "
+            "attention_mask masks tokens of a segment, but remembered segments cannot have padding. Pass segments of "
             "full length (TextSegments drops the rest of a text), or leave segment_index out."
         )
     for name in ("position_ids", *CACHE_NAMES, *ENDS, NUMBERS):

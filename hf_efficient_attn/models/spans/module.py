@@ -172,10 +172,9 @@ class Spans(KeptInFloat32):
         if bool(((ratios < 0) | (ratios > 1)).any()) or not bool(ratios.isfinite().all()):
             found = shown([round(ratio, 4) for ratio in ratios.tolist()])
             raise CheckpointError(
-                f"Layer {self.layer_idx} has span ratios {found}; a ratio is "
-                f"a share of span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens instead "
-                "of shares (divide them by the span limit), or was written without clamping them after the last "
-                "step."
+                f"Layer {self.layer_idx} has span ratios {found}; a ratio must be a fraction of "
+                f"span_limit={self.limit}, from 0 to 1. The checkpoint is damaged, holds tokens instead of fractions "
+                "(divide them by span_limit), or was saved without clamping its spans after the last step."
             )
 
 
@@ -205,14 +204,14 @@ def known_spans(model: nn.Module) -> list[Spans]:
     found = span_modules(model) if isinstance(model, nn.Module) else []
     if not found:
         raise InputError(
-            f"{type(model).__name__} has no spans. Models of AdaptiveSpanConfig have, and others whose config has a "
+            f"{type(model).__name__} has no spans. Use a model of AdaptiveSpanConfig, or of another config that sets "
             "span."
         )
     away = [spans.layer_idx for spans in found if spans.is_away]
     if away:
         raise InputError(
-            f"The spans of the layers {away} are offloaded, and can be neither read nor changed. Load the model "
-            "without offloading (device_map='cpu'), or call this before it."
+            f"The spans of layers {away} are offloaded and cannot be read or changed. Load the model without "
+            "offloading (device_map='cpu'), or call this function before offloading."
         )
     return found
 
@@ -246,9 +245,9 @@ def clamp_spans(model: nn.Module) -> None:
         for spans in span_modules(model):
             if spans.kind == ADAPTIVE and is_a_copy(spans.ratio):
                 raise UnsupportedBackendError(
-                    "DeepSpeed's ZeRO trains numbers of its own in place of learned spans, and nothing keeps those "
-                    f"between 0 and span_limit={spans.limit}. Train with DDP or FSDP2, with span='dynamic', or with "
-                    "spans that do not learn (hea.freeze_spans)."
+                    "DeepSpeed's ZeRO trains copies of the learned spans, and does not clamp them to the range from 0 "
+                    f"to span_limit={spans.limit}. Train with DDP or FSDP2, with span='dynamic', or with frozen spans "
+                    "(hea.freeze_spans)."
                 )
             spans.clamp_()
 

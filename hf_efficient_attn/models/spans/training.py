@@ -79,7 +79,7 @@ def freeze_spans(model: Model) -> Model:
     if found[0].kind == FROZEN:
         return model
     if found[0].kind != ADAPTIVE:
-        reason = "spans differ from token to token" if found[0].kind == DYNAMIC else "all spans are the limit"
+        reason = "every token has its own span" if found[0].kind == DYNAMIC else "all spans equal span_limit"
         raise InputError(
             f"freeze_spans needs span='adaptive', but this model has span={shown(found[0].kind)}: {reason}, so there "
             "are no learned spans to freeze."
@@ -223,20 +223,20 @@ def check_saved_spans(saved: dict[str, Any], kwargs: dict[str, Any]) -> None:
     changed = [name for name in MEANING if is_trained and name in saved and requested(name) != saved[name]]
     if changed:
         raise CheckpointError(
-            f"The checkpoint was saved with {', '.join(f'{name}={shown(saved[name])}' for name in changed)}, and "
-            f"{', '.join(f'{name}={shown(requested(name))}' for name in changed)} is asked for: the spans that it has "
-            "learned would be lost, or mean something else. Load it as it was saved; freeze_spans(model) makes "
-            "constants of its spans."
+            f"The checkpoint was saved with {', '.join(f'{name}={shown(saved[name])}' for name in changed)}, but "
+            f"{', '.join(f'{name}={shown(requested(name))}' for name in changed)} was requested: its learned spans "
+            "would be lost or get another meaning. Load it as it was saved; freeze_spans(model) makes its spans "
+            "constant."
         )
     wanted = requested("span_limit")
     old = saved.get("span_limit")
     if wanted is None or old is None or wanted == old:
         return
     raise CheckpointError(
-        f"The checkpoint has span_limit={old}, and span_limit={wanted} is asked for. A span is saved as a share of the "
-        f"limit, so all spans would become {wanted}/{old} = {wanted / old:g} times as long. Load it as it is, and call "
-        f"set_span_limit(model, {wanted}): it sets every share to min(1, share * {old} / {wanted}) and fits the table "
-        "of positions."
+        f"The checkpoint has span_limit={old}, but span_limit={wanted} was requested. Spans are saved as fractions of "
+        f"the limit, so all spans would become {wanted}/{old} = {wanted / old:g} times as long. Load it as it was "
+        f"saved, and call set_span_limit(model, {wanted}): it sets every fraction to min(1, fraction * {old} / "
+        f"{wanted}) and resizes the table of positions."
     )
 
 

@@ -113,9 +113,9 @@ def check_packing(full_attention_up_to: int | None, documents: Tensor | None, to
     if full_attention_up_to is None or documents is None or tokens <= full_attention_up_to:
         return
     message = (
-        f"full_attention_up_to={full_attention_up_to} looks at whole rows, and position_ids pack several documents "
-        "into a longer row: short ones would not be read as they are alone. Pass one document a row, or set "
-        "config.full_attention_up_to to None."
+        f"full_attention_up_to={full_attention_up_to} applies to whole rows, but position_ids pack several documents "
+        "into a longer row: a short document would be computed differently than in its own row. Pass one document per "
+        "row, or set config.full_attention_up_to to None."
     )
     if not is_tracing(documents):
         raise InputError(message)
@@ -143,8 +143,8 @@ def split_random(pattern: Pattern) -> tuple[Pattern, int, int]:
     lengths = {found.block_tokens for found in known}
     if len(known) < len(blocks) or len(lengths) > 1:
         raise ConfigurationError(
-            "random_blocks_in_eval='transformers' replaces random blocks of one length that are joined to the rest of "
-            f"a pattern by `|`, but attention_pattern is {shown(pattern.to_dict())}. Set it to 'fixed'."
+            "random_blocks_in_eval='transformers' needs random blocks of one length that are joined to the rest of a "
+            f"pattern by `|`, but attention_pattern is {shown(pattern.to_dict())}. Set random_blocks_in_eval='fixed'."
         )
     return reduce(or_, rest), lengths.pop(), sum(found.num_blocks for found in known)
 
@@ -246,7 +246,7 @@ class SparseAttention(MultiHeadAttention):
             reach = (self.config.max_position_embeddings, self.num_heads)
             labels = (reach_of(layer_spec.pattern, *reach),)
         if self.global_attention is not None:
-            notes = (*notes, "Rows of global tokens have projections of their own, and are computed besides.")
+            notes = (*notes, "Rows of global tokens have their own projections, and are computed in addition.")
         own = {"labels": labels, "notes": notes, "sends_more": self.global_attention is not None}
         return self.request(layer_spec, num_key_heads=self.config.key_value_heads, **own)
 
@@ -276,7 +276,7 @@ class SparseAttention(MultiHeadAttention):
         own, (global_key, global_value) = key.shape[1], self.global_attention.keys_and_values(hidden_states)
         if rotation is not None:
             global_key = rotate(global_key, *rotation)
-        why = f"{own + global_key.shape[1]} heads: with global_projections=True, global tokens have keys of their own"
+        why = f"{own + global_key.shape[1]} heads: with global_projections=True, global tokens have their own keys"
         check_cached(cache, self.layer_idx, why, (own + global_key.shape[1], None))
         states = torch.cat((key, global_key), 1), torch.cat((value, global_value), 1)
         key, value = append_to_cache(cache, *states, self.layer_idx)
@@ -335,8 +335,8 @@ def check_global_mask(global_mask: Tensor | None, num_keys: int) -> None:
     """Raise InputError if the mask of global tokens does not cover exactly the keys of the cache."""
     if global_mask is not None and global_mask.shape[1] != num_keys:
         raise InputError(
-            f"The global tokens are chosen among {global_mask.shape[1]} keys, but the cache holds {num_keys}. Generate "
-            "with the default cache, which holds everything."
+            f"The global tokens are selected among {global_mask.shape[1]} keys, but the cache holds {num_keys}. "
+            "Generate with the default cache, which keeps all keys."
         )
 
 

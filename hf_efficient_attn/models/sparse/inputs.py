@@ -61,7 +61,7 @@ def known_globals(config: Any, task: str | None, num_keys: int) -> tuple[tuple[i
     """Return the global tokens of a text of `num_keys` tokens, and a note if they depend on its content."""
     rule = resolved_rule(config, task)
     if needs_input_ids(rule):
-        return (), (f"The global tokens of global_tokens={shown(rule)} depend on the text, and are left out.",)
+        return (), (f"The global tokens of global_tokens={shown(rule)} depend on the text, and are not counted.",)
     return choose_by_rule(rule, num_keys, None, None, None).positions, ()
 
 

@@ -123,8 +123,8 @@ class SparseSeq2SeqConfig(
     papers = ("1706.03762", "2004.05150", "2007.14062")
     # scores of a head in a layer, for n tokens
     attention_cost = (
-        "in the encoder the pairs of attention_pattern, such as n · (left + right + 1) of a band; "
-        "in the decoder of m tokens m² / 2 and m · n"
+        "encoder: the pairs of attention_pattern, such as n · (left + right + 1) for a band; decoder of m tokens: m² / "
+        "2, and m · n of cross-attention"
     )
 
     vocab_size: int = 50_265

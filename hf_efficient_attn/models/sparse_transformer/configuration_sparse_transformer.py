@@ -47,7 +47,7 @@ def _window(side: int, steps: Sequence[int], num_heads: int) -> Pattern:
     if len(steps) != num_heads or any(type(step) is not int or step < 1 for step in steps):
         raise ConfigurationError(
             f"attention_dilation has the steps {shown(list(steps))} for the {num_heads} heads of a layer; give one "
-            "step from 1 for all of them, or one for each."
+            "step of at least 1 for all heads, or one for each head."
         )
     heads = [Band(side, side) if step == 1 else Dilated(side * step, side * step, step) for step in steps]
     return heads[0] if len(set(heads)) == 1 else PerHead(heads)
@@ -56,7 +56,7 @@ def _window(side: int, steps: Sequence[int], num_heads: int) -> Pattern:
 def _per_layer(name: str, value: Any, num_layers: int) -> list[Any]:
     values = list(value) if isinstance(value, list | tuple) else [value] * num_layers
     if len(values) != num_layers:
-        raise ConfigurationError(f"{name} lists {len(values)} values for {num_layers} layers; give one each.")
+        raise ConfigurationError(f"{name} lists {len(values)} values for {num_layers} layers; give one for each layer.")
     return values
 
 
@@ -140,7 +140,7 @@ class SparseTransformerConfig(
     papers = ("2004.05150", "2007.14062")
     can_shard_sequence = True
     # scores of a head in a layer, for n tokens
-    attention_cost = "the pairs of attention_pattern, such as n · (left + right + 1) of a band; without one n²"
+    attention_cost = "the pairs of attention_pattern, such as n · (left + right + 1) for a band; without a pattern n²"
 
     rope_parameters: RopeParameters | dict | None = None
     rope_theta_per_layer: list[float] | None = None
@@ -192,8 +192,8 @@ class SparseTransformerConfig(
         num_dilated = num_heads if num_dilated_heads is None else num_dilated_heads
         if type(num_dilated) is not int or not 0 <= num_dilated <= num_heads:
             raise ConfigurationError(
-                f"num_dilated_heads={shown(num_dilated_heads)}; it must be None or 0 to {num_heads}, the number of "
-                f"heads."
+                f"num_dilated_heads={shown(num_dilated_heads)}; it must be None, or 0 to {num_heads}, the number of "
+                "heads."
             )
         patterns = []
         for window, step in zip(windows, steps, strict=True):
@@ -219,7 +219,7 @@ class SparseTransformerConfig(
         """
         if size not in ("small", "large") or phase not in range(1, 6):
             raise ConfigurationError(
-                f"size={shown(size)}, phase={phase}: sizes are 'small' and 'large', phases 1 to 5."
+                f"size={shown(size)}, phase={phase}; size must be 'small' or 'large', and phase must be 1 to 5."
             )
         num_layers = fields.get("num_hidden_layers", 12 if size == "small" else 30)
         num_heads = fields.get("num_attention_heads", 8)
@@ -325,8 +325,9 @@ class SparseTransformerConfig(
         positions = (0,) if rule == "first" else rule.get("positions") if isinstance(rule, Mapping) else None
         if self.global_projections or (rule is not None and positions is None):
             raise ConfigurationError(
-                f"PatternCache holds a band and first tokens, but this model has global_tokens={shown(rule)} and "
-                f"global_projections={self.global_projections}. Generate with the default cache, which holds all."
+                f"PatternCache keeps a band and the first tokens, but this model has global_tokens={shown(rule)} and "
+                f"global_projections={self.global_projections}. Generate with the default cache, which keeps all "
+                "tokens."
             )
         if positions is None:
             return patterns
@@ -340,13 +341,14 @@ class SparseTransformerConfig(
             self.key_value_heads != self.num_attention_heads and self.global_projections
         ):
             raise ConfigurationError(
-                f"num_key_value_heads={self.num_key_value_heads} must divide num_attention_heads="
-                f"{self.num_attention_heads}, and equal it where global_projections=True."
+                f"num_key_value_heads={self.num_key_value_heads} must divide "
+                f"num_attention_heads={self.num_attention_heads}, and equal it if global_projections=True."
             )
         thetas = self.rope_theta_per_layer
         if thetas is not None and len(thetas) != self.num_hidden_layers:
             raise ConfigurationError(
-                f"rope_theta_per_layer lists {len(thetas)} bases for {self.num_hidden_layers} layers; give one each."
+                f"rope_theta_per_layer lists {len(thetas)} bases for {self.num_hidden_layers} layers; give one for "
+                "each layer."
             )
         check_attention(self)
         write_pattern(self)

@@ -75,8 +75,8 @@ class SatelliteAttention(AsksNothing, StarAttention):
 
     def costs(self, num_keys: int) -> str:
         return (
-            f"A layer of a star computes {6 * num_keys + 1:,} scores of a head for {num_keys:,} tokens, where full "
-            f"attention computes {num_keys**2:,}: five of each token and {num_keys + 1:,} of the relay."
+            f"A layer of a Star-Transformer computes {6 * num_keys + 1:,} scores per head for {num_keys:,} tokens: "
+            f"five for each token and {num_keys + 1:,} for the relay (full attention computes {num_keys**2:,})."
         )
 
 

@@ -26,10 +26,11 @@ def check_star(config: Any) -> None:
     """Raise ConfigurationError for fields that no star can have; write `head_dim` if it is None."""
     if config.is_causal:
         raise ConfigurationError(
-            "is_causal=True: the relay attends to every token of a text, and every token to the relay, so that each "
-            "would know what follows it. There is no causal form; use SparseTransformerConfig or AdaptiveSpanConfig."
+            "is_causal=True: the relay attends to every token of a text, and every token attends to the relay, so "
+            "every token would depend on later ones. There is no causal form; use SparseTransformerConfig or "
+            "AdaptiveSpanConfig."
         )
-    refuse_pattern(config, "tokens of a star attend to their neighbours, their embedding and the relay")
+    refuse_pattern(config, "tokens of a star attend to their neighbours, their own embedding and the relay")
     config.check_head_sizes()
     if config.position_embedding_type == "sinusoidal" and config.hidden_size % 2:
         raise ConfigurationError(f"Sinusoidal positions need an even hidden_size, not {config.hidden_size}.")
@@ -124,7 +125,7 @@ class StarTransformerConfig(NormFields, DropoutFields, OwnHeadDim, LibraryConfig
     model_type = "star_transformer"
     papers = ("1902.09113",)
     # scores of a head in a layer, for n tokens
-    attention_cost = "6 · n + 1: five keys of each token, n + 1 keys of the relay"
+    attention_cost = "6 · n + 1: five keys for each token, n + 1 keys for the relay"
 
     vocab_size: int = 256
     hidden_size: int = 256

@@ -105,11 +105,12 @@ class StarTextHead(StarClassificationHead):
     def _refuse_documents(self, relays: Tensor) -> None:
         """Raise InputError for a row of several packed documents, each with a relay."""
         # while tracing, every token has a relay, because the number of documents is not known
-        message = "position_ids, cu_seq_lens_q or seq_idx of a compiled model may hold"
+        message = "position_ids, cu_seq_lens_q or seq_idx of a compiled model may mark"
         held = message if is_tracing(relays) else f"A row holds {relays.shape[1]}"
         raise InputError(
-            f"{held} packed documents, and {type(self).__name__} gives a row one result. Pass one text in each row, "
-            "and none of these while compiling, or build the model with separate_sentences=True for pairs of sentences."
+            f"{held} packed documents, but {type(self).__name__} gives one result per row. Pass one text in each row, "
+            "without these inputs if the model is compiled. For pairs of sentences, build the model with "
+            "separate_sentences=True."
         )
 
 
@@ -210,8 +211,8 @@ class StarTransformerPreTrainedModel(EfficientPreTrainedModel):
         processes, heads = getattr(distributed_config, "tp_size", None) or 1, model.config.num_attention_heads
         if heads % processes:
             raise UnsupportedBackendError(
-                f"tp_size={processes} does not divide the {heads} heads of {cls.__name__}, whose projections would be "
-                "cut within a head. Use a tp_size that divides them, or fsdp_size."
+                f"tp_size={processes} does not divide the {heads} heads of {cls.__name__}, so processes would share a "
+                "head's projections. Use a tp_size that divides the number of heads, or use fsdp_size."
             )
         return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
 

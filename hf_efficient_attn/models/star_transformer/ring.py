@@ -114,8 +114,8 @@ def add_up(states: Tensor, ring: Ring) -> Tensor:
 
 
 CLOSED = (
-    "This attention_mask closes pairs of real tokens, but the relay of a star passes on what every token says "
-    "to all of them. Pass a padding mask [batch, tokens], and position_ids that restart for packed documents."
+    "This attention_mask masks pairs of real tokens, but the relay of a star passes information from every token to "
+    "all others. Pass a padding mask [batch, tokens]; for packed documents, pass position_ids that restart."
 )
 
 

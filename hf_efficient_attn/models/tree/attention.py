@@ -172,7 +172,7 @@ class TreeAttention(MultiHeadAttention):
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Cache the new tokens and spans; return the keys and the values of all tokens and of all spans so far."""
         check_layer(cache, self.layer_idx)
-        why = f"{2 * key.shape[1]} heads: a token and a span for each token"
+        why = f"{2 * key.shape[1]} heads, half of them for spans"
         check_cached(cache, self.layer_idx, why, (2 * key.shape[1], None))
         states = (each[:, :, :num_tokens] for each in (key, value))
         # the spans of the new tokens start as zeros in the cache, and are written once their last token is there
@@ -224,9 +224,9 @@ class TreeAttention(MultiHeadAttention):
         pattern, nodes = self.config.pattern, 2 * num_keys
         pairs = pattern.resolve(nodes).num_pairs(nodes, nodes)
         raise UnsupportedBackendError(
-            f"A layer of a BP-Transformer reads nodes: {num_keys:,} tokens and as many spans, in {pairs:,} pairs of a "
-            f"head, where full attention has {num_keys**2:,}. Ask for them: explain(model.config.pattern, "
-            f"query_tokens={nodes})."
+            f"A layer of a BP-Transformer attends to nodes: {num_keys:,} tokens and the same number of spans. A head "
+            f"computes {pairs:,} pairs (full attention computes {num_keys**2:,}). For details, call "
+            f"explain(model.config.pattern, query_tokens={nodes})."
         )
 
 
@@ -251,8 +251,8 @@ def check_layer(cache: Cache, layer_idx: int) -> None:
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     if type(layer) not in (DynamicLayer, StaticLayer):
         raise UnsupportedBackendError(
-            f"The cache has layers of type {type(layer).__name__}, but the spans of a BP-Transformer are written where "
-            "they end. Generate with the default cache, or a static one."
+            f"The cache has layers of type {type(layer).__name__}, in which a BP-Transformer cannot write spans. "
+            "Generate with the default cache or a static one."
         )
 
 

@@ -59,29 +59,30 @@ def check_tree(config: Any) -> None:
     """Raise ConfigurationError for fields that no tree can have."""
     if config.num_nodes < 1:
         raise ConfigurationError(
-            f"num_nodes={config.num_nodes}: a token reads at least 1 node of each size and side (the paper's k)."
+            f"num_nodes={config.num_nodes} must be at least 1: a token attends to this number of nodes of each size on "
+            "each side (the paper's k)."
         )
     if not 0 <= config.clip_distance <= MAX_LEVEL:
         raise ConfigurationError(
-            f"clip_distance={config.clip_distance} is a level of the tree, 0 for tokens, 1 for spans of two and so on: "
-            f"0 to {MAX_LEVEL}."
+            f"clip_distance={config.clip_distance} must be a level of the tree, from 0 to {MAX_LEVEL}: 0 for tokens, 1 "
+            "for spans of two tokens, and so on."
         )
-    refuse_pattern(config, "tokens and spans of a BP-Transformer read the nodes of their tree")
+    refuse_pattern(config, "tokens and spans of a BP-Transformer attend to the nodes of their tree")
 
 
 def check_pairs_and_losses(config: Any) -> None:
     """Raise ConfigurationError if the fields of sentence pairs or of `layer_losses` exclude other fields."""
     if config.cross_layers is not None and not config.separate_sentences:
         raise ConfigurationError(
-            f"cross_layers={config.cross_layers}: layers in which a sentence reads the other are for "
-            "separate_sentences=True. Set it, or leave them out."
+            f"cross_layers={config.cross_layers}: a sentence attends to the other one only with "
+            "separate_sentences=True. Set separate_sentences=True, or leave cross_layers out."
         )
     if config.separate_sentences and config.is_causal:
         raise ConfigurationError(
-            "separate_sentences=True with is_causal=True: a pair of sentences is not written token by token. Leave one "
-            "of them out."
+            "separate_sentences=True with is_causal=True: a pair of sentences is not generated token by token. Leave "
+            "one of the two out."
         )
     if config.layer_losses and not config.is_causal:
         raise ConfigurationError(
-            "layer_losses=True is for causal language models. Pass is_causal=True, or leave it out."
+            "layer_losses=True is for causal language models. Pass is_causal=True, or leave layer_losses out."
         )

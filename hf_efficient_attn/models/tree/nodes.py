@@ -220,9 +220,8 @@ def new_spans(first: Tensor, past: Tensor, num_new: int, sizes: list[int], exist
 
 
 CLOSED = (
-    "This attention_mask closes or opens other pairs than a padding mask does, but the spans of a BP-Transformer pass "
-    "on what all of their tokens say. Pass a padding mask [batch, tokens], and position_ids that restart for packed "
-    "documents."
+    "This attention_mask allows other pairs of tokens than a padding mask, but spans of a BP-Transformer pass on all "
+    "of their tokens. Pass a padding mask [batch, tokens]; for packed documents, pass position_ids that restart."
 )
 
 

@@ -106,7 +106,7 @@ def test_another_limit_at_load_says_what_it_would_do(tmp_path: Path, limit: int,
     wanted = {"span_limit": limit}
     if as_config:
         wanted = {"config": hea.AdaptiveSpanConfig.from_pretrained(tmp_path, span_limit=limit)}
-    message = rf"span_limit=40, and span_limit={limit} .* {limit / 40:g} times as long.* set_span_limit\(model, {limit}"
+    message = rf"span_limit=40, but span_limit={limit} .* {limit / 40:g} times as long.* set_span_limit\(model, {limit}"
     with pytest.raises(hea.CheckpointError, match=message):
         hea.AdaptiveSpanForCausalLM.from_pretrained(tmp_path, **wanted)
     same = hea.AdaptiveSpanForCausalLM.from_pretrained(tmp_path, span_limit=40)
@@ -241,7 +241,7 @@ def test_two_overrides_make_an_encoder() -> None:
     assert span_window(config).include_self
     assert hea.AdaptiveSpanForMaskedLM(config)(random_ids(1, 9)).logits.isfinite().all()
     assert not span_window(hea.AdaptiveSpanConfig()).include_self
-    with pytest.raises(hea.ConfigurationError, match="include_self=False means"):
+    with pytest.raises(hea.ConfigurationError, match="include_self=False lets"):
         hea.AdaptiveSpanConfig(is_causal=False, position_embedding_type="rope", include_self=False)
 
 

@@ -255,7 +255,7 @@ def test_segments_out_of_order(index: int) -> None:
     if index in (0, 2):
         model(ids, segment_index=number(index))
         return
-    with pytest.raises(hea.InputError, match=rf"segment_index={index} of 2 rows, but 1 of 2 rows before.*in order"):
+    with pytest.raises(hea.InputError, match=rf"segment_index={index} of 2 rows, but the last one was 1,.*in order"):
         model(ids, segment_index=number(index))
 
 

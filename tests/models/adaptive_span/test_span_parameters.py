@@ -398,7 +398,7 @@ def test_learned_spans_are_not_loaded_as_others(changes: dict[str, Any], tmp_pat
     model = build()
     model.save_pretrained(tmp_path)
     name = next(iter(changes))
-    with pytest.raises(hea.CheckpointError, match=f"saved with {name}=.*{name}=.* is asked for"):
+    with pytest.raises(hea.CheckpointError, match=f"saved with {name}=.*{name}=.* was requested"):
         hea.AdaptiveSpanForCausalLM.from_pretrained(tmp_path, **changes)
 
 

@@ -350,7 +350,7 @@ def test_what_generate_refuses() -> None:
 def test_generate_goes_on_to_the_next_number_alone() -> None:
     model = build(sentence_end_token_id=END)
     ids, numbers = random_ids(1, 6), torch.tensor([[0, 0, 10, 10, 20, 20]])
-    with pytest.raises(hea.InputError, match="row 0 are 3 numbers from 0 to 20"):
+    with pytest.raises(hea.InputError, match="row 0 has 3 different numbers from 0 to 20"):
         model.generate(ids, sentence_ids=numbers, max_new_tokens=2)
     # padding has no number
     padded = torch.tensor([[-9, -9, 3, 3, 4, 4]])

@@ -109,7 +109,7 @@ def test_matrices_of_other_pairs_are_refused(is_causal: bool) -> None:
     matrix = torch.ones(1, 1, 6, 6, dtype=torch.bool)
     matrix = matrix.tril() if is_causal else matrix
     matrix[0, 0, 4, 1] = False
-    with pytest.raises(hea.InputError, match="other pairs than a padding mask"):
+    with pytest.raises(hea.InputError, match="other pairs of tokens than a padding mask"):
         model(random_ids(1, 6), attention_mask=matrix)
 
 

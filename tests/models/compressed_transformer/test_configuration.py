@@ -136,7 +136,7 @@ def test_weights_of_tokens_are_where_these_are(fields: dict[str, Any]) -> None:
 
 def test_what_no_layer_could_compute_is_refused() -> None:
     model, ids = build("AutoModel"), random_ids(1, 6)
-    with pytest.raises(hea.InputError, match="other pairs than a padding mask"):
+    with pytest.raises(hea.InputError, match="other pairs of tokens than a padding mask"):
         model(ids, attention_mask=torch.ones(1, 1, 6, 6).tril().bool())
     inputs = {"input_ids": ids, "position_ids": torch.arange(6)[None]}
     with pytest.raises(hea.InputError, match="compiled or exported"):

@@ -106,7 +106,7 @@ def test_weights_are_those_of_which_outputs_are_made(is_causal: bool) -> None:
     assert (weights[:, :, 0, 1:].count_nonzero() == 0) == is_causal
     if is_causal:
         cache = model(random_ids(1, 4), use_cache=True).past_key_values
-        with pytest.raises(hea.UnsupportedBackendError, match="keeps only sums over its cached tokens"):
+        with pytest.raises(hea.UnsupportedBackendError, match="keeps only sums over cached tokens"):
             model(random_ids(1, 1), **{CACHE_ARGUMENT: cache}, output_attentions=True)
 
 

@@ -221,7 +221,7 @@ def test_keys_of_other_tokens_are_refused() -> None:
     passed = PassedStates()
     for layer, tokens in ((0, 5), (1, 7)):
         passed.keep(layer, torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, tokens, 4))
-    with pytest.raises(hea.InputError, match="of layer 0 5, layer 1 7, and 7 are read"):
+    with pytest.raises(hea.InputError, match="5 in layer 0, 7 in layer 1, and 7 in this layer"):
         passed.joined([0, 1], torch.zeros(1, 1, 7, 4))
 
 

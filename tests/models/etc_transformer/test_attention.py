@@ -133,7 +133,7 @@ def test_pairs_of_the_published_sizes() -> None:
     num_global, tokens, explained = 230, 4096, hea.explain(hea.EtcTransformerConfig.etc_base(), 4096)
     band = Band(84, 84).num_pairs(tokens, tokens)
     assert num_global**2 + 2 * num_global * tokens + band == 2_622_144
-    assert f"{128 * (128 + 2 * tokens):,} pairs with global tokens: 128 of them" in explained.to_text(400)
+    assert f"{128 * (128 + 2 * tokens):,} pairs with 128 global tokens" in explained.to_text(400)
     blocks = hea.patterns.Pattern.from_dict(hea.EtcTransformerConfig.bigbird_etc_base().attention_pattern)
     assert blocks.num_pairs(84 * 40, 84 * 40) == 84**2 * (3 * 40 - 2)
 
@@ -234,7 +234,7 @@ def test_a_class_of_what_may_be_several_documents_is_refused() -> None:
     step = compiled(model)
     with torch.no_grad():
         torch.testing.assert_close(step(ids).logits, model(ids).logits)
-        with pytest.raises(Exception, match="may hold packed documents"):
+        with pytest.raises(Exception, match="may mark packed documents"):
             step(ids, position_ids=POSITIONS)
 
 

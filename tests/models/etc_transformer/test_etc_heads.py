@@ -111,7 +111,7 @@ def test_losses_of_one_kind_reach_every_parameter() -> None:
     ("right", "message"),
     [
         ([0, 2, 1], r"has shape \[3\]; it must be \[2\]"),
-        ([2, 0], "has 2 in row 0, which has 1 global tokens; give the number of one of them that is not padding"),
+        ([2, 0], "has 2 in row 0, which has 1 global tokens; give the index of one"),
     ],
 )
 def test_a_long_answer_is_a_global_token(right: list[int], message: str) -> None:

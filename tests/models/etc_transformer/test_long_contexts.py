@@ -191,7 +191,7 @@ def test_candidates_are_of_the_context_where_they_are_listed() -> None:
     options: dict[str, Any] = {"parts": [parts], "candidates": [[0, 1]], "contexts": [[0, 1, 2]]}
     found = hea.structured_inputs(word_tokenizer(61), [("w1 w2", text)], **options)
     assert found["long_contexts"].tolist() == [[0, 0, 1, 2, 3, 3, 3]]
-    with pytest.raises(hea.InputError, match="The letter at 10 of a text is in parts of the contexts 2 and 0"):
+    with pytest.raises(hea.InputError, match="The character at 10 of a text is in parts of contexts 2 and 0"):
         hea.structured_inputs(
             word_tokenizer(61), [("w1 w2", text)], parts=[[(7, 15), (10, 12), (3, 5)]], contexts=[[2, 0, 1]]
         )

@@ -126,7 +126,7 @@ def test_texts_that_cannot_be_taken_apart() -> None:
         hea.structured_inputs(object(), TEXTS)
     with pytest.raises(hea.InputError, match="got 0 texts"):
         hea.structured_inputs(word_tokenizer(61), TEXTS[0])
-    with pytest.raises(hea.InputError, match="None of the 1 texts has a token"):
+    with pytest.raises(hea.InputError, match="The 1 texts have no tokens"):
         hea.structured_inputs(word_tokenizer(61), [" "])
     with pytest.raises(hea.InputError, match="parts has 1 lists for 2 texts"):
         encode(parts=[[]])
@@ -224,7 +224,7 @@ def test_links_and_contexts_reach_the_model() -> None:
     ],
 )
 def test_what_is_neither_an_interval_nor_mentions(part: Any, shown: str) -> None:
-    with pytest.raises(hea.InputError, match=f"parts has {shown}.*for an entity a list of at least one of them"):
+    with pytest.raises(hea.InputError, match=f"parts has {shown}.*for an entity, a list of at least one such interval"):
         encode_text([TEXT], parts=[[(0, 2), part]])
 
 
@@ -247,10 +247,10 @@ def test_whole_numbers_of_any_kind(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("contexts", "message"),
     [
-        (3, "contexts is 3 for 1 texts; give one for each text"),
+        (3, "contexts is 3 for 1 texts; give one list for each text"),
         ([[0, 0, 0]], r"contexts has \[0, 0, 0\] for a text of 5 parts; give an integer for each"),
         ([[0, 0, 0, 0, 1.0]], r"contexts has \[0, 0, 0, 0, 1.0\] for a text of 5 parts"),
-        ([[0, 1, 0, 2, 2]], r"contexts has \[0, 1, 0, 2, 2\], but parts of one context lie between"),
+        ([[0, 1, 0, 2, 2]], r"contexts has \[0, 1, 0, 2, 2\], but the parts of each context must"),
     ],
 )
 def test_contexts_that_are_not_those_of_the_parts(contexts: Any, message: str) -> None:
@@ -323,8 +323,8 @@ def test_candidates_have_ids_and_types_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("candidates", "message"),
     [
-        ([[0]], "candidates has 1 lists for 2 texts; give one for each text"),
-        ([[0], [2]], r"candidates has \[2\] for a text of 2 parts; give numbers of parts, which are counted from 0"),
+        ([[0]], "candidates has 1 lists for 2 texts; give one list for each text"),
+        ([[0], [2]], r"candidates has \[2\] for a text of 2 parts; give indices of parts"),
     ],
 )
 def test_candidates_that_are_no_parts(candidates: Any, message: str) -> None:
@@ -344,7 +344,7 @@ def test_white_space_around_an_answer_is_none_of_it() -> None:
         assert found["end_positions"].tolist() == [5 if "w6" in answer else 4, 0]
         assert found["long_answer_positions"].tolist() == [3, -100]
     begin = text.index("\n\n")
-    with pytest.raises(hea.InputError, match=r"answers has \(5, 7\), which is .* no token has a letter of it"):
+    with pytest.raises(hea.InputError, match=r"answers has \(5, 7\), which is .* no token covers these"):
         encode_pairs(answers=[(begin, begin + 2), None])
 
 
@@ -372,9 +372,9 @@ def test_without_links_of_the_whole_text_and_with_other_ids() -> None:
         (["w1 w2"], {"answers": [(0, 2)]}, "answers has 1 of 1 texts"),
         (PAIRS, {"answers": [{"start": 0, "end": 2}, None]}, "'end'"),
         (PAIRS, {"max_length": 3}, "max_length=3"),
-        (["w1 w2"], {"parts": [(0, 3)]}, r"parts has 0; give \(start, stop\) in characters"),
-        (["w1 w2"], {"parts": 5}, "parts is 5 for 1 texts; give one for each text, with intervals"),
-        (PAIRS, {"question_token_ids": (3, 0)}, "Global tokens would be 0, which is the padding"),
+        (["w1 w2"], {"parts": [(0, 3)]}, r"parts has 0; each part must be \(start, stop\) in characters"),
+        (["w1 w2"], {"parts": 5}, "parts is 5 for 1 texts; give one list for each text, with intervals"),
+        (PAIRS, {"question_token_ids": (3, 0)}, "Global tokens would have the id 0, which is the padding"),
         (PAIRS, {"answers": [(4, 400), None]}, r"answers has \(4, 400\); give \(start, stop\) in characters"),
     ],
 )

@@ -211,7 +211,7 @@ def test_explain_sums_routing_and_local_heads() -> None:
     with torch.no_grad():
         weights = model(ids, output_attentions=True).attentions[0]
     assert int((weights > 0).sum()) == explanation.allowed_pairs
-    assert "2 of 4 heads route: a query reads the last 4 members of its cluster at most." in explanation.notes
+    assert "2 of 4 heads route: a query attends to at most the last 4 members of its cluster." in explanation.notes
     alone, local = (build(num_routing_heads=heads) for heads in (4, 2))
     routed = hea.explain(alone, 8192, backend="gathered")
     assert (routed.backend, routed.beside, routed.num_heads) == ("gathered", None, 4)

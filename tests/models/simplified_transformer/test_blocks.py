@@ -367,7 +367,7 @@ def test_loading_keeps_query_and_orthogonal_starts(tmp_path: Path) -> None:
 
 def test_checkpoint_of_another_block(tmp_path: Path) -> None:
     hea.SimplifiedTransformerForCausalLM(Config(block="sas", **TINY)).save_pretrained(tmp_path)
-    message = "was saved with block='sas', and block='pre_ln' is asked for: the weights would not fit"
+    message = "was saved with block='sas', but block='pre_ln' was requested: the weights would not fit"
     with pytest.raises(hea.CheckpointError, match=message):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path, block="pre_ln")
     with pytest.raises(hea.CheckpointError, match=message):
@@ -440,7 +440,7 @@ def test_mechanisms_of_other_families_are_refused(mechanism: Any) -> None:
     with pytest.raises(hea.ConfigurationError, match="mechanism=.* is no field of SimplifiedT"):
         hea.SimplifiedTransformerConfig(mechanism=mechanism)
     saved = {**hea.SimplifiedTransformerConfig().to_dict(), "mechanism": mechanism, "chunk_tokens": 128}
-    with pytest.raises(hea.ConfigurationError, match="simplified blocks only have softmax attention"):
+    with pytest.raises(hea.ConfigurationError, match="simplified blocks have only softmax attention"):
         hea.SimplifiedTransformerConfig.from_dict(saved)
     loaded = hea.SimplifiedTransformerConfig.from_dict({**saved, "mechanism": None})
     assert loaded.to_dict() == hea.SimplifiedTransformerConfig().to_dict()

@@ -166,7 +166,7 @@ def test_penalty() -> None:
 def test_checkpoints_with_other_spans(tmp_path: Path) -> None:
     build(span="adaptive").save_pretrained(tmp_path)
     for changed in ({"span": "dynamic"}, {"span": None}, {"frozen_spans": SPANS, "span_penalty": 0.0}):
-        with pytest.raises(hea.CheckpointError, match="was saved with (span='adaptive'|frozen_spans=None), and"):
+        with pytest.raises(hea.CheckpointError, match="was saved with (span='adaptive'|frozen_spans=None), but"):
             hea.SimplifiedTransformerForCausalLM.from_pretrained(tmp_path, **changed)
     state = build(span="adaptive").state_dict()
     state["model.layers.1.self_attn.spanned.spans.ratio"] = torch.tensor([0.0, 2.0, 0.0, 0.0])

@@ -267,13 +267,13 @@ def test_a_class_of_what_may_be_several_documents_is_refused_while_compiling() -
     step = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(step(ids).logits, model(ids).logits)
-        with pytest.raises(Exception, match="may hold packed documents"):
+        with pytest.raises(Exception, match="may mark packed documents"):
             step(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
 def test_a_matrix_may_close_padding_alone() -> None:
     model, ids = build("AutoModel"), random_ids(1, 5)
-    with pytest.raises(hea.InputError, match="closes pairs of real tokens"):
+    with pytest.raises(hea.InputError, match="masks pairs of real tokens"):
         model(ids, attention_mask=torch.ones(1, 1, 5, 5, dtype=torch.bool).tril())
 
 
