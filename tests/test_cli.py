@@ -137,7 +137,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["draw", "{folder}"], "{folder} is a folder without config.json"),
         (["draw", ""], "The pattern is empty"),
         (["explore", " "], "The pattern is empty"),
-        (["draw", "full()", "--tokens", "100000"], "to draw; take fewer"),
+        (["draw", "full()", "--tokens", "100000"], "100000 × 100000 signs"),
         (["draw", "full()", "--tokens", "0"], "--tokens is 0; it must be an integer of at least 1"),
         (["draw", "full()", "--tokens", "4", "--picture", "{folder}/a.xyz"], "no suffix of a picture"),
         (["draw", "full()", "--tokens", "4", "--picture", "{folder}/file/a.png"], "{folder}/file"),

@@ -152,7 +152,7 @@ LENGTHS: list[tuple[Callable[[], Any], str]] = [
 EXPRESSIONS: list[tuple[Any, str]] = [
     ("", "expression"),
     ("band(4,", "expression"),
-    (3, "3 is not an expression"),
+    (3, "3 is not a pattern expression"),
     ("4", "'4' is not a pattern"),
     ("full() | 3", "'3' is not a pattern"),
     ("bnd(4, 4)", "Did you mean 'band'"),
@@ -171,9 +171,9 @@ EXPRESSIONS: list[tuple[Any, str]] = [
     ("bigbird(1, 2, 3, 4, 5, 6)", "write bigbird(block_tokens=64"),
     ("band(4.0, 4)", "'4.0'"),
     ("band(1 + 1, 4)", "'1 + 1'"),
-    ("band(4, 4) + full()", "cannot stand in a pattern"),
-    ("full().kinds", "cannot stand in a pattern"),
-    ("(lambda: full())()", "cannot stand in a pattern"),
+    ("band(4, 4) + full()", "'band(4, 4) + full()' is not allowed"),
+    ("full().kinds", "'full().kinds' is not allowed"),
+    ("(lambda: full())()", "'lambda: full()' is not allowed"),
     ("grid([4], [band(1, 1)], 0, 'shfted')", "borders is 'shfted'"),
 ]
 
