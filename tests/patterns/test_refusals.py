@@ -96,7 +96,7 @@ VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: Grid([4], [BAND], is_causal=1), "is_causal is 1"),
     (lambda: Grid([4], [Causal()], borders="shifted"), "shifted"),
     (lambda: Grid([4], [Band(-1, 3)], borders="shifted"), "shifted"),
-    (lambda: Grid([4], [CompressedKeys(2, 2)]), "coordinates"),
+    (lambda: Grid([4], [CompressedKeys(2, 2)]), "different sequences"),
     (lambda: Grid([4], [3]), "patterns"),
     (lambda: Grid([5, 4], [BAND, BAND]).allowed(0, 0), "resolve(num_keys)"),
     (lambda: InterleavedSpanTree(2).allowed(0, 0), "length"),
@@ -124,7 +124,7 @@ VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: patterns_per_layer({0: BAND, 1: None}, 4), "[0, 1]"),
     (lambda: Pattern.from_dict({"kind": "bnd"}), "Did you mean 'band'"),
     (lambda: Pattern.from_dict({"left": 1}), "kind"),
-    (lambda: Pattern.from_dict({"kind": ["band"]}), "no pattern"),
+    (lambda: Pattern.from_dict({"kind": ["band"]}), "No pattern is called"),
     (lambda: Pattern.from_dict({"kind": "band", "lefft": 1, "right": 1}), "Did you mean 'left'"),
     (lambda: Pattern.from_dict({"kind": "band", "left": 1}), "'right'"),
     (lambda: Pattern.from_dict({"kind": "band", "left": "1", "right": 1}), "left is '1'"),
@@ -173,7 +173,7 @@ EXPRESSIONS: list[tuple[Any, str]] = [
     ("band(1 + 1, 4)", "'1 + 1'"),
     ("band(4, 4) + full()", "'band(4, 4) + full()' is not allowed"),
     ("full().kinds", "'full().kinds' is not allowed"),
-    ("(lambda: full())()", "'lambda: full()' is not allowed"),
+    ("(lambda: full())()", "full())()' is not allowed"),
     ("grid([4], [band(1, 1)], 0, 'shfted')", "borders is 'shfted'"),
 ]
 
