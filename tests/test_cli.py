@@ -139,7 +139,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explore", " "], "The pattern is empty"),
         (["draw", "full()", "--tokens", "100000"], "100000 × 100000 signs"),
         (["draw", "full()", "--tokens", "0"], "--tokens is 0; it must be an integer of at least 1"),
-        (["draw", "full()", "--tokens", "4", "--picture", "{folder}/a.xyz"], "no suffix of a picture"),
+        (
+            ["draw", "full()", "--tokens", "4", "--picture", "{folder}/a.xyz"],
+            "does not end with the suffix of a picture",
+        ),
         (["draw", "full()", "--tokens", "4", "--picture", "{folder}/file/a.png"], "{folder}/file"),
         (["draw", "{folder}/deep.json"], "nested too deeply"),
         (["draw", "{folder}/number.json"], "not valid JSON"),
@@ -205,9 +208,9 @@ def test_wrong_paths_and_values(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["analyze", "signal", "--model", "sas", "--text", "book.txt"], "--text book.txt would not be read"),
-        (["analyze", "signal", "--model", "sas", "--picture", "a.xyz"], "no suffix of a picture"),
-        (["analyze", "spans", "{folder}", "--picture", "a.xyz"], "no suffix of a picture"),
+        (["analyze", "signal", "--model", "sas", "--text", "book.txt"], "--text book.txt is only used by saved models"),
+        (["analyze", "signal", "--model", "sas", "--picture", "a.xyz"], "does not end with the suffix of a picture"),
+        (["analyze", "spans", "{folder}", "--picture", "a.xyz"], "does not end with the suffix of a picture"),
         (["analyze", "signal", "--model", "sas", "--output", "{folder}/file"], "{folder}/file/signal.png cannot be"),
         (["analyze", "spans", "{folder}", "--picture", "{folder}/file/a.png"], "{folder}/file/a.png cannot be written"),
         (["bench", "models", "--output", "{folder}/file"], "{folder}/file: File exists."),

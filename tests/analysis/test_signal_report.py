@@ -144,7 +144,7 @@ class TestCommandLine:
         (tmp_path / "empty").mkdir()
         for arguments, message in (
             (["sas", "--tokens", 1], "at least 2 tokens"),
-            (["sas", "--batch-size", 0], "at least 1 sequence"),
+            (["sas", "--batch-size", 0], "at least 2 tokens and 1 sequence"),
             ([tmp_path / "nowhere"], "no such file or folder"),
             ([tmp_path / "nowhere.json"], "no such file or folder"),
             ([tmp_path / "empty"], "has no config.json"),
