@@ -162,7 +162,9 @@ def test_refusals() -> None:
     order = hea.ChunkedOrder(torch.arange(64).expand(1, 1, 1, -1), 8)
     for other in (hea.ChosenTokens(torch.zeros(1, 1, 64, 3, dtype=torch.long)), order):
         assert "only as ChosenBlocks: use gathered" in refusal(other)
-    assert "at most 64 selected blocks per query, not 65" in refusal(hea.ChosenBlocks(torch.zeros(1, 1, 64, 65).long(), 1))
+    assert "at most 64 selected blocks per query, not 65" in refusal(
+        hea.ChosenBlocks(torch.zeros(1, 1, 64, 65).long(), 1)
+    )
     two_axes = Case("full", 40, "documents", num_queries=60, cross_offset=3, choice="blocks", needs_grad=False)
     assert "several documents of another sequence" in str(flex.why_not(two_axes.call()))
     trained = str(flex.why_not(Case("causal", 64, choice="blocks").call()))

@@ -67,7 +67,7 @@ def test_config_is_enough_and_a_copy_needs_no_import(tmp_path: Path) -> None:
     model = hea.hub.include_code(llama(Band(left=3, right=0)))
     model.save_pretrained(tmp_path)
     card = hea.hub.model_card(transformers.AutoConfig.from_pretrained(tmp_path), "you/model")
-    assert "`LlamaForCausalLM` of Transformers" in card.text
+    assert "`LlamaForCausalLM` is a model of Transformers" in card.text
     assert 'AutoModelForCausalLM.from_pretrained("you/model", trust_remote_code=True)' in card.text
     assert "import hf_efficient_attn" not in card.text
 

@@ -294,7 +294,7 @@ def why_no_parts(layout: Layout, has_documents: bool) -> str | None:
     """Return why kernels cannot compute a layout, without a full stop; None: they can."""
     kind = layout.pattern.kind
     if has_documents and layout.is_drawn_by_document:
-        return f"{kind} is drawn for the length of each document"
+        return f"{kind} depends on the length of each document"
     layout = layout.fitted
     groups = layout.head_groups()
     if has_documents and len(groups) > MAX_GROUPS:

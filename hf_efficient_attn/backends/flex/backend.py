@@ -106,8 +106,8 @@ def _refused_program(call: AttentionCall) -> str | None:
         return "flex is compiled for the current device and cannot be exported: use blocked or sdpa."
     if is_drawn(call.layout.pattern) and not is_length_known(call.layout):
         return (
-            f"flex compiles {call.layout.pattern.kind} only for a fixed length, because its keys are drawn for a "
-            "length: use torch.compile(..., dynamic=False), or blocked or sdpa."
+            f"flex compiles {call.layout.pattern.kind} only for a fixed length, because it depends on the length: "
+            "use torch.compile(..., dynamic=False), or blocked or sdpa."
         )
     if any(term.values.requires_grad and not is_parameter(term.values) for term in call.terms):
         # torch's trace of the backward pass loses the gradients of values that the program computes itself
@@ -128,7 +128,7 @@ def _refused_pattern(call: AttentionCall) -> str | None:
     pattern = call.layout.pattern
     if not call.tokens.is_empty and call.layout.is_drawn_by_document:
         return (
-            f"flex computes one pattern per call, but {pattern.kind} is drawn for the length of each document: use "
+            f"flex computes one pattern per call, but {pattern.kind} depends on the length of each document: use "
             "blocked or sdpa."
         )
     if not is_traceable(call.layout):

@@ -35,7 +35,7 @@ def why_not(call: AttentionCall) -> str | None:
         return "gathered gives no gradient of the log-sum-exp: use reference, or torch.no_grad()."
     if not call.tokens.is_empty and call.layout.is_drawn_by_document:
         return (
-            f"gathered uses one pattern for all documents, but {call.layout.pattern.kind} is drawn for the length of "
+            f"gathered uses one pattern for all documents, but {call.layout.pattern.kind} depends on the length of "
             "each document: use sdpa or reference."
         )
     if call.counts_from_other_documents:
