@@ -85,7 +85,9 @@ def save_figure(figure: Any, path: str | PathLike[str], pixels_per_inch: int) ->
 def _check_suffix(figure: Any, path: str | PathLike[str]) -> None:
     formats = figure.canvas.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".").lower() not in formats:
-        raise ConfigurationError(f"{path} has no suffix of a picture; give one of: {', '.join(sorted(formats))}.")
+        raise ConfigurationError(
+            f"{path} does not end with the suffix of a picture; use one of: {', '.join(sorted(formats))}."
+        )
 
 
 def legend_below(axis: Any, columns: int) -> None:

@@ -20,7 +20,7 @@ def check_requirements() -> None:
         version = installed_version(library)
         if version is None or not fits(version, first, too_new):
             raise ImportError(
-                f"hf_efficient_attn: {needed} is needed, {version or 'none'} is installed. Run: pip install '{pinned}'",
+                f"hf_efficient_attn needs {needed}, but {version or 'none'} is installed. Run: pip install '{pinned}'",
                 name=library,
             )
 

@@ -40,10 +40,10 @@ def test_versions(version: str, is_right: bool) -> None:
 @pytest.mark.parametrize(
     ("library", "version", "message"),
     [
-        ("transformers", "4.57.6", "transformers >= 5.16 and < 6 is needed, 4.57.6 is installed"),
-        ("transformers", "6.0.0", "transformers >= 5.16 and < 6 is needed, 6.0.0 is installed"),
-        ("torch", "2.9.1+cu128", "torch >= 2.11 is needed, 2.9.1+cu128 is installed"),
-        ("transformers", None, "transformers >= 5.16 and < 6 is needed, none is installed"),
+        ("transformers", "4.57.6", "transformers >= 5.16 and < 6, but 4.57.6 is installed"),
+        ("transformers", "6.0.0", "transformers >= 5.16 and < 6, but 6.0.0 is installed"),
+        ("torch", "2.9.1+cu128", "torch >= 2.11, but 2.9.1+cu128 is installed"),
+        ("transformers", None, "transformers >= 5.16 and < 6, but none is installed"),
     ],
 )
 def test_import_says_what_is_needed(library: str, version: str | None, message: str, tmp_path: Path) -> None:

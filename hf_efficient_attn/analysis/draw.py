@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, metavar="N", help=text)
     text = "layer to draw, counted from 0 (default: the first sparse layer of a model)"
     parser.add_argument("--layer", type=int, metavar="N", help=text)
-    text = "head to draw, counted from 0, where heads differ (default %(default)s)"
+    text = "head to draw, counted from 0, if heads differ (default %(default)s)"
     parser.add_argument("--head", type=int, default=0, metavar="N", help=text)
     parser.add_argument("--part", choices=sorted(PARTS), help="part of an encoder-decoder (default encoder)")
     text = "draw the causal form of the patterns, which a decoder uses"
@@ -117,7 +117,7 @@ def main(args: argparse.Namespace) -> None:
         # fail before anything is drawn
         check_picture(args.picture)
     elif args.titles:
-        raise ConfigurationError("--titles are the titles of a picture. Give --picture FILE, too.")
+        raise ConfigurationError("--titles apply only to a picture. Add --picture FILE.")
     panels = [panel_of(source, args) for source in args.pattern]
     signs = PICTURE_SIGNS if args.picture else get_terminal_size((SIGNS, 0)).columns
     lengths = [args.tokens or default_tokens(panel.pattern) for panel in panels]
@@ -152,7 +152,7 @@ def panel_of(source: str, args: argparse.Namespace) -> Panel:
     if layer is None:
         layer = next(index for index, each in numbered.items() if each.layer_spec is request.layer_spec)
     if not 0 <= args.head < request.num_heads:
-        raise InputError(f"--head {args.head}: the layer has {request.num_heads} heads, 0 to {request.num_heads - 1}.")
+        raise InputError(f"--head {args.head}: the layer has the heads 0 to {request.num_heads - 1}.")
     if request.chosen is not None:
         raise InputError(
             f"Layer {layer} of {source} selects keys by content, so what it attends to depends on the text. "

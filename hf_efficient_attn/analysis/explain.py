@@ -38,22 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument("what", metavar="PATTERN_OR_MODEL", help=PATTERN_OR_MODEL)
     parser.add_argument("--tokens", type=int, default=8192, metavar="N", help="number of queries (default %(default)s)")
-    text = "number of keys (default: as many as queries); for a step of decoding, --tokens 1 --key-tokens 4096"
+    text = "number of keys (default: the number of queries); for a decoding step, use --tokens 1 --key-tokens 4096"
     parser.add_argument("--key-tokens", type=int, metavar="N", help=text)
     parser.add_argument("--heads", type=int, metavar="N", help="attention heads, for a pattern (default 8)")
-    text = "key and value heads (grouped-query attention), for a pattern (default: as many as attention heads)"
+    text = "key and value heads (grouped-query attention), for a pattern (default: the number of attention heads)"
     parser.add_argument("--key-heads", type=int, metavar="N", help=text)
     parser.add_argument("--head-dim", type=int, metavar="N", help="width of a head, for a pattern (default 64)")
-    text = "cpu, cuda, h100, h200, a100 or another device of torch; it need not exist here (default cpu)"
+    text = "cpu, cuda, h100, h200, a100 or another device of torch; this machine need not have it (default cpu)"
     parser.add_argument("--device", help=text)
     text = "dtype of queries, keys and values (default: the model's; float32 on a CPU, else bfloat16)"
     parser.add_argument("--dtype", choices=DTYPES, help=text)
     text = "cross-attention: queries and keys are tokens of different sequences"
     parser.add_argument("--cross", action="store_true", help=text)
-    parser.add_argument("--training", action="store_true", help="forward and backward (default: forward alone)")
+    parser.add_argument("--training", action="store_true", help="forward and backward (default: forward only)")
     text = "dropout probability of the attention weights (default %(default)s)"
     parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help=text)
-    text = "explain this backend, or refuse if it cannot compute the attention (default %(default)s)"
+    text = "explain this backend; an error if it cannot compute the attention (default %(default)s)"
     parser.add_argument("--backend", choices=[AUTO, *sorted(BACKENDS)], default=AUTO, help=text)
     text = "layer to explain, counted from 0 (default: the first sparse layer of a model)"
     parser.add_argument("--layer", type=int, metavar="N", help=text)

@@ -66,20 +66,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument("pattern", nargs="*", metavar="PATTERN_OR_MODEL", help=PATTERN_OR_MODEL)
     tokens = f"length of the sequence in tokens (default {TOKENS}); with --text, the first N tokens are used (default "
-    tokens += f"{MAX_TOKENS}, or as many as the model has positions)"
+    tokens += f"{MAX_TOKENS}, or the model's number of positions if it is smaller)"
     parser.add_argument("--tokens", type=int, metavar="N", help=tokens)
     parser.add_argument(
-        "--layers", type=int, metavar="N", help=f"how many layers to show, for patterns (default {LAYERS})"
+        "--layers", type=int, metavar="N", help=f"number of layers to show, for patterns (default {LAYERS})"
     )
     parser.add_argument(
-        "--heads", type=int, metavar="N", help=f"how many heads to show, for patterns (default {HEADS})"
+        "--heads", type=int, metavar="N", help=f"number of heads to show, for patterns (default {HEADS})"
     )
     parser.add_argument("--model", metavar="FOLDER", help="folder or name on the Hub of a model; needs --text")
     parser.add_argument("--text", type=Path, metavar="FILE", help="text for the model, in UTF-8")
-    rows = f"how many tokens' attention weights to keep, spread evenly over the text (default {DEFAULT_ROWS})"
+    rows = f"number of tokens, spread evenly over the text, whose attention weights are kept (default {DEFAULT_ROWS})"
     parser.add_argument("--num-rows", type=int, metavar="N", help=rows)
     parser.add_argument(
-        "--rows", default="", metavar="N,N", help="further tokens whose weights to keep, counted from 0, such as 0,17"
+        "--rows", default="", metavar="N,N", help="further tokens whose weights are kept, counted from 0, such as 0,17"
     )
     parser.add_argument(
         "--causal", action="store_true", help="show the causal form of the given patterns, which a decoder uses"
@@ -123,19 +123,24 @@ def check_options(args: argparse.Namespace) -> None:
             if number > MOST.get(name, number):
                 raise InputError(f"{option} {number:,} is too large: a page shows at most {MOST[name]:,} {name}.")
     if (args.model is None) != (args.text is None):
-        raise InputError("--model and --text need each other. Give the folder of a model and a text file.")
+        raise InputError("--model and --text must be given together: a model and a text file.")
     of_text = {"--num-rows": args.num_rows, "--rows": args.rows}
     for name, value in of_text.items() if args.model is None else ():
         if value:
-            raise InputError(f"{name} {value} is for a model on a text. Give --model and --text, too, or leave it out.")
+            raise InputError(
+                f"{name} {value} applies only to a model on a text. Add --model and --text, or leave it out."
+            )
     of_patterns = {"--layers": args.layers, "--heads": args.heads}
     for name, value in of_patterns.items() if args.model is not None else ():
         if value:
             raise InputError(
-                f"{name} {value} is for a page of patterns alone; the config of {args.model} has it. Leave it out."
+                f"{name} {value} applies only without --model; the config of {args.model} sets this number. Leave it "
+                "out."
             )
     if args.causal and not args.pattern:
-        raise InputError("--causal is for given patterns, and none is given. Give a pattern such as 'band(256, 256)'.")
+        raise InputError(
+            "--causal applies to given patterns, but none is given. Give a pattern such as 'band(256, 256)'."
+        )
 
 
 def page_data(args: argparse.Namespace) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def page_data(args: argparse.Namespace) -> dict[str, Any]:
         try:
             offered.append(own_preset(each, heads, tokens, args.device))
         except EfficientAttentionError as error:
-            notes.append(f"The pattern of its layers is not drawn here: {error}")
+            notes.append(f"The pattern of the model's layers is not drawn here: {error}")
     offered += [own_preset(each, own_heads, tokens, args.device) for each, own_heads in given]
     offered += our_presets(layers, heads, tokens, args.device)
     return {"version": VERSION, "tokens": tokens, "presets": offered, "model": shown}
@@ -189,7 +194,7 @@ def model_on_text(args: argparse.Namespace) -> tuple[dict[str, Any], list[Own]]:
     """
     wanted = args.rows.split(",") if args.rows else []
     if not all(row.strip().isdecimal() for row in wanted):
-        raise InputError(f"--rows {args.rows}: give the numbers of tokens, counted from 0, such as 0,17.")
+        raise InputError(f"--rows {args.rows}: give the positions of tokens, counted from 0, such as 0,17.")
     content = read_bytes(args.text)
     model, name = load_explored(args.model), label(args.model)
     text = read_tokens(args.model, model.config.get_text_config(), content, args.tokens)

@@ -77,7 +77,7 @@ def sampled_rows(num_tokens: int, num_rows: int, wanted: Sequence[int]) -> tuple
     """
     beyond = [row for row in wanted if not 0 <= row < num_tokens]
     if beyond:
-        raise InputError(f"--rows has {beyond[0]}; the text has the tokens 0 to {num_tokens - 1}.")
+        raise InputError(f"--rows has {beyond[0]}, but the tokens of the text are numbered 0 to {num_tokens - 1}.")
     count = min(num_rows, num_tokens)
     spread = (round(index * (num_tokens - 1) / max(1, count - 1)) for index in range(count))
     return tuple(sorted({*spread, *wanted}))
@@ -289,7 +289,7 @@ def _notes(model: nn.Module) -> list[str]:
     """Return what a reader of the weights should know about them."""
     notes = []
     if any(getattr(module, "has_head_gains", False) for module in model.modules()):
-        notes.append("Shaped attention: shown is the softmax part A of αI + βA − γC.")
+        notes.append("Shaped attention: the page shows the softmax part A of αI + βA − γC.")
     if any(module.kind == "dynamic" for module in span_modules(model)):
-        notes.append("Dynamic spans: shown is the mean over the text.")
+        notes.append("Dynamic spans: the page shows the mean over the text.")
     return notes

@@ -16,11 +16,15 @@ from hf_efficient_attn.patterns.pattern import Pattern
 # title, the expressions of the layers, and whether it is shown in its causal form
 PRESETS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("Longformer: band, global token", ("band(256, 256) | global(0)",), False),
-    ("Longformer, half dilated", ("per_head([band(256, 256), dilated(1024, 1024, 4)]) | global(0)",), False),
+    (
+        "Longformer, half of the heads dilated",
+        ("per_head([band(256, 256), dilated(1024, 1024, 4)]) | global(0)",),
+        False,
+    ),
     ("BigBird: random blocks", ("bigbird(64, 3)",), False),
     ("Sinks and a band, causal", ("band(511, 0) | global(0, 1, 2, 3)",), True),
     ("Strided, causal", ("band(127, 0) | strided(128)",), True),
-    ("Blocks and bands in turns", ("block_local(512)", "band(256, 256)"), False),
+    ("Alternating blocks and bands", ("block_local(512)", "band(256, 256)"), False),
     ("Three local layers, one dense", ("band(1023, 0)", "band(1023, 0)", "band(1023, 0)", "causal()"), True),
     ("Dense, causal", ("causal()",), True),
     ("Dense", ("full()",), False),
@@ -55,7 +59,9 @@ def preset(
     patterns = [parse_pattern(line) for line in lines]
     for line, pattern in zip(lines, patterns, strict=True):
         if pattern.needs_two_axes:
-            raise InputError(f"{line} attends to keys of another sequence; the page shows patterns of one. Use draw.")
+            raise InputError(
+                f"{line} attends to keys of another sequence; the page shows only patterns of one sequence. Use draw."
+            )
     if is_causal:
         patterns = [pattern.causal() for pattern in patterns]
     is_random = any(pattern.is_random for pattern in patterns)
@@ -150,8 +156,8 @@ def _ranges(pattern: Pattern, num_tokens: int, most: int) -> list[list[Any]]:
 def _check_room(room: int) -> None:
     if room < 0:
         raise TooManyIntervalsError(
-            f"The page holds at most {MAX_INTERVALS:,} intervals of a pattern's keys, in all its layers and heads, and "
-            "this pattern has more. Take fewer --tokens, --layers or --heads."
+            f"The keys of this pattern, in all its layers and heads, form more than {MAX_INTERVALS:,} intervals, the "
+            "most that a page can hold. Use fewer --tokens, --layers or --heads."
         )
 
 

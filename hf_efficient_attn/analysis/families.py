@@ -62,7 +62,7 @@ def family_facts(family: ModuleType) -> dict[str, Any]:
 
 def _direction(config: Any) -> str:
     if config.is_encoder_decoder:
-        return "the decoder is; the encoder is bidirectional"
+        return "the decoder; the encoder is bidirectional"
     return f"{'yes' if config.is_causal else 'no'} by default; set is_causal"
 
 

@@ -55,7 +55,7 @@ def decoded(content: bytes) -> str:
     except UnicodeDecodeError as error:
         raise InputError(
             f"The text is not in UTF-8: byte {error.start:,} is {content[error.start]:#04x}. Save it in UTF-8; only "
-            f"models of the {NUM_BYTES} bytes read any file."
+            f"models whose tokens are the {NUM_BYTES} bytes accept any file."
         ) from error
 
 
@@ -72,19 +72,19 @@ def tokenizer_of(source: str, vocab_size: int) -> Any:
         if vocab_size == NUM_BYTES:
             return None
         raise InputError(
-            f"{source}: it has no tokenizer, and its {vocab_size:,} tokens cannot be the {NUM_BYTES} bytes. "
-            "Save its tokenizer beside it."
+            f"{source} has no tokenizer, and its {vocab_size:,} tokens cannot be the {NUM_BYTES} bytes. Save its "
+            "tokenizer with the model."
         ) from error
 
 
 def check_tokens(source: str, ids: Sequence[int], vocab_size: int) -> None:
     """Raise InputError if a text has fewer than 2 tokens, or a token that the model does not have."""
     if len(ids) < 2:
-        raise InputError(f"The text has {len(ids)} tokens; attention between tokens needs at least 2.")
+        raise InputError(f"The text has {len(ids)} tokens; attention between tokens needs at least 2 tokens.")
     if max(ids) >= vocab_size:
         raise InputError(
-            f"{source}: its tokenizer gives token {max(ids)}, but the model has {vocab_size:,} tokens. Save the "
-            "tokenizer the model was trained with beside it."
+            f"The tokenizer of {source} gives token {max(ids)}, but the model has {vocab_size:,} tokens. Save the "
+            "tokenizer that the model was trained with."
         )
 
 
@@ -174,9 +174,9 @@ def _check_path(source: str, path: Path) -> None:
     if is_local and not path.exists():
         raise InputError(f"{source}: no such file or folder.")
     if path.is_file() and path.suffix != ".json":
-        raise InputError(f"{source}: a file. Give the folder of a saved model, or a config.json.")
+        raise InputError(f"{source} is a file. Give the folder of a saved model, or a config.json.")
     if path.is_dir() and not any((path / name).is_file() for name in CONFIGS):
-        raise InputError(f"{source}: the folder holds no config.json, so it is no saved model.")
+        raise InputError(f"The folder {source} has no config.json. Give the folder of a saved model.")
 
 
 def _at_start(config: Any, seed: int) -> Any:
@@ -209,9 +209,7 @@ def load_tokens(
     try:
         tokenizer = AutoTokenizer.from_pretrained(saved)
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"{source}: it has no tokenizer to read text with. Save one beside it, or pass --random-tokens."
-        ) from error
+        raise InputError(f"{source} has no tokenizer. Save one with the model, or pass --random-tokens.") from error
     path = Path(argparse.__file__) if text is None else text
     content = decoded(read_bytes(path))
     size = len(content) // batch_size
@@ -220,8 +218,8 @@ def load_tokens(
     shortest = min(len(row) for row in rows)
     if shortest < tokens:
         raise InputError(
-            f"{path.name} is too short for {batch_size} sequences of {tokens} tokens: a piece has only {shortest}. "
-            "Pass a longer --text, or fewer --tokens or a smaller --batch-size."
+            f"{path.name} is too short for {batch_size} sequences of {tokens} tokens: one of them would have only "
+            f"{shortest}. Pass a longer --text, or fewer --tokens or a smaller --batch-size."
         )
     return torch.tensor(rows)
 
@@ -262,7 +260,7 @@ def read_tokens(source: str, config: Any, content: bytes, max_tokens: int | None
     tokenizer = tokenizer_of(source, config.vocab_size)
     longest = _longest(config, tokenizer, max_tokens)
     if longest < 2:
-        raise InputError(f"--tokens {longest}: attention between tokens needs at least 2.")
+        raise InputError(f"--tokens {longest}: attention between tokens needs at least 2 tokens.")
     special: list[int] = []
     if tokenizer is None:
         ids, texts, num_tokens = list(content[:longest]), _byte_texts(content)[:longest], len(content)

@@ -53,7 +53,7 @@ def refuse_misplaced(source: str, config: PreTrainedConfig | None, part: str | N
         raise InputError(f"--part {part} is for encoder-decoders; a pattern has no parts. Leave it out.")
     if config is not None and causal:
         raise InputError(
-            f"--causal is for patterns; the config of {source} decides whether it is causal. Leave it out."
+            f"--causal is for patterns; the config of {source} decides whether the model is causal. Leave it out."
         )
 
 
@@ -109,7 +109,7 @@ def read_layer_patterns(source: str, num_layers: int) -> tuple[Pattern | None, .
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"{shown(source)} is no valid JSON, or nests too deep: {cut(str(error), 160, 40)}."
+            f"{shown(source)} is not valid JSON, or is nested too deeply: {cut(str(error), 160, 40)}."
         ) from error
     if isinstance(data, dict) and ("attention_pattern" in data or "model_type" in data):
         if data.get("attention_pattern") is None:

@@ -69,8 +69,8 @@ def analyze_signal(model: Any, input_ids: torch.Tensor, attention_mask: torch.Te
     _check_inputs(input_ids, attention_mask)
     if "decoder_input_ids" in inspect.signature(model.forward).parameters:
         raise InputError(
-            f"{type(model).__name__} is an encoder-decoder, which has no single path to follow. Pass its encoder: "
-            "analyze_signal(model.get_encoder(), input_ids)."
+            f"{type(model).__name__} is an encoder-decoder; only a single stack of layers can be measured. Pass its "
+            "encoder: analyze_signal(model.get_encoder(), input_ids)."
         )
     device = next(model.parameters()).device
     mask = None if attention_mask is None else attention_mask.to(device)
@@ -148,8 +148,8 @@ def _check_inputs(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) 
         return
     if attention_mask.shape != input_ids.shape:
         raise InputError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, but input_ids {tuple(input_ids.shape)}. Pass one "
-            "number per token, 1 = real."
+            f"attention_mask has shape {tuple(attention_mask.shape)}, but input_ids has shape "
+            f"{tuple(input_ids.shape)}. Pass one number per token, 1 for real tokens."
         )
     if int(attention_mask.bool().sum(1).max()) < 2:
         raise InputError("attention_mask leaves no sequence with at least 2 real tokens; there is nothing to compare.")
@@ -214,8 +214,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="MODEL",
-        help="models: a folder or a name on the Hub, measured on --text; a config.json, for random weights and random "
-        f"tokens; or a block for an untrained decoder of 12 layers and hidden size 192, on random tokens ({names})",
+        help="models: a folder or a name on the Hub (measured on --text); a config.json (random weights and tokens); "
+        f"or a block, for an untrained decoder of 12 layers and hidden size 192 (random tokens): {names}",
     )
     parser.add_argument(
         "--text",
@@ -223,9 +223,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text for saved models, in UTF-8 (default: the source code of Python's argparse module)",
     )
-    parser.add_argument("--random-tokens", action="store_true", help="measure saved models on random tokens, too")
+    parser.add_argument("--random-tokens", action="store_true", help="use random tokens for saved models as well")
     parser.add_argument(
-        "--tokens", type=int, default=128, metavar="N", help="tokens of a sequence, at least 2 (default 128)"
+        "--tokens", type=int, default=128, metavar="N", help="tokens per sequence, at least 2 (default 128)"
     )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="number of sequences (default 8)")
     parser.add_argument(
@@ -248,10 +248,12 @@ def main(args: argparse.Namespace) -> None:
     """Analyze every model of the command line, print the tables, write signal.json and the picture."""
     if args.tokens < 2 or args.batch_size < 1:
         raise InputError(
-            f"--tokens {args.tokens} --batch-size {args.batch_size}: need at least 2 tokens in at least 1 sequence."
+            f"--tokens {args.tokens} --batch-size {args.batch_size}: at least 2 tokens and 1 sequence are needed."
         )
     if args.text is not None and (args.random_tokens or not any(map(reads_text, args.model))):
-        raise InputError(f"--text {args.text} would not be read: only saved models read one, without --random-tokens.")
+        raise InputError(
+            f"--text {args.text} is only used by saved models, and only without --random-tokens. Leave it out."
+        )
     picture = args.picture or args.output / "signal.png"
     # fail before measuring if the picture cannot be drawn
     check_picture(picture)
@@ -282,4 +284,4 @@ def _load(source: str, seed: int) -> Any:
     except CheckpointError as error:
         if Path(source).exists():
             raise
-        raise CheckpointError(f"{error} Blocks that have a name are {', '.join(NAMED_BLOCKS)}.") from error
+        raise CheckpointError(f"{error} The names of blocks are {', '.join(NAMED_BLOCKS)}.") from error

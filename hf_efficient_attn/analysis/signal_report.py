@@ -215,7 +215,7 @@ def _draw_entropy(axis: Any, reports: "Sequence[SignalReport]") -> None:
     uniform = [layer.uniform_nats or 0.0 for _, layer in measured]
     axis.plot(numbers, uniform, "--", color="#000000", linewidth=1.2, label="uniform over allowed keys")
     axis.set_ylim(0, max(_finite(uniform)) * 1.12 + 0.05)
-    axis.set_title("How widely does attention look?", fontsize=10)
+    axis.set_title("How widely is attention spread?", fontsize=10)
     axis.set_ylabel("entropy of softmax A (nats)")
     legend_below(axis, columns=3)
 

@@ -124,12 +124,13 @@ class SpanReport:
         found = []
         if self.farthest < self.reach:
             found.append(
-                f"Attention weights are shown up to distance {self.farthest:,}, but heads reach up to {self.reach:,}: "
-                "the text is too short for more. Pass a longer --text or more --tokens."
+                f"Attention weights are shown up to distance {self.farthest:,}, but heads reach up to {self.reach:,}, "
+                "because the text is too short. Pass a longer --text or more --tokens."
             )
         if self.along_text is None:
             found.append(
-                f"No spans along the text: those of this model (span: {self.cost.kind}) are the same for every token."
+                f"Spans along the text are not shown: this model (span: {self.cost.kind}) has the same spans for every "
+                "token."
             )
         return found
 
@@ -158,8 +159,8 @@ class SpanReport:
         for layer in self.layers:
             values = (min(layer.keys), median(layer.keys), fmean(layer.keys), max(layer.keys))
             rows.append([str(layer.layer), *(f"{value:,.0f}" for value in values)])
-        title = f"{self.cost.model}: keys that heads read{'' if self.is_causal else ' on each side'}, in tokens"
-        ramp = "" if self.cost.kind == "fixed" else f", ramp of {self.ramp:,} included"
+        title = f"{self.cost.model}: keys that heads attend to{'' if self.is_causal else ' on each side'}, in tokens"
+        ramp = "" if self.cost.kind == "fixed" else f", including the ramp of {self.ramp:,}"
         heads = [_head_line(name, head) for name, head in (("shortest", self.shortest), ("longest", self.longest))]
         return "\n".join([title + ramp, *aligned(rows), *heads])
 
@@ -195,7 +196,7 @@ def cost_table(costs: list[SpanCost]) -> str:
 
 def _head_line(name: str, head: HeadWeights) -> str:
     return (
-        f"{name} span: layer {head.layer}, head {head.head}, {head.span:,.1f} tokens before the ramp, {head.keys:,} "
+        f"{name} span: layer {head.layer}, head {head.head}, {head.span:,.1f} tokens without the ramp, {head.keys:,} "
         f"keys in all; {head.total_weight:.1%} of its weight is shown, at a mean distance of {head.mean_distance:,.1f}"
     )
 
@@ -236,7 +237,7 @@ def spans_figure(report: SpanReport, costs: Sequence[SpanCost], text: str) -> An
     if report.along_text is not None:
         _draw_text(panels["text"], report.along_text)
     if len(costs) > 1:
-        over = "; dynamic: over the text" if any(cost.kind == DYNAMIC for cost in costs) else ""
+        over = "; dynamic: mean over the text" if any(cost.kind == DYNAMIC for cost in costs) else ""
         _draw_costs(panels["average"], costs, "average_span", f"Average span (ramp included{over})", "tokens")
         _draw_costs(panels["flops"], costs, "flops_per_token", "Cost of the layers", "multiply-adds per token")
     for panel in panels.values():
@@ -249,10 +250,10 @@ def spans_figure(report: SpanReport, costs: Sequence[SpanCost], text: str) -> An
 
 def _heading(cost: SpanCost, text: str) -> str:
     what = f"{cost.model}: {cost.kind} span, limit {cost.span_limit:,} tokens"
-    amounts = f"heads read {cost.average_span:,.0f} tokens on average, {cost.max_span:,} at most"
+    amounts = f"heads attend to {cost.average_span:,.0f} tokens on average, at most {cost.max_span:,}"
     if cost.kind == DYNAMIC:
         return f"{what}\nOver {text}, {amounts}"
-    return f"{what}; {amounts}\nAttention weights are those of {text}"
+    return f"{what}; {amounts}\nAttention weights: mean over {text}"
 
 
 def _draw_spans(axis: Any, report: SpanReport) -> None:
@@ -268,12 +269,12 @@ def _draw_spans(axis: Any, report: SpanReport) -> None:
     axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.axhline(limit, color="#000000", linewidth=1, linestyle="--", label=f"limit, {limit:,}")
     if report.cost.kind != FIXED:
-        axis.axhline(ramp, color="#888888", linewidth=1, linestyle=":", label=f"ramp alone (span 0), {ramp:,}")
+        axis.axhline(ramp, color="#888888", linewidth=1, linestyle=":", label=f"ramp only (span 0), {ramp:,}")
     axis.set_xticks(range(len(report.layers)), [str(layer.layer) for layer in report.layers])
-    axis.set_xlabel("layer (its heads from short to long)")
-    axis.set_ylabel("keys a head reads" + ("" if report.is_causal else " on each side"))
+    axis.set_xlabel("layer (heads sorted by span)")
+    axis.set_ylabel("keys a head attends to" + ("" if report.is_causal else " on each side"))
     what = {FIXED: "", DYNAMIC: " (mean span over the text, ramp included)"}.get(report.cost.kind, " (ramp included)")
-    axis.set_title(f"How far does each head read?{what}", fontsize=10)
+    axis.set_title(f"How far does each head attend?{what}", fontsize=10)
     legend_below(axis, columns=2)
 
 
@@ -298,7 +299,7 @@ def _draw_weights(axis: Any, report: SpanReport) -> None:
     axis.yaxis.set_major_formatter(plain_number)
     axis.yaxis.set_minor_formatter("")
     axis.set_ylabel("attention weight")
-    axis.set_title(f"Where do two heads look? (mean over {report.num_queries:,} tokens)", fontsize=10)
+    axis.set_title(f"Attention weights of two heads (mean over {report.num_queries:,} tokens)", fontsize=10)
     legend_below(axis, columns=1 if mean else 2)
 
 
@@ -315,7 +316,7 @@ def _draw_text(axis: Any, text: TextSpans) -> None:
         if symbol.startswith(("␣", "↵")):
             axis.axvline(index, color="#EEEEEE", linewidth=4, zorder=0)
     axis.set_ylabel("mean dynamic span (tokens)")
-    axis.set_title("Where in a text is more context read? (mean over layers and heads, ramp not included)", fontsize=10)
+    axis.set_title("Where does the model use more context? (mean over layers and heads, without the ramp)", fontsize=10)
 
 
 def _draw_costs(axis: Any, costs: Sequence[SpanCost], field: str, title: str, unit: str) -> None:

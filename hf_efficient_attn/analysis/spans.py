@@ -179,14 +179,14 @@ def _read(model: Any, ids: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     parser.add_argument(
-        "model", help="folder or name on the Hub of a model with spans, or a config.json, for random weights"
+        "model", help="model with spans: its folder, its name on the Hub, or a config.json (for random weights)"
     )
     parser.add_argument(
         "--compare",
         nargs="+",
         default=[],
         metavar="MODEL",
-        help="other models with spans, whose average spans and multiply-adds are compared with those of the first",
+        help="other models with spans; their average spans and multiply-adds are compared with the first model's",
     )
     parser.add_argument("--text", type=Path, metavar="FILE", help=f"text for the models (default: {TEXT_NAME})")
     parser.add_argument(
@@ -194,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=2048,
         metavar="N",
-        help="use the first N tokens of the text; memory grows with their square (default %(default)s)",
+        help="use the first N tokens of the text; memory grows quadratically (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of random weights (default %(default)s)")
     parser.add_argument(
@@ -218,7 +218,7 @@ def main(args: argparse.Namespace) -> None:
         ImportError: matplotlib is missing; raised before anything is measured.
     """
     if args.tokens < 2:
-        raise InputError(f"--tokens {args.tokens}: attention between tokens needs at least 2.")
+        raise InputError(f"--tokens {args.tokens}: attention between tokens needs at least 2 tokens.")
     picture = args.picture or args.output / "spans.png"
     # fail before measuring if the picture cannot be drawn
     check_picture(picture)
@@ -260,6 +260,6 @@ def cost_of(source: str, text: bytes, max_tokens: int, seed: int) -> SpanCost:
 
 def _read_note(num_tokens: int, num_read: int, needed: int) -> str:
     if num_read == num_tokens:
-        return f"All {num_tokens:,} tokens of the text are read."
-    reason = "as many as the spans need" if num_read == needed else f"--tokens; the spans need {needed:,}"
-    return f"The text has {num_tokens:,} tokens and is cut at {num_read:,}: {reason}."
+        return f"All {num_tokens:,} tokens of the text are used."
+    reason = "the spans need no more" if num_read == needed else f"see --tokens; the spans need {needed:,}"
+    return f"The first {num_read:,} of the {num_tokens:,} tokens of the text are used ({reason})."

@@ -285,7 +285,7 @@ def measured() -> list[Machine]:
         return [Machine.from_dict(each) for each in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"{path} does not hold the costs of machines as 'hf-efficient-attn bench calibrate' writes them "
+            f"{path} is not a file of machine costs as written by 'hf-efficient-attn bench calibrate' "
             f"({type(error).__name__}: {error}). Delete it, or name another file in {VARIABLE}."
         ) from error
 

@@ -118,13 +118,15 @@ MAX_MASK_BYTES = 2**21
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence on why this backend cannot compute a call; None: it can, given memory for all pairs."""
     if call.chosen is not None and call.chosen.needs_groups:
-        return "sdpa joins all pairs of a query in one softmax, not those of each group (join, labels_count)."
+        return (
+            "sdpa computes one softmax over all pairs of a query, not one per group (join, labels_count): use gathered."
+        )
     if call.query_start is not None:
         return "sdpa cannot compile a query_offset that is a tensor: use blocked."
     if call.softcap is not None:
         return f"sdpa cannot cap scores (softcap is {call.softcap:g}): use blocked."
     if call.sinks is not None and call.dropout > 0:
-        return f"sdpa gives no log-sum-exp beside dropout ({call.dropout}), which sinks need: use blocked."
+        return f"sdpa returns no log-sum-exp, which sinks need, with dropout ({call.dropout}): use blocked."
     return None
 
 
@@ -198,7 +200,7 @@ def rank(call: AttentionCall) -> int | None:
 def remark(call: AttentionCall) -> str:
     """Return what it computes and how much memory it takes."""
     needed = f"{working_bytes(call) / MEBIBYTE:,.0f} MiB"
-    return f"sdpa computes all pairs, and takes {needed} for their masks and scores."
+    return f"sdpa computes all pairs, and needs {needed} for their masks and scores."
 
 
 def computed_pairs(call: AttentionCall) -> int:

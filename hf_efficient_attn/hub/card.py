@@ -34,7 +34,7 @@ TOKENS = 4096
 SIGNS = 24
 PATTERN_LETTERS = 100
 
-TABLE = """| layers | each token reads | keys it reads, on average | time over dense attention |
+TABLE = """| layers | each token attends to | keys per token, on average | time compared with dense attention |
 |:--|:--|--:|--:|"""
 
 
@@ -47,7 +47,7 @@ def attention_text(model_or_config: Any) -> str:
     except EfficientAttentionError as refusal:
         pattern = pattern_of(config)
         start = "" if pattern is None else f"Its pattern is `{shown(pattern)}`. "
-        return f"{start}Its cost is not known here: {refusal}"
+        return f"{start}The cost of its attention is not known here: {refusal}"
     rows = [row(part, layers, each) for part, found in described.items() for layers, each in found]
     # the layers whose patterns allow the smallest share of all pairs are drawn
     part, layers, explanation = min(
@@ -61,7 +61,7 @@ def attention_text(model_or_config: Any) -> str:
             TABLE,
             *rows,
             "",
-            "Times are estimates of `hf_efficient_attn.explain` for attention alone, on a CPU.",
+            "Times are estimates of `hf_efficient_attn.explain` for attention only, on a CPU.",
             *(["", *notes] if notes else []),
             "",
             *drawing(explanation, part, layers[0], tokens),
@@ -105,7 +105,7 @@ def row(part: str | None, layers: list[int], explanation: Explanation) -> str:
 
 def reading(explanation: Explanation) -> str:
     """Return what a token attends to, in Markdown: the patterns of all heads, and whether their keys are selected."""
-    is_gathered = "" if explanation.call.chosen is None else f" keys chosen by what tokens say ({explanation.backend})"
+    is_gathered = "" if explanation.call.chosen is None else f" keys selected by content ({explanation.backend})"
     heads = (
         "" if explanation.beside is None else f"{explanation.call.layout.num_heads} of {explanation.num_heads} heads: "
     )
@@ -129,10 +129,11 @@ def drawing(explanation: Explanation, part: str | None, layer: int, tokens: int)
     try:
         drawn_text = drawn(pattern, tokens, None, layer, 0, 0, step)
     except EfficientAttentionError as refusal:
-        return [f"It is not drawn: {refusal}"]
+        return [f"The pattern is not drawn: {refusal}"]
     where = f"Layer {layer}{f' of the {part}' if part else ''}{', head 0' if pattern.num_head_patterns > 1 else ''}"
     return [
-        f"{where}: a line a query, a column a key. Each sign is {step:,} × {step:,} tokens, ■ where any key is read.",
+        f"{where}: a row is a query, a column is a key. Each sign stands for {step:,} × {step:,} tokens, and is ■ if "
+        "any of their pairs is allowed.",
         "",
         "```text",
         drawn_text,
@@ -201,7 +202,7 @@ def model_card(
     if not isinstance(config, PreTrainedConfig) or not stub_classes(config):
         raise ConfigurationError(
             f"model_card takes models of this package, and models of transformers with an attention_pattern, not "
-            f"{type(model_or_config).__name__}. `huggingface_hub.ModelCard` makes cards of others."
+            f"{type(model_or_config).__name__}. `huggingface_hub.ModelCard` makes cards for other models."
         )
     check_name(repo_id)
     title = repo_id or type(config).__name__.removesuffix("Config")
@@ -253,10 +254,12 @@ def written_part(model_or_config: Any, repo_id: str | None) -> str:
     config = getattr(model_or_config, "config", model_or_config)
     [name] = _class_names(model_or_config)[:1] or [type(config).__name__]
     what = (
-        "whose queries read keys that indexers choose" if has_indexer(config) else "whose attention follows a pattern"
+        "whose queries attend to keys that indexers select"
+        if has_indexer(config)
+        else "whose attention follows a pattern"
     )
-    whose = f"of Transformers, {what}" if is_in_tree(config) else "of hf_efficient_attn"
-    text = ["## Attention", "", f"`{name}` {whose}.", "", attention_text(model_or_config)]
+    whose = f"of Transformers {what}" if is_in_tree(config) else "of hf_efficient_attn"
+    text = ["## Attention", "", f"`{name}` is a model {whose}.", "", attention_text(model_or_config)]
     return "\n".join([BEGIN, *text, "", "## How to load it", "", *loading(model_or_config, repo_id), END])
 
 
@@ -276,9 +279,9 @@ def loading(model_or_config: Any, repo_id: str | None) -> list[str]:
     without = (
         "The repository has the code that it needs."
         if is_copied
-        else "Programs that do not import the package take `trust_remote_code=True`, where it is installed."
+        else "Programs that do not import the package need `trust_remote_code=True`; the package must be installed."
     )
-    engines = " vLLM and SGLang, which would compute full attention, refuse the model."
+    engines = " vLLM and SGLang refuse the model, because they would compute full attention."
     return [*code, "", without + (engines if needs_package(config) else "")]
 
 

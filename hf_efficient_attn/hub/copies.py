@@ -235,7 +235,7 @@ def include_code(model_or_config: T) -> T:
     if not isinstance(config, PreTrainedConfig) or not stub_classes(config):
         raise ConfigurationError(
             f"include_code takes models of this package, and models of transformers with an attention_pattern, not "
-            f"{type(model_or_config).__name__}. Others need no code of this package."
+            f"{type(model_or_config).__name__}. Other models need no code of this package."
         )
     refuse_own_patterns(config)
     config.auto_map = {**(getattr(config, "auto_map", None) or {}), **copy_map(config)}
@@ -248,8 +248,8 @@ def refuse_own_patterns(config: PreTrainedConfig) -> None:
         if kind not in Pattern.kinds or Pattern.kinds[kind].__module__.partition(".")[0] != PACKAGE:
             raise ConfigurationError(
                 f"The pattern {shown(kind)} is not part of {PACKAGE}, and only the code of {PACKAGE} is copied. Share "
-                f"the model without a copy of the code, and send the module that defines the pattern: whoever loads "
-                f"the model installs {PACKAGE} and imports that module first."
+                "the model without a copy of the code, together with the module that defines the pattern. To load the "
+                f"model, install {PACKAGE} and import that module first."
             )
 
 

@@ -42,8 +42,9 @@ class Distances(Pattern):
         for field, limit in (("left", self.left), ("right", self.right)):
             if limit is not None and (not is_integer(limit) or not -1 <= limit <= MAX_INTEGER):
                 raise ConfigurationError(
-                    f"{self.kind}: {field} is {shown(limit)}; it counts the tokens on that side that a query attends "
-                    f"to, an integer from 0 to {MAX_INTEGER}, -1 to leave the query itself out, or None for no limit."
+                    f"{self.kind}: {field} is {shown(limit)}; it is the number of tokens on that side that a query "
+                    f"attends to: an integer from 0 to {MAX_INTEGER}, -1 to exclude the query itself, or None for no "
+                    "limit."
                 )
         check_integer(self.kind, "step", self.step, at_least=1)
 
@@ -195,9 +196,9 @@ def says_sides(cls: type[T]) -> type[T]:
         except TypeError as error:
             what = str(error).removeprefix(f"{cls.__name__}.__init__() ")
             raise ConfigurationError(
-                f"{cls.__name__} takes {', '.join(cls.__annotations__)}: {what}. left and right are how many "
-                "tokens before and after itself a query attends to, None for no limit: left=64, right=64 for both "
-                "sides, left=64, right=0 for earlier tokens only."
+                f"{cls.__name__} takes {', '.join(cls.__annotations__)}: {what}. left and right are the "
+                "numbers of tokens before and after itself that a query attends to, or None for no limit: left=64, "
+                "right=64 for both sides, left=64, right=0 for earlier tokens only."
             ) from error
 
     cls.__init__ = checked  # type: ignore[assignment, misc]
@@ -287,18 +288,18 @@ def band_of_window(attention_window: Any) -> Band:
     """
     if not is_integer(attention_window):
         raise ConfigurationError(
-            f"attention_window={shown(attention_window)} must be an integer, such as 512: it counts the tokens on both "
+            f"attention_window={shown(attention_window)} must be an integer, such as 512: the number of tokens on both "
             "sides of a query together."
         )
     if attention_window // 2 > MAX_INTEGER:
         raise ConfigurationError(
-            f"attention_window={shown(attention_window)} is more than {2 * MAX_INTEGER}: no input is as long."
+            f"attention_window={shown(attention_window)} must be at most {2 * MAX_INTEGER}: no input is longer."
         )
     if attention_window < 2 or attention_window % 2:
         nearest = "2" if attention_window < 3 else f"{attention_window - 1} or {attention_window + 1}"
         raise ConfigurationError(
             f"attention_window={shown(attention_window)} counts both sides of a query together, so it must be even "
-            f"and at least 2. The nearest that is: {nearest}."
+            f"and at least 2. Use {nearest}."
         )
     return Band(attention_window // 2, attention_window // 2)
 
@@ -438,7 +439,7 @@ class BlockTopK(Pattern, kind="block_top_k"):
 
     def _needs_content(self) -> NoReturn:
         raise ConfigurationError(
-            f"{self.kind} selects keys by their content, so only attention(q, k, v, ...) itself knows the keys of a "
-            "query. Use Causal() for all keys that can be selected, or BlockLocal(block_tokens) & Causal() for the "
-            "keys that are always selected."
+            f"{self.kind} selects keys by their content, so the keys of a query are known only in attention(q, k, v, "
+            "...). Use Causal() for all keys that can be selected, or BlockLocal(block_tokens) & Causal() for the keys "
+            "that are always selected."
         )

@@ -62,8 +62,9 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         check_pattern(self.kind, self.exclude)
         if self.is_causal and self.exclude.depends_on_length:
             raise ConfigurationError(
-                f"{self.kind}: a causal draw cannot depend on the length, but exclude does: {shown(self.exclude)}. "
-                "Exclude a pattern without negative positions and without bidirectional random blocks."
+                f"{self.kind}: causal random blocks cannot depend on the length, but exclude does: "
+                f"{shown(self.exclude)}. Exclude a pattern without negative positions and without bidirectional random "
+                "blocks."
             )
 
     @property
@@ -96,8 +97,8 @@ class RandomBlocks(Pattern, kind="random_blocks"):
         """
         if not self.is_causal and self.exclude is not None and self.exclude.depends_on_length:
             raise ConfigurationError(
-                f"These random blocks have no causal form: they exclude {shown(self.exclude, 100)}, which "
-                "depends on the length of the text, as the global last block of bigbird() does. In a causal model use "
+                f"These random blocks have no causal form, because they exclude {shown(self.exclude, 100)}, which "
+                "depends on the length of the text, like the global last block of bigbird(). In a causal model, use "
                 "bigbird(..., causal=True), or random blocks that exclude no such pattern."
             )
         return replace(self, is_causal=True)
@@ -109,7 +110,7 @@ class RandomBlocks(Pattern, kind="random_blocks"):
             f"{num_blocks} rows of blocks"
         )
         with work_budget(
-            what, "Take longer blocks or fewer for each row, and exclude a pattern of whole blocks (Blocks)."
+            what, "Use longer blocks or fewer blocks per row, and exclude a pattern of whole blocks (Blocks)."
         ):
             charge(num_blocks * (STEPS_PER_RANDOM_ROW + STEPS_PER_BLOCK * min(num_blocks, self.num_blocks)))
             return Blocks(_draw_random_blocks(self, num_blocks, layer, head, num_heads), self.block_tokens)
@@ -219,7 +220,7 @@ def bigbird(
     check_choice("bigbird", "plan", plan, ("seeded", *PREFIX_LENGTHS))
     check_integer("bigbird", "num_random_blocks", num_random_blocks, at_least=0)
     if causal and plan != "seeded":
-        raise ConfigurationError(f"bigbird: the plan {shown(plan)} has no causal form; use the plan 'seeded'.")
+        raise ConfigurationError(f"bigbird: plan={shown(plan)} has no causal form; use plan='seeded'.")
     if causal:
         rest = Blocks(Band(left=1, right=0) | GlobalTokens([0]), block_tokens).causal()
     else:
@@ -270,10 +271,10 @@ class BigBirdBlocks(Pattern, kind="bigbird_blocks"):
     def resolve(self, num_keys: int, layer: int = 0, head: int = 0, num_heads: int = 1) -> Pattern:
         num_rows = -(-num_keys // self.block_tokens)
         what = (
-            f"{self.kind}: shuffling blocks one by one as the published code does for num_blocks={self.num_blocks}, in "
-            f"{num_rows} rows of blocks of block_tokens={self.block_tokens} and {num_heads} heads,"
+            f"{self.kind}: shuffling blocks one by one, like the published code, for num_blocks={self.num_blocks}, "
+            f"{num_rows} rows of blocks of block_tokens={self.block_tokens} and {num_heads} heads"
         )
-        with work_budget(what, "Take longer blocks, or plan='seeded' (random_blocks)."):
+        with work_budget(what, "Use longer blocks, or plan='seeded' (random_blocks)."):
             charge(num_heads * _num_steps(self, num_rows))
             # the layer is part of the seed, so that layers share the cache
             heads = _draw(replace(self, seed=self.seed + layer), num_rows, num_heads)

@@ -41,7 +41,7 @@ def parse_pattern(text: str) -> Pattern:
     """
     if not isinstance(text, str):
         raise ConfigurationError(
-            f"{shown(text)} is not an expression of patterns; write e.g. 'band(4, 4) | global(0)'."
+            f"{shown(text)} is not a pattern expression; write, for example, 'band(4, 4) | global(0)'."
         )
     # `global` is a keyword of Python; `global_` is a name
     source = re.sub(r"\bglobal\b", "global_", text.strip())
@@ -50,11 +50,12 @@ def parse_pattern(text: str) -> Pattern:
         _check_depth(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigurationError(
-            f"{shown(text)} is not an expression of patterns, or nests too deep; write e.g. band(4, 4) | global(0)."
+            f"{shown(text)} is not a pattern expression, or is nested too deeply; write, for example, "
+            "band(4, 4) | global(0)."
         ) from error
     pattern = _value(tree.body)
     if not isinstance(pattern, Pattern):
-        raise ConfigurationError(f"{shown(text)} is not a pattern; write e.g. band(4, 4) | global(0).")
+        raise ConfigurationError(f"{shown(text)} is not a pattern; write, for example, band(4, 4) | global(0).")
     return pattern
 
 
@@ -136,17 +137,19 @@ def _value(node: ast.expr) -> Any:
     factory = _factory(written)
     if factory is not None:
         needed = _signature(written, [argument for argument in _arguments(factory) if "=" not in argument])
-        raise ConfigurationError(f"{shown(written)} cannot stand in a pattern; write {needed}.")
+        raise ConfigurationError(f"{shown(written)} is not a pattern by itself; write {needed}.")
     raise ConfigurationError(
-        f"{shown(written)} cannot stand in a pattern; allowed are calls of patterns, | & ~, lists, integers, True, "
-        "False, None and strings."
+        f"{shown(written)} is not allowed in a pattern expression; allowed are calls of patterns, | & ~, lists, "
+        "integers, True, False, None and strings."
     )
 
 
 def _pattern(node: ast.expr) -> Pattern:
     value = _value(node)
     if not isinstance(value, Pattern):
-        raise ConfigurationError(f"{shown(_written(node))} is not a pattern; | & ~ join patterns, such as band(4, 4).")
+        raise ConfigurationError(
+            f"{shown(_written(node))} is not a pattern; | & ~ combine patterns, such as band(4, 4)."
+        )
     return value
 
 
@@ -181,7 +184,7 @@ def _call(node: ast.Call, name: str) -> Pattern:
         return factory(*arguments, **options)
     except TypeError as error:
         takes = _signature(name, _arguments(factory))
-        raise ConfigurationError(f"{_written(node)} does not fit: write {takes}.") from error
+        raise ConfigurationError(f"{_written(node)} has wrong arguments; write {takes}.") from error
 
 
 def _signature(name: str, arguments: Iterable[str]) -> str:
@@ -228,7 +231,8 @@ def patterns_per_layer(spec: Any, num_layers: int) -> tuple[Pattern | None, ...]
         if len(spec) != num_layers:
             raise ConfigurationError(
                 f"attention_pattern lists {len(spec)} patterns for {num_layers} layers; give one per layer, such as "
-                '[pattern, None] * 2 for four, or a tile to repeat: {"tile": "LG", "patterns": {"L": ..., "G": ...}}.'
+                "[pattern, None] * 2 for four layers, or a tile to repeat: "
+                '{"tile": "LG", "patterns": {"L": ..., "G": ...}}.'
             )
         return tuple(map(_pattern_of_entry_or_none, spec))
     if _is_tiled(spec):
@@ -259,7 +263,7 @@ def _tiles(spec: Mapping[str, Any]) -> dict[str, Pattern | None]:
     tile, patterns = spec.get("tile"), spec.get("patterns")
     if set(spec) != TILE_FIELDS or not (isinstance(tile, str) and tile) or not isinstance(patterns, Mapping):
         raise ConfigurationError(
-            f'A tiled attention_pattern is {{"tile": "LLG", "patterns": {{"L": ..., "G": ...}}}}, not '
+            f'A tiled attention_pattern must be {{"tile": "LLG", "patterns": {{"L": ..., "G": ...}}}}, not '
             f"{shown(dict(spec))}."
         )
     missing = sorted(set(tile) - set(patterns))
@@ -275,13 +279,13 @@ def _pattern_of_entry(entry: Any) -> Pattern:
     if not isinstance(entry, Pattern | Mapping):
         raise ConfigurationError(
             f"attention_pattern is {shown(entry)}; it must be a pattern such as Band(256, 256), an expression "
-            "such as 'band(256, 256)', the dict that its to_dict writes, a list of those for the layers, or a tile."
+            "such as 'band(256, 256)', the dict that to_dict returns, a list with one of these per layer, or a tile."
         )
     if isinstance(entry, Mapping) and entry and "kind" not in entry:
         raise ConfigurationError(
             f"attention_pattern is a dict with the keys {shown([*entry])}. The dict of a pattern has a kind; other "
             'dicts have the keys "encoder" and "decoder" (encoder-decoders) or "tile" and "patterns". To give each '
-            "layer its own pattern, give a list with a pattern or None for each."
+            "layer its own pattern, give a list with a pattern or None for each layer."
         )
     return entry if isinstance(entry, Pattern) else Pattern.from_dict(entry)
 

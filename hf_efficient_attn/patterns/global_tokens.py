@@ -44,7 +44,9 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         check_bool(self.kind, "reads_all", self.reads_all)
         check_bool(self.kind, "read_by_all", self.read_by_all)
         if not (self.reads_all or self.read_by_all):
-            raise ConfigurationError(f"{self.kind}: reads_all and read_by_all are both false; set at least one.")
+            raise ConfigurationError(
+                f"{self.kind}: reads_all and read_by_all are both false; set at least one of them to true."
+            )
 
     @property
     def depends_on_length(self) -> bool:

@@ -302,7 +302,7 @@ class Grid(AnyGrid, kind="grid"):
         )
         raise InputError(
             f"{self.kind}: the input has {num_tokens} tokens, but {self.prefix_tokens} prefix tokens and a grid of "
-            f"{written_shape(self.shape)} are {'at most ' if self.is_causal else ''}{needed}. Give inputs of this size "
-            "(for images the grid counts patches; masked tokens at either end do not count), or give the grid another "
-            "shape or another number of prefix_tokens."
+            f"{written_shape(self.shape)} {'allow at most' if self.is_causal else 'need'} {needed} tokens. Give inputs "
+            "of this size (for images, the grid counts patches; masked tokens at either end do not count), or change "
+            "the shape or prefix_tokens of the grid."
         )

@@ -42,32 +42,34 @@ def check_grid(grid: Any, may_follow: bool) -> tuple[tuple[int | None, ...], tup
     if not 0 < len(listed) <= MAX_AXES or not all(
         _is_size(size, may_follow and not i) for i, size in enumerate(listed)
     ):
-        first = "; the first may be None, for as many as there are" if may_follow else ""
+        first = " The first may be None, which allows any number." if may_follow else ""
         raise ConfigurationError(
-            f"{kind}: shape is {shown(grid.shape)}; give how many tokens lie along each axis, 1 to {MAX_AXES} integers "
-            f"of at least 1{first}, such as [56, 56]."
+            f"{kind}: shape is {shown(grid.shape)}; give the number of tokens along each axis: 1 to {MAX_AXES} "
+            f"integers of at least 1, such as [56, 56].{first}"
         )
     check_integer(kind, "prefix_tokens", grid.prefix_tokens, at_least=0)
     if grid.prefix_tokens + prod(size or 1 for size in listed) > MAX_INTEGER:
-        raise ConfigurationError(f"{kind}: shape is {shown(grid.shape)}, which is more than {MAX_INTEGER} tokens.")
+        raise ConfigurationError(
+            f"{kind}: shape is {shown(grid.shape)}; the grid and its prefix tokens can be at most {MAX_INTEGER} tokens."
+        )
     check_choice(kind, "borders", grid.borders, (CUT, SHIFTED))
     check_bool(kind, "is_causal", grid.is_causal)
     axes = check_patterns(kind, grid.axes)
     if len(axes) != len(listed):
         raise ConfigurationError(
-            f"{kind}: shape has {len(listed)} axes and axes has {len(axes)} patterns; give one pattern for each axis, "
-            "such as Full() to attend to all tokens along an axis, and Band(0, 0) to attend to no others along it."
+            f"{kind}: shape has {len(listed)} axes, but axes has {len(axes)} patterns; give one pattern per axis, such "
+            "as Full() to attend to all tokens along an axis, or Band(0, 0) to attend to no other tokens along it."
         )
     for number, axis in enumerate(axes):
         if axis.needs_two_axes:
             raise ConfigurationError(
-                f"{kind}: axes[{number}] is {shown(axis)}, whose keys are not the coordinates of tokens. Give a "
-                "pattern of one sequence, such as Band(3, 3)."
+                f"{kind}: axes[{number}] is {shown(axis)}, a pattern for queries and keys of different sequences. Give "
+                "a pattern for one sequence, such as Band(3, 3)."
             )
         if grid.borders == SHIFTED and not _can_shift(axis):
             raise ConfigurationError(
                 f"{kind}: axes[{number}] is {shown(axis)}, which cannot be shifted inwards at the borders. Give Band "
-                "or Dilated with two limits of at least 0, or Full; or borders='cut'."
+                "or Dilated with two limits of at least 0, or Full; or set borders='cut'."
             )
     return listed, axes
 

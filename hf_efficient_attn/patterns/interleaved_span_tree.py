@@ -84,7 +84,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
         check_length("num_keys", num_keys)
         if num_keys % 2:
             raise InputError(
-                f"An interleaved span tree has two nodes for each token, and cannot have {num_keys}; give "
+                f"An interleaved span tree has two nodes per token, so it cannot have {num_keys} nodes; give "
                 f"{num_keys - 1} or {num_keys + 1}."
             )
         return replace(self, num_tokens=num_keys // 2)

@@ -28,8 +28,8 @@ STEPS_PER_LOOK = 2
 # optional computations, such as those for a warning, may take 1 / SMALL_SHARE of the steps
 SMALL_SHARE = 8
 ADVICE = (
-    "Its rows differ nearly everywhere, or are many intervals each: use a pattern of whole blocks (Blocks), fewer "
-    "patterns or single positions in it, or shorter inputs."
+    "Nearly all rows of the pattern differ, or each row has many intervals. Use whole blocks (Blocks), combine fewer "
+    "patterns or single positions, or use shorter inputs."
 )
 
 
@@ -126,7 +126,7 @@ def checked_intervals(kind: str, intervals: Iterable[tuple[int, int]], num_keys:
     if listed and not (is_sorted and edges[0] >= 0 and edges[-1] <= num_keys):
         raise ConfigurationError(
             f"{kind}: key_intervals returned {shown(listed)} for {num_keys} keys; intervals must be sorted, disjoint, "
-            "not empty, and within 0 and the number of keys. Return clip(normalize(intervals), num_keys), from "
+            "not empty, and between 0 and the number of keys. Return clip(normalize(intervals), num_keys), from "
             "hf_efficient_attn.patterns.intervals."
         )
     return listed
@@ -191,8 +191,8 @@ MAX_CLASSES = 64
 # an interval with moving ends takes the time of this many intervals of a single row
 MOVING_INTERVAL = 8
 COUNTING_ADVICE = (
-    "Its rows differ nearly everywhere, or are many intervals each: use explain(pattern, query_tokens).allowed_pairs, "
-    "which counts by blocks, or fewer tokens."
+    "Nearly all rows of the pattern differ, or each row has many intervals. Use "
+    "explain(pattern, query_tokens).allowed_pairs, which counts by blocks, or fewer tokens."
 )
 
 # like `Intervals`, but each end is an integer or a `Moving`

@@ -184,14 +184,14 @@ def drawn(
     # the keys of every query are computed, whatever the step
     if num_queries * num_signs > MAX_DRAWN_PAIRS:
         raise InputError(
-            f"{num_queries} queries × {num_signs} signs are more than {MAX_DRAWN_PAIRS} to draw; take fewer, or a "
-            "larger step."
+            f"The drawing would need {num_queries} × {num_signs} signs; at most {MAX_DRAWN_PAIRS} are drawn. Draw "
+            "fewer tokens, or use a larger step."
         )
     for named in pattern.global_positions():
         if not named.is_within(num_keys):
             raise InputError(
-                f"The pattern has the global position {named.position}{named.unit}, but {num_keys} tokens do not "
-                f"reach it, so the drawing would not show it. Draw at least {_tokens_to(*named)} tokens."
+                f"The global position {named.position}{named.unit} of the pattern lies outside of {num_keys} tokens, "
+                f"so the drawing would not show it. Draw at least {_tokens_to(*named)} tokens."
             )
     num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
     resolved = pattern.resolve(num_keys, layer, head, num_heads)
@@ -527,8 +527,8 @@ class Pattern(Operators):
 
     def _needs_length(self) -> NoReturn:
         raise ConfigurationError(
-            f"{self.kind or type(self).__name__} depends on the length. Call resolve(num_keys) and use its result. A "
-            "class of your own that does not depend on the length defines both allowed and key_intervals."
+            f"{self.kind or type(self).__name__} depends on the length. Call resolve(num_keys) and use its result. "
+            "If it is your own class and does not depend on the length, define both allowed and key_intervals."
         )
 
     def _with_changed(self, parts: Iterable["Pattern"]) -> "Pattern":

@@ -70,7 +70,7 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
     given = plain(values)
     listed = None if isinstance(given, str) or not isinstance(given, Iterable) else first_listed(given)
     if listed is not None and len(listed) > MAX_LISTED:
-        raise ConfigurationError(f"{pattern}: {field} is {shown(values)}, which is more than {MAX_LISTED} positions.")
+        raise ConfigurationError(f"{pattern}: {field} is {shown(values)}; give at most {MAX_LISTED} positions.")
     if listed is not None and not all(is_integer(value) for value in listed):
         listed = tuple(map(plain, listed))
     if listed is None or not all(is_integer(value) for value in listed):
@@ -78,8 +78,8 @@ def integers(pattern: str, field: str, values: Any) -> tuple[int, ...]:
     far = [value for value in listed if abs(value) > MAX_INTEGER]
     if far:
         raise ConfigurationError(
-            f"{pattern}: {field} has {shown(far[0])}; positions are at most {MAX_INTEGER}, and at least "
-            f"{-MAX_INTEGER} where they count from the end."
+            f"{pattern}: {field} has {shown(far[0])}; positions must be at most {MAX_INTEGER}, and at least "
+            f"{-MAX_INTEGER} if they count from the end."
         )
     return tuple(sorted(set(listed)))
 
@@ -131,7 +131,7 @@ def write_pattern(pattern: Any) -> dict[str, Any]:
 def read_pattern(data: Any, kinds: Mapping[str, type]) -> Any:
     """Return the pattern that `write_pattern` wrote; see `Pattern.from_dict`. `kinds` maps kinds to classes."""
     if not isinstance(data, Mapping):
-        raise ConfigurationError(f'A pattern is a dict such as {{"kind": "causal"}}, not {shown(data)}.')
+        raise ConfigurationError(f'A pattern must be a dict such as {{"kind": "causal"}}, not {shown(data)}.')
     check_nesting(data)
     return from_json(data, kinds)
 
@@ -181,8 +181,8 @@ def check_nesting(data: Mapping[str, Any]) -> None:
         if not level:
             return
     raise ConfigurationError(
-        f"A pattern holds at most {MAX_PARTS} others, at most {MAX_DEPTH} deep; {shown(data)} has more, or holds "
-        "itself. List the keys of every query in a key_table instead."
+        f"A pattern can hold at most {MAX_PARTS} other patterns, nested at most {MAX_DEPTH} deep; {shown(data)} holds "
+        "more, or holds itself. List the keys of every query in a key_table instead."
     )
 
 
@@ -193,7 +193,9 @@ def _parts(value: Any) -> list[Any]:
     listed = value if isinstance(value, list | tuple) else ()
     rows = [entry for entry in listed if isinstance(entry, list | tuple)]
     if any(isinstance(entry, list | tuple | Mapping) for row in rows for entry in row):
-        raise ConfigurationError(f"A field of a pattern is at most a list of lists of numbers, not {shown(value)}.")
+        raise ConfigurationError(
+            f"A field of a pattern can nest lists of numbers at most two deep, not {shown(value)}."
+        )
     return [entry for entry in listed if isinstance(entry, Mapping)]
 
 
@@ -214,10 +216,10 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
     kind = data.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
         if kind is None:
-            raise ConfigurationError(f"a pattern has no kind; {allowed_names(kind, kinds)}")
+            raise ConfigurationError(f"A pattern has no kind; {allowed_names(kind, kinds)}")
         raise ConfigurationError(
-            f"no pattern is called {shown(kind)}; {allowed_names(kind, kinds)} If it is a class of your own, import "
-            "the module that defines it first. The command line knows only the patterns of this package."
+            f"No pattern is called {shown(kind)}; {allowed_names(kind, kinds)} If it is your own class, first "
+            "import the module that defines it. The command line knows only the patterns of this package."
         )
     fields = {field.name: field for field in written_fields(kinds[kind])}
     unknown = [name for name in data if name not in fields]

@@ -75,8 +75,11 @@ class SpanTree(Pattern, kind="span_tree"):
         check_length("num_keys", num_keys)
         num_tokens = bisect_left(range(num_keys), num_keys, lo=1, key=span_tree_nodes)
         if span_tree_nodes(num_tokens) != num_keys:
-            near = " or ".join(f"{span_tree_nodes(n)} (of {n} tokens)" for n in (num_tokens - 1, num_tokens))
-            raise InputError(f"No span tree has {num_keys} nodes; give {near}, as span_tree_nodes(num_tokens) counts.")
+            near = " or ".join(f"{span_tree_nodes(n)} (for {n} tokens)" for n in (num_tokens - 1, num_tokens))
+            raise InputError(
+                f"A span tree cannot have {num_keys} nodes; give {near}. span_tree_nodes(num_tokens) returns the "
+                "number of nodes."
+            )
         return SizedSpanTree(num_tokens, self.num_nodes, self.is_causal, self.builder)
 
     def fitting_length(self, num_tokens: int) -> int:

@@ -68,11 +68,11 @@ class KeyTable(Pattern, kind="key_table"):
         rows = plain(self.rows)
         listed = first_listed(rows) if isinstance(rows, Iterable) else ()
         if len(listed) > MAX_LISTED:
-            raise ConfigurationError(f"{self.kind}: rows is {shown(self.rows)}, which is more than {MAX_LISTED} rows.")
+            raise ConfigurationError(f"{self.kind}: rows is {shown(self.rows)}; give at most {MAX_LISTED} rows.")
         rows = tuple(integers(self.kind, f"rows[{number}]", row) for number, row in enumerate(listed))
         if not rows or any(row and row[0] < 0 for row in rows):
             raise ConfigurationError(
-                f"{self.kind}: rows is {shown(self.rows)}; give each query a list of keys, 0 or more."
+                f"{self.kind}: rows is {shown(self.rows)}; give a list of keys, integers of at least 0, for each query."
             )
         object.__setattr__(self, "rows", rows)
 
@@ -230,7 +230,7 @@ class GatheredKeys(Pattern, kind="gathered_keys"):
         if self.pattern.depends_on_length or self.pattern.is_random:
             raise ConfigurationError(
                 f"{self.kind}: {shown(self.pattern)} depends on the length of the sequence, the layer or the head. "
-                "Give what its resolve() returns."
+                "Give the pattern that its resolve() returns."
             )
         if not _are_pairs(self.intervals):
             raise ConfigurationError(
@@ -242,8 +242,8 @@ class GatheredKeys(Pattern, kind="gathered_keys"):
                 check_integer(self.kind, "a position of intervals", position, at_least=0)
         if not listed or normalize(listed) != listed:  # type: ignore[arg-type]
             raise ConfigurationError(
-                f"{self.kind}: intervals is {shown(self.intervals)}; give sorted pairs (start, stop) of positions, "
-                "none of them empty, that neither overlap nor touch."
+                f"{self.kind}: intervals is {shown(self.intervals)}; give sorted pairs (start, stop) of positions that "
+                "are not empty and neither overlap nor touch."
             )
         object.__setattr__(self, "intervals", listed)
 

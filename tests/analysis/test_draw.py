@@ -113,7 +113,7 @@ def test_json_text() -> None:
     ("source", "message"),
     [
         ("missing.json", "'missing.json'"),
-        ('{"kind": ', "is no valid JSON"),
+        ('{"kind": ', "is not valid JSON"),
         ('{"model_type": "bert"}', "attention_pattern"),
         ('{"side": 1}', "The dict of a pattern has a kind"),
         ("[null]", "Layer 0 has no pattern"),

@@ -112,7 +112,7 @@ def test_the_page(browser: Any, tmp_path: Path) -> None:
     assert page.complaints == []
     assert page.requests == [written.as_uri()]
     # text stays text
-    assert page.tab.title() == "Who reads whom"
+    assert page.tab.title() == "Which tokens attend to which"
     assert page.tab.locator("#text script").count() == 0
     assert "<script>document.title = 'no'</script>" in page.text("#text")
     # a click on a token shows what it reads: as many as the page says, none of them after it
@@ -142,15 +142,15 @@ def test_the_page(browser: Any, tmp_path: Path) -> None:
     [
         (["--model", "{folder}/none", "--text", "{folder}/text.txt"], "no such file or folder"),
         (["--model", "{folder}/text.txt", "--text", "{folder}/text.txt"], "a file. Give the folder of a saved model"),
-        (["--model", "{folder}/empty", "--text", "{folder}/text.txt"], "holds no config.json"),
+        (["--model", "{folder}/empty", "--text", "{folder}/text.txt"], "has no config.json"),
         (["--model", "{folder}/model", "--text", "{folder}/none.txt"], "--text {folder}/none.txt: no such file"),
         (["--model", "{folder}/model"], "--model and --text"),
         (["--model", "{folder}/bytes", "--text", "{folder}/text.txt", "--tokens", "1"], "--tokens 1: attention"),
-        (["--model", "{folder}/model", "--text", "{folder}/text.txt"], "it has no tokenizer"),
-        (["--model", "{folder}/model", "--text", "{folder}/text.txt", "--rows", "a"], "give the numbers of tokens"),
+        (["--model", "{folder}/model", "--text", "{folder}/text.txt"], "has no tokenizer"),
+        (["--model", "{folder}/model", "--text", "{folder}/text.txt", "--rows", "a"], "give the positions of tokens"),
         (
             ["--model", "{folder}/model", "--text", "{folder}/text.txt", "--heads", "9"],
-            "--heads 9 is for a page of patterns alone",
+            "--heads 9 applies only without --model",
         ),
     ],
 )

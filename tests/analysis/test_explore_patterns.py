@@ -151,7 +151,7 @@ def test_a_click_highlights_what_a_token_reads(page: Page) -> None:
     matrix.click(position=at(token, 70))
     page.wait()
     reads = [key for key in range(96) if parse_pattern("dilated(30, 30, 3) | global(95)").allowed(token, key)]
-    assert page.text("#summary") == f"Token {token} reads {len(reads)} of 96 tokens."
+    assert page.text("#summary") == f"Token {token} attends to {len(reads)} of 96 tokens."
     highlighted = page.tab.evaluate(
         """(places) => {
           const { canvas } = explore.matrix;
@@ -219,7 +219,7 @@ def test_too_many_intervals(
     assert "BigBird: random blocks" not in titles
     with pytest.raises(SystemExit):
         main(["explore", "bigbird(8, 3)", *arguments])
-    assert "Take fewer --tokens, --layers or --heads" in capsys.readouterr().err
+    assert "Use fewer --tokens, --layers or --heads" in capsys.readouterr().err
 
 
 def luminance(color: str) -> float:

@@ -144,10 +144,10 @@ class TestCommandLine:
         (tmp_path / "empty").mkdir()
         for arguments, message in (
             (["sas", "--tokens", 1], "at least 2 tokens"),
-            (["sas", "--batch-size", 0], "at least 1 sequence"),
+            (["sas", "--batch-size", 0], "at least 2 tokens and 1 sequence"),
             ([tmp_path / "nowhere"], "no such file or folder"),
             ([tmp_path / "nowhere.json"], "no such file or folder"),
-            ([tmp_path / "empty"], "holds no config.json"),
+            ([tmp_path / "empty"], "has no config.json"),
             ([tmp_path / "checkpoint", "--text", tmp_path / "nowhere.txt"], "no such file"),
             ([tmp_path / "checkpoint", "--text", tmp_path / "short.txt"], "too short for 8 sequences of 128 tokens"),
         ):

@@ -90,7 +90,7 @@ class TestAdaptive:
         results = analyze(adaptive(), tmp_path)
         assert results["along_text"] is None
         assert (
-            "No spans along the text: those of this model (span: adaptive) are the same for every token."
+            "Spans along the text are not shown: this model (span: adaptive) has the same spans for every token."
             in (results["notes"])
         )
 
@@ -110,7 +110,7 @@ class TestDynamic:
         num_tokens = 16 + 256
         assert results["along_text"]["spans"] == pytest.approx([16 / (1 + torch.e**4)] * num_tokens, rel=1e-5)
         assert "".join(results["along_text"]["symbols"]) == TEXT[:num_tokens].replace(" ", "␣").replace("\n", "↵")
-        assert f"is cut at {num_tokens}: as many as the spans need." in results["notes"][0]
+        assert f"The first {num_tokens} of the " in results["notes"][0]
 
     def test_trained_spans_are_the_mean_over_layers_and_heads(self, tmp_path: Path) -> None:
         model = network(span="dynamic").eval()

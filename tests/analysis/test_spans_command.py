@@ -56,12 +56,12 @@ class TestCommand:
         # queries 6 … 11 read all that is before them, evenly
         expected = sum(1 / query for query in range(6, 12)) / 6
         assert results["longest"]["weights"] == pytest.approx([expected] * 6, rel=1e-5)
-        assert results["notes"][0] == "All 12 tokens of the text are read."
-        assert results["notes"][1].startswith("Attention weights are shown up to distance 6, but heads reach up to 16:")
+        assert results["notes"][0] == "All 12 tokens of the text are used."
+        assert results["notes"][1].startswith("Attention weights are shown up to distance 6, but heads reach up to 16,")
 
     def test_the_text_is_cut_at_tokens(self, tmp_path: Path) -> None:
         results = analyze(network(span="fixed"), tmp_path, "--tokens", 100)
-        assert "is cut at 100: --tokens; the spans need 272." in results["notes"][0]
+        assert "(see --tokens; the spans need 272)" in results["notes"][0]
         assert results["settings"] == {"text": "the text that comes with the command", "tokens": 100, "seed": 0}
 
     @pytest.mark.parametrize("span", ["adaptive", "dynamic"])
@@ -114,7 +114,7 @@ class TestRefusals:
     def test_models(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "no such file or folder" in refusal(capsys, tmp_path / "nowhere")
         (tmp_path / "empty").mkdir()
-        assert "holds no config.json" in refusal(capsys, tmp_path / "empty")
+        assert "has no config.json" in refusal(capsys, tmp_path / "empty")
         config = hea.SimplifiedTransformerConfig(
             vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2
         )
@@ -131,7 +131,7 @@ class TestRefusals:
         (tmp_path / "empty.txt").touch()
         text = (tmp_path / "model", "--output", tmp_path / "out", "--text")
         assert "no such file" in refusal(capsys, *text, tmp_path / "nowhere.txt")
-        assert "The text has 0 tokens; attention between tokens needs at least 2." in refusal(
+        assert "The text has 0 tokens; attention between tokens needs at least 2 tokens." in refusal(
             capsys, *text, tmp_path / "empty.txt"
         )
         assert "--tokens 1: attention" in refusal(capsys, tmp_path / "model", "--tokens", 1)
@@ -139,9 +139,9 @@ class TestRefusals:
 
     def test_tokenizers(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         adaptive(vocab_size=2).save_pretrained(tmp_path / "model")
-        assert "it has no tokenizer, and its 2 tokens cannot be the 256 bytes" in refusal(capsys, tmp_path / "model")
+        assert "has no tokenizer, and its 2 tokens cannot be the 256 bytes" in refusal(capsys, tmp_path / "model")
         save_words(tmp_path / "model")
         (tmp_path / "text.txt").write_text("the lamp", encoding="utf-8")
-        assert "its tokenizer gives token 3, but the model has 2 tokens" in refusal(
+        assert "gives token 3, but the model has 2 tokens" in refusal(
             capsys, tmp_path / "model", "--text", tmp_path / "text.txt"
         )

@@ -148,8 +148,8 @@ def test_the_choice_of_a_backend_and_what_explain_says() -> None:
     assert explanation.backend == "gathered"
     assert explanation.allowed_pairs == 8 * 8192 * 64 < explanation.computed_pairs < explanation.total_pairs
     assert "chosen pairs" in explanation.reasons["sdpa"] or "all pairs" in explanation.reasons["sdpa"]
-    assert "not chosen ones" in explanation.reasons["blocked"]
-    assert "ChosenBlocks alone" in explanation.reasons["flex"]
+    assert "selected by content" in explanation.reasons["blocked"]
+    assert "only as ChosenBlocks" in explanation.reasons["flex"]
     order = hea.ChunkedOrder(torch.arange(256).expand(1, 8, 1, -1), 64)
     explanation = hea.explain(Causal(), 256, chosen=order)
     assert explanation.backend == "gathered"

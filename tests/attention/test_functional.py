@@ -88,7 +88,7 @@ def test_refusals(changes: dict[str, object], message: str) -> None:
     ("changes", "message"),
     [
         ({"key_mask": torch.ones(2, 20, dtype=torch.long)}, "key_mask has dtype torch.int64; it must be torch.bool"),
-        ({"key_mask": torch.ones(2, 20).bool(), "backend": "flex"}, "flex on cpu cannot be compiled with masks"),
+        ({"key_mask": torch.ones(2, 20).bool(), "backend": "flex"}, "flex cannot be compiled on cpu with masks"),
         ({"dropout": 1.0}, "dropout=1.0 must be a number of at least 0 and below 1"),
         ({"scale": float("nan")}, "scale=nan must be a finite number"),
         ({"layer": -1}, "layer=-1 must be the index"),

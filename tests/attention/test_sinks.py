@@ -130,5 +130,5 @@ def test_sdpa_says_what_it_cannot() -> None:
     q = torch.randn(1, 4, 5, 8, requires_grad=True)
     with pytest.raises(hea.UnsupportedBackendError, match="cannot cap scores"):
         hea.attention(q, q, q, Full(), softcap=2.0, backend="sdpa")
-    with pytest.raises(hea.UnsupportedBackendError, match="no log-sum-exp beside dropout"):
+    with pytest.raises(hea.UnsupportedBackendError, match="no log-sum-exp, which sinks need, with dropout"):
         hea.attention(q, q, q, Full(), sinks=torch.zeros(4), dropout=0.5, backend="sdpa")

@@ -161,8 +161,10 @@ def test_refusals() -> None:
 
     order = hea.ChunkedOrder(torch.arange(64).expand(1, 1, 1, -1), 8)
     for other in (hea.ChosenTokens(torch.zeros(1, 1, 64, 3, dtype=torch.long)), order):
-        assert "ChosenBlocks alone: use gathered" in refusal(other)
-    assert "up to 64 chosen blocks, not with 65" in refusal(hea.ChosenBlocks(torch.zeros(1, 1, 64, 65).long(), 1))
+        assert "only as ChosenBlocks: use gathered" in refusal(other)
+    assert "at most 64 selected blocks per query, not 65" in refusal(
+        hea.ChosenBlocks(torch.zeros(1, 1, 64, 65).long(), 1)
+    )
     two_axes = Case("full", 40, "documents", num_queries=60, cross_offset=3, choice="blocks", needs_grad=False)
     assert "several documents of another sequence" in str(flex.why_not(two_axes.call()))
     trained = str(flex.why_not(Case("causal", 64, choice="blocks").call()))
@@ -173,7 +175,7 @@ def test_tables_that_no_device_holds_are_refused(triton: None) -> None:
     call = Case("causal", 64, choice="blocks").call()
     layout = replace(call.layout, num_queries=1 << 20, num_keys=1 << 20)
     large = replace(call, layout=layout, inputs=replace(call.inputs, device="cuda"))
-    assert "tables of chosen blocks of 8 GiB: use gathered" in str(flex.why_not(large))
+    assert "8 GiB for tables of selected blocks: use gathered" in str(flex.why_not(large))
 
 
 def alike(num_tokens: int, num_blocks: int, block_tokens: int) -> Any:
@@ -201,7 +203,7 @@ def test_auto_leaves_chosen_keys_to_gathered(triton: None) -> None:
     for pattern, chosen in ((hea.patterns.BlockTopK(512, 3), None), (hea.patterns.Causal(), shared)):
         explanation = hea.explain(pattern, 8192, chosen=chosen, **options)
         assert explanation.backend == "gathered"
-        assert "it is chosen by name" in explanation.reasons["flex"]
+        assert "auto never takes it" in explanation.reasons["flex"]
 
 
 def test_dropout_is_that_of_the_functions(pretended_gpu: None) -> None:

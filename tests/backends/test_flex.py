@@ -32,9 +32,9 @@ PADDED = TokenMask(key_mask=torch.ones(2, 64, dtype=torch.bool))
     [
         ({"inputs": replace(INPUTS, device="mps")}, "mps"),
         ({"inputs": replace(INPUTS, dtype=torch.float64)}, "float64"),
-        ({"dropout": 0.1}, "it is 0.1"),
+        ({"dropout": 0.1}, "dropout (0.1)"),
         ({"inputs": replace(INPUTS, needs_grad=True)}, "backward"),
-        ({"inputs": replace(INPUTS, is_compiling=True), "tokens": PADDED}, "cannot be compiled with masks"),
+        ({"inputs": replace(INPUTS, is_compiling=True), "tokens": PADDED}, "cannot be compiled on cpu with masks"),
         ({"inputs": replace(INPUTS, device="cuda", value_dim=8)}, "not 8"),
         ({"layout": replace(BAND, pattern=RandomBlocks(1, 8)), "tokens": PADDED}, "random_blocks"),
     ],

@@ -31,7 +31,7 @@ def change_config(folder: Path, **fields: Any) -> None:
     [
         ({"attention_window": 7}, "attention_window=7"),
         ({"attention_window": 8.0}, "must be an integer, such as 512"),
-        ({"attention_window": 0}, "nearest that is: 2"),
+        ({"attention_window": 0}, "Use 2"),
         ({"attention_window": 8, "pattern": "band(4, 4)"}, "exclude each other"),
         ({"pattern": "band(4"}, "band"),
         ({"to": "led"}, "cannot become 'led'"),

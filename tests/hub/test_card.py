@@ -67,7 +67,7 @@ def test_config_is_enough_and_a_copy_needs_no_import(tmp_path: Path) -> None:
     model = hea.hub.include_code(llama(Band(left=3, right=0)))
     model.save_pretrained(tmp_path)
     card = hea.hub.model_card(transformers.AutoConfig.from_pretrained(tmp_path), "you/model")
-    assert "`LlamaForCausalLM` of Transformers" in card.text
+    assert "`LlamaForCausalLM` is a model of Transformers" in card.text
     assert 'AutoModelForCausalLM.from_pretrained("you/model", trust_remote_code=True)' in card.text
     assert "import hf_efficient_attn" not in card.text
 
@@ -81,11 +81,11 @@ def test_base_model_is_the_name_on_the_hub_that_it_was_loaded_from(tmp_path: Pat
 
 def test_attention_that_cannot_be_explained_or_drawn_is_said_so() -> None:
     far = hea.hub.model_card(llama(Band(left=3, right=0) | GlobalTokens([1000]))).text
-    assert "It is not drawn: " in far
+    assert "The pattern is not drawn: " in far
     # two models in one have no layers by number
     parts = (transformers.BertConfig(**TINY), transformers.BertConfig(**TINY, attention_pattern=Band(3, 3).to_dict()))
     joined = hea.hub.model_card(transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).text
-    assert "Its cost is not known here: EncoderDecoderConfig joins two models" in joined
+    assert "The cost of its attention is not known here: EncoderDecoderConfig joins two models" in joined
 
 
 def test_other_models_are_refused() -> None:

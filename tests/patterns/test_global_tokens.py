@@ -56,6 +56,6 @@ LISTED: dict[str, Callable[[Iterator[int]], Pattern]] = {
 @pytest.mark.parametrize("make", LISTED.values(), ids=LISTED)
 def test_lists_are_read_up_to_their_bound(make: Callable[[Iterator[int]], Pattern]) -> None:
     endless = count()
-    with pytest.raises(ConfigurationError, match=r"more than \d+ (positions|rows)|a list of 1 to"):
+    with pytest.raises(ConfigurationError, match=r"at most \d+ (positions|rows)|a list of 1 to"):
         make(endless)
     assert next(endless) <= MAX_LISTED + 1

@@ -159,7 +159,7 @@ def test_the_first_axis_follows_the_length() -> None:
     for frames in (1, 4):
         assert video.resolve(1 + 6 * frames) == SizedGrid([frames, 2, 3], video.axes, 1)
     for tokens in (1, 8, 12):
-        with pytest.raises(InputError, match="any number × 2 × 3 are 1 \\+ a multiple of 6"):
+        with pytest.raises(InputError, match="any number × 2 × 3 need 1 \\+ a multiple of 6"):
             video.resolve(tokens)
 
 

@@ -76,7 +76,7 @@ def said_of_attention(model: Any) -> tuple[str, ...]:
     try:
         hea.explain(model, described_tokens(model.config))
     except UnsupportedBackendError as refusal:
-        return (f"Its cost is not known here: {refusal}",)
+        return (f"The cost of its attention is not known here: {refusal}",)
     return ("| layers |", "■")
 
 

@@ -105,8 +105,8 @@ def test_explain_and_the_card_say_what_an_indexer_chooses() -> None:
     explanation = hea.explain(model, 64)
     assert explanation.allowed_pairs == 4 * (1 + 2 + 3 + 61 * 4)
     card = model_card(model).text
-    assert "whose queries read keys that indexers choose" in card
-    assert "| 0–1 | `causal()`, keys chosen by what tokens say (gathered) | 4.0 |" in card
+    assert "whose queries attend to keys that indexers select" in card
+    assert "| 0–1 | `causal()`, keys selected by content (gathered) | 4.0 |" in card
     assert "2 heads of 8 dimensions" in card
     assert "learns which 4 keys are worth reading" in model_card(hea.index_stage(model, "warmup")).text
 

@@ -3,7 +3,7 @@
 const MEASURES = {
   span: { title: "learned span", text: tokensText },
   distance: { title: "mean distance", text: tokensText },
-  effective: { title: "tokens in effect", text: tokensText },
+  effective: { title: "effective tokens", text: tokensText },
   first: { title: "on the first token", text: percent },
 };
 const model = data.model ? new ReadText(data.model) : null;
@@ -14,7 +14,7 @@ function setUpHeads() {
   element("measure").addEventListener("change", showHeads);
   element("heads-map").addEventListener("keydown", stepHeads);
   element("shapes").textContent = model.memberships
-    ? `Round: heads that choose what they read by ${model.memberships.kind}s.`
+    ? `Round cells: heads that select keys by ${model.memberships.kind}s.`
     : "";
   showHeads();
 }

@@ -74,8 +74,8 @@ class Memberships {
 }
 
 const MEMBERSHIP_HINTS = {
-  cluster: "Heads that route read tokens of the same cluster only.",
-  bucket: "Tokens are sorted by bucket, and read the chunks of this order that are near their own place.",
+  cluster: "Heads that route attend only to tokens of the same cluster.",
+  bucket: "Tokens are sorted by bucket, and attend to the chunks near their own place in this order.",
 };
 
 // Say in which groups the chosen token is, and return the tokens that share one with it, of which `found` are read.
@@ -95,7 +95,7 @@ function showMembership(found) {
   fillList(element("membership-facts"), facts);
   const shared = found.filter(({ key }) => mates.has(key)).length;
   const numKnown = model.memberships.tokens.length;
-  const known = numKnown < model.tokens.length ? ` The ${of.kind}s of ${count(numKnown)} tokens are in this page.` : "";
+  const known = numKnown < model.tokens.length ? ` This page holds the ${of.kind}s of ${count(numKnown)} tokens.` : "";
   element("membership-hint").textContent =
     `${MEMBERSHIP_HINTS[of.kind]} ${shared} of the ${found.length} tokens below share one with it.${known}`;
   return mates;

@@ -91,7 +91,7 @@ function alikeText() {
 function showBackend() {
   const { preset, tokens, layer } = state;
   const known = preset.backends[layer % preset.backends.length];
-  const source = `Estimates of hf_efficient_attn ${data.version}; hf-efficient-attn bench attention measures.`;
+  const source = `Estimates of hf_efficient_attn ${data.version}; hf-efficient-attn bench attention measures times.`;
   element("backend").replaceChildren(
     ...known.map(backendBox),
     make("p", { className: "hint" }, `${known[0].call}, ${count(tokens)} tokens. ${source}`),
@@ -107,7 +107,7 @@ function backendBox({ setting, backend, cost, baseline, memory, reasons }) {
     make("b", {}, backend),
     setting,
     make("p", { className: "hint" }, `${times} the time of ${baseline}, ${memory}`),
-    make("details", { className: "hint" }, make("summary", {}, "why not another"), make("ul", {}, ...lines)),
+    make("details", { className: "hint" }, make("summary", {}, "why no other backend"), make("ul", {}, ...lines)),
   );
 }
 
@@ -118,10 +118,10 @@ function showCounts({ pairs, fewest, most, isCausal }) {
   element("share-bar").style.width = `${(100 * pairs) / all}%`;
   const rows = [
     ["pairs", `${count(pairs)} of ${count(all)}`],
-    ["a token reads", `${count(pairs / tokens)} on average, ${count(fewest)} to ${count(most)}`],
+    ["keys per token", `${count(pairs / tokens)} on average, ${count(fewest)} to ${count(most)}`],
   ];
-  if (isCausal) rows.splice(1, 0, ["of causal", `${percent(pairs / before)} of what causal attention reads`]);
-  if (!fewest) rows.push(["note", "Some tokens read nothing: their attention output is zero."]);
+  if (isCausal) rows.splice(1, 0, ["of causal", `${percent(pairs / before)} of the pairs of causal attention`]);
+  if (!fewest) rows.push(["note", "Some tokens attend to nothing: their attention output is zero."]);
   fillList(element("counts"), rows);
 }
 
@@ -133,7 +133,7 @@ function showPair(pair) {
   }
   const { query, key } = pair;
   const reads = matrix.pattern.keys(query, key, key + 1).length > 0;
-  where.textContent = `token ${count(query)} ${reads ? "■ reads" : "⬚ does not read"} token ${count(key)}`;
+  where.textContent = `token ${count(query)} ${reads ? "■ attends to" : "⬚ does not attend to"} token ${count(key)}`;
 }
 
 function showToken(token) {
@@ -141,7 +141,7 @@ function showToken(token) {
   const { pattern, keys } = matrix;
   state.readers = null;
   element("token").value = token;
-  element("summary").textContent = `Token ${count(token)} reads ${count(sizeOf(keys))} of ${count(tokens)} tokens.`;
+  element("summary").textContent = `Token ${count(token)} attends to ${count(sizeOf(keys))} of ${count(tokens)} tokens.`;
   showReads(keys);
   startJob(
     "readers",
@@ -158,8 +158,8 @@ function showToken(token) {
 function showReads(keys) {
   const { readers } = state;
   fillList(element("reads"), [
-    ["reads", intervalsText(keys)],
-    ["read by", readers ? `${count(sizeOf(readers))} tokens: ${intervalsText(readers)}` : "looking …"],
+    ["attends to", intervalsText(keys)],
+    ["attended to by", readers ? `${count(sizeOf(readers))} tokens: ${intervalsText(readers)}` : "looking …"],
   ]);
   isRibbonStale = true;
   requestRedraw();

@@ -10,7 +10,7 @@ const MATES_HEIGHT = 5;
 
 function setUpTextView() {
   element("model-name").textContent = model.name;
-  const measured = `weights are kept for the ${count(model.rows.length)} underlined ones, which can be clicked`;
+  const measured = `weights are kept for the ${count(model.rows.length)} underlined tokens, which can be clicked`;
   const read = `${count(model.tokens.length)} tokens; ${measured}.`;
   const leftOut = model.left_out ? ` The text has ${count(model.left_out)} more tokens, which are left out.` : "";
   element("model-facts").textContent = `${model.kind}. ${read}${leftOut}`;
@@ -30,10 +30,10 @@ function setUpTextView() {
 
 // Samples of the marks in the text.
 function showLegend() {
-  const marks = [["read", "it reads, the darker the more"]];
+  const marks = [["read", "it attends to; darker means more weight"]];
   const of = model.memberships?.of(chosen.layer, chosen.head);
   if (of) marks.push(["mate", `in the same ${of.kind}`]);
-  marks.push(["measured", "underlined: click it to see what it reads; other tokens cannot be chosen"]);
+  marks.push(["measured", "underlined: click it to see what it attends to; other tokens cannot be chosen"]);
   if (model.isGlobal.size) marks.push(["global", "global"]);
   const samples = marks.flatMap(([className, text]) => [make("span", { className }, text), " "]);
   element("text-legend").replaceChildren(...samples);
@@ -124,13 +124,13 @@ function showRow() {
   for (const key of chosen.mates) element(`token-${key}`).classList.add("mate");
   const said = model.memberships?.tokenText(layer, head, row);
   element("row-title").textContent =
-    `Token ${count(row)} “${model.word(row)}” reads ${count(numRead)} tokens in layer ${layer}, head ${head}` +
+    `Token ${count(row)} “${model.word(row)}” attends to ${count(numRead)} tokens in layer ${layer}, head ${head}` +
     `${said ? `: ${said}` : ""}.`;
   element("row-title").title = element("row-title").textContent;
-  element("read-title").textContent = found.length ? "It reads, the strongest first" : "It reads nothing";
+  element("read-title").textContent = found.length ? "It attends to, strongest first" : "It attends to nothing";
   const rest = numRead - found.length;
   const others =
-    rest > 0 ? ` The other ${count(rest)} have ${percent(1 - model.share[at])} together and are not in this page.` : "";
+    rest > 0 ? ` The other ${count(rest)} together have ${percent(1 - model.share[at])} and are not in this page.` : "";
   element("read-facts").textContent = found.length
     ? `These ${found.length} have ${percent(model.share[at])} of its weight.${others}`
     : "";

@@ -110,9 +110,9 @@ def why_not(call: AttentionCall) -> str | None:
     """Return one sentence on why this backend cannot compute a call; None: it can."""
     if call.inputs.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
-        return f"dtype {call.inputs.dtype} is none of {known}; convert the inputs."
+        return f"blocked computes in {known}, not in {call.inputs.dtype}: convert the inputs."
     if call.chosen is not None:
-        return "blocked knows only keys that a pattern names, not chosen ones: use gathered."
+        return "blocked cannot compute keys that are selected by content: use gathered."
     return None
 
 
@@ -140,7 +140,7 @@ def remark(call: AttentionCall) -> str:
     """Return what it computes, or why its masks are refused."""
     found = forward_estimate(call)
     return found.refusal or (
-        f"blocked computes the blocks of pairs that hold an allowed one, most of them of {found.block_tokens} queries."
+        f"blocked computes the blocks that hold an allowed pair, most of them with {found.block_tokens} queries."
     )
 
 

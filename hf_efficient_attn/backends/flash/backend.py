@@ -65,7 +65,9 @@ def _is_installed(is_here: bool) -> bool:
 
 
 def _not_installed() -> str:
-    return f'flash needs {PACKAGE}, which is not installed: pip install --pre "hf_efficient_attn[flash]"; or use flex.'
+    return (
+        f'flash needs {PACKAGE}, which is not installed: run pip install --pre "hf_efficient_attn[flash]", or use flex.'
+    )
 
 
 def _refused(call: AttentionCall) -> str | None:
@@ -81,7 +83,7 @@ def _refused_numbers(call: AttentionCall) -> str | None:
     if call.terms:
         return "has no kernel for learned terms of the scores: use flex"
     if call.dropout > 0:
-        return f"has no dropout (it is {call.dropout}): use flex"
+        return f"has no dropout (here {call.dropout}): use flex"
     refused = None if call.chosen is None else _refused_selection(call)
     if refused is not None:
         return refused
@@ -90,9 +92,9 @@ def _refused_numbers(call: AttentionCall) -> str | None:
     if call.layout.num_queries == 1:
         return "is no faster for a single query: use sdpa"
     if generation not in GENERATIONS:
-        return f"knows Ampere, Hopper and Blackwell, not compute capability {generation}: use flex"
+        return f"supports Ampere, Hopper and Blackwell, not compute capability {generation}: use flex"
     if call.scale <= 0:
-        return f"computes scores with a positive scale, not {call.scale}: use flex"
+        return f"needs a positive scale of the scores, not {call.scale}: use flex"
     return None
 
 
@@ -100,11 +102,11 @@ def _refused_selection(call: AttentionCall) -> str | None:
     """Return why selected keys are not computed; None: they are blocks of keys of one whole sequence."""
     chosen, layout = call.chosen, call.layout
     if chosen is None or not chosen.are_blocks:
-        return "computes of selected keys ChosenBlocks alone: use gathered"
+        return "computes selected keys only as ChosenBlocks: use gathered"
     if cast(ChosenBlocks, chosen).blocks.shape[3] > MOST_BLOCKS:
-        return f"compares a pair with up to {MOST_BLOCKS} selected blocks: use flex or gathered"
+        return f"computes at most {MOST_BLOCKS} selected blocks per query: use flex or gathered"
     if not call.tokens.is_empty or layout.is_cross or not is_expression(layout.pattern):
-        return "computes selected blocks of one whole sequence and a pattern by position: use flex or gathered"
+        return "computes selected blocks only in one whole sequence, with a pattern of positions: use flex or gathered"
     return None
 
 
@@ -118,15 +120,15 @@ def _refused_layout(call: AttentionCall) -> str | None:
         return (
             None
             if is_known
-            else f"is compiled into programs for patterns of positions alone, not {layout.pattern.kind}: use flex"
+            else f"can be compiled only for patterns of positions, not for {layout.pattern.kind}: use flex"
         )
     if call.tokens.global_mask is not None and layout.pattern.num_head_patterns > 1:
-        return "computes chosen global tokens of heads that have one pattern alone: use flex"
+        return "computes chosen global tokens only if all heads have the same pattern: use flex"
     reason = why_no_parts(layout, not call.tokens.is_empty)
     if reason is not None:
         return f"cannot compute this pattern: {reason}; use flex or blocked"
     if shares_keys(layout, not call.tokens.is_empty, layout.num_heads // inputs.num_key_heads):
-        return "computes heads that share keys together, and theirs have different patterns: use flex"
+        return "computes heads that share keys together, but these have different patterns: use flex"
     return None
 
 
@@ -142,7 +144,7 @@ def _refused_sizes(call: AttentionCall) -> str | None:
             f"{ALIGNMENT} up to {largest}: use flex or sdpa"
         )
     if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
-        return "computes windows alone on Ampere, without sinks and gradients: use flex"
+        return "computes only windows on Ampere, without sinks and gradients: use flex"
     return None
 
 
@@ -176,9 +178,9 @@ def rank(call: AttentionCall) -> int | None:
 def remark(call: AttentionCall) -> str:
     """Return what it computes."""
     if call.chosen is not None:
-        return "flash computes all tiles that hold a selected pair, which may be all that the pattern allows: by name."
+        return "flash computes all tiles that hold a selected pair, perhaps all of the pattern; auto never takes it."
     num_kernels = work_of(call.layout.fitted).num_kernels
-    return f"flash computes this by {num_kernels} kernel{'s' * (num_kernels > 1)} of FlashAttention-4."
+    return f"flash computes this with {num_kernels} kernel{'s' * (num_kernels > 1)} of FlashAttention-4."
 
 
 def computed_pairs(call: AttentionCall) -> int:

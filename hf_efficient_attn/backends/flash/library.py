@@ -58,7 +58,7 @@ def library() -> Library:
     for function, names in ((interface._flash_attn_fwd, FORWARD), (interface._flash_attn_bwd, BACKWARD)):
         missing = set(names.split()) - signature(function).parameters.keys()
         if missing:
-            raise ImportError(f"{function.__name__} of {PACKAGE} takes no {', '.join(sorted(missing))}")
+            raise ImportError(f"{function.__name__} of {PACKAGE} does not take {', '.join(sorted(missing))}")
 
     def look(tensor: Any, *indices: Any) -> Any:
         return utils.scalar_to_ssa(

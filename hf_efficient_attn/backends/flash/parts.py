@@ -294,18 +294,18 @@ def why_no_parts(layout: Layout, has_documents: bool) -> str | None:
     """Return why kernels cannot compute a layout, without a full stop; None: they can."""
     kind = layout.pattern.kind
     if has_documents and layout.is_drawn_by_document:
-        return f"{kind} is drawn anew for the length of every document"
+        return f"{kind} depends on the length of each document"
     layout = layout.fitted
     groups = layout.head_groups()
     if has_documents and len(groups) > MAX_GROUPS:
-        return f"heads have {len(groups)} patterns, and of packed or padded sequences at most {MAX_GROUPS}"
+        return f"the heads have {len(groups)} patterns, but packed or padded sequences allow at most {MAX_GROUPS}"
     parts = [Part(mask=own) for _, _, own in groups] if has_documents else listed_parts(layout)
     for part in parts:
         is_known = part.mask is None or is_expression(part.mask)
         if not is_known or (part.blocks is not None and listed_blocks(layout_with(part.blocks, layout)) is None):
             return (
-                f"{kind} looks up its keys in tables, or needs operators, that its kernels do not know; of tables they "
-                f"know up to {MOST_BLOCKS} blocks of at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
+                f"{kind} needs tables of keys, or operators, that the kernels do not support; they support tables of "
+                f"up to {MOST_BLOCKS} blocks of at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
             )
     return None
 

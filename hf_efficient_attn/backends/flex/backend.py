@@ -66,10 +66,10 @@ def _refused_selection(call: AttentionCall) -> str | None:
     if chosen is None:
         return None
     if not chosen.are_blocks:
-        return "flex leaves out whole blocks of keys, and computes of chosen keys ChosenBlocks alone: use gathered."
+        return "flex skips whole blocks of keys, so it computes selected keys only as ChosenBlocks: use gathered."
     num_read = cast(ChosenBlocks, chosen).blocks.shape[3]
     if num_read > MOST_SELECTED:
-        return f"flex compares a pair with up to {MOST_SELECTED} chosen blocks, not with {num_read}: use gathered."
+        return f"flex computes at most {MOST_SELECTED} selected blocks per query, not {num_read}: use gathered."
     if call.counts_from_other_documents:
         return (
             "flex cannot count blocks from the start of several documents of another sequence: use sdpa or "
@@ -79,7 +79,7 @@ def _refused_selection(call: AttentionCall) -> str | None:
     is_known = not call.inputs.is_compiling and call.inputs.device in BLOCK_SIZES
     num_bytes = call.inputs.batch_size * working_bytes(call) if is_known else 0
     if num_bytes > MAX_TABLE_BYTES:
-        return f"flex would make tables of chosen blocks of {num_bytes / 2**30:,.0f} GiB: use gathered."
+        return f"flex would need {num_bytes / 2**30:,.0f} GiB for tables of selected blocks: use gathered."
     return None
 
 
@@ -91,11 +91,11 @@ def _refused_inputs(call: AttentionCall) -> str | None:
     if inputs.dtype not in DTYPES:
         return f"flex computes in float32, bfloat16 and float16, not in {inputs.dtype}: use {other} or sdpa."
     if call.dropout > 0 and inputs.device == "cpu":
-        return f"flex gives no log-sum-exp on cpu, which dropout needs (it is {call.dropout}): use {other} or sdpa."
+        return f"flex returns no log-sum-exp on cpu, which dropout ({call.dropout}) needs: use {other} or sdpa."
     if inputs.device == "cpu" and inputs.needs_grad:
         return f"flex has no backward pass on cpu: use {other} or sdpa, or torch.no_grad()."
     if inputs.device == "cpu" and call.sinks is not None:
-        return f"flex gives no log-sum-exp on cpu, which sinks need: use {other}."
+        return f"flex returns no log-sum-exp on cpu, which sinks need: use {other}."
     if inputs.device == "cuda" and dim < CUDA_MIN_HEAD_DIM:
         return f"flex needs head sizes of at least {CUDA_MIN_HEAD_DIM} on cuda, not {dim}: use {other} or sdpa."
     return _refused_program(call) if inputs.is_compiling else None
@@ -103,19 +103,19 @@ def _refused_inputs(call: AttentionCall) -> str | None:
 
 def _refused_program(call: AttentionCall) -> str | None:
     if is_exporting():
-        return "flex is compiled for the device at hand and not exported: use blocked or sdpa."
+        return "flex is compiled for the current device and cannot be exported: use blocked or sdpa."
     if is_drawn(call.layout.pattern) and not is_length_known(call.layout):
         return (
-            f"flex compiles {call.layout.pattern.kind}, which is drawn for a length, for a fixed length only: use "
-            "torch.compile(..., dynamic=False), or blocked or sdpa."
+            f"flex compiles {call.layout.pattern.kind} only for a fixed length, because it depends on the length: "
+            "use torch.compile(..., dynamic=False), or blocked or sdpa."
         )
     if any(term.values.requires_grad and not is_parameter(term.values) for term in call.terms):
         # torch's trace of the backward pass loses the gradients of values that the program computes itself
-        return "flex learns no terms that a compiled program computes itself: use blocked there."
+        return "flex gives no gradients for terms that are computed in a compiled program: use blocked there."
     if call.inputs.device == "cpu" and (call.terms or call.chosen is not None or not call.tokens.is_empty):
         # with torch's compiler for CPUs, kernels cannot capture tensors that the program computes itself
         other = "blocked" if call.chosen is None else "gathered"
-        return f"flex on cpu cannot be compiled with masks, terms or chosen keys: use {other} or sdpa there."
+        return f"flex cannot be compiled on cpu with masks, terms or selected keys: use {other} or sdpa there."
     return None
 
 
@@ -128,11 +128,11 @@ def _refused_pattern(call: AttentionCall) -> str | None:
     pattern = call.layout.pattern
     if not call.tokens.is_empty and call.layout.is_drawn_by_document:
         return (
-            f"flex computes one pattern a call, and {pattern.kind} is drawn anew for the length of every document: use "
+            f"flex computes one pattern per call, but {pattern.kind} depends on the length of each document: use "
             "blocked or sdpa."
         )
     if not is_traceable(call.layout):
-        return f"flex would compile {pattern.kind} for minutes, as its rows are long: use blocked or sdpa."
+        return f"flex would compile {pattern.kind} for minutes, because its rows are long: use blocked or sdpa."
     return None
 
 
@@ -177,16 +177,16 @@ def is_only_by_name(call: AttentionCall) -> bool:
 def remark(call: AttentionCall) -> str:
     """Return why it may not be chosen."""
     if call.inputs.device == "cpu":
-        return "flex compiles a kernel for seconds at its first call; on cpu it is chosen only by name."
+        return "flex compiles a kernel for seconds at its first call; on cpu, auto never takes it."
     if call.layout.num_queries == 1:
         return "flex would list the blocks again at every step of cached decoding."
     if call.chosen is not None:
         queries, keys = BLOCK_SIZES[call.inputs.device]
-        message = (
-            f"flex computes all blocks of {keys} keys of which one of {queries} neighbouring queries has chosen any"
+        return (
+            f"flex computes each block of {keys} keys with a key that any of {queries} neighbouring queries selects, "
+            "perhaps all that the pattern allows; auto never takes it."
         )
-        return f"{message}, which may be all that the pattern allows: it is chosen by name."
-    return "flex computes whole blocks, allowed or not."
+    return "flex computes whole blocks, including pairs that are not allowed."
 
 
 def computed_pairs(call: AttentionCall) -> int:

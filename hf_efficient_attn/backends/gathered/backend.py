@@ -30,13 +30,13 @@ BYTES_PER_PAIR, NUMBERS_PER_ROW = 20, 3
 def why_not(call: AttentionCall) -> str | None:
     """Return one sentence on why this backend cannot compute a call; None: it can."""
     if call.chosen is None:
-        return "gathered computes only keys that are selected by content (chosen=...), and this call has none."
+        return "gathered computes only keys that are selected by content (chosen=...), but this call has none."
     if call.lse_needs_grad:
         return "gathered gives no gradient of the log-sum-exp: use reference, or torch.no_grad()."
     if not call.tokens.is_empty and call.layout.is_drawn_by_document:
         return (
-            f"gathered lays one pattern over all documents, and {call.layout.pattern.kind} is drawn anew for the "
-            "length of each: use sdpa or reference."
+            f"gathered uses one pattern for all documents, but {call.layout.pattern.kind} depends on the length of "
+            "each document: use sdpa or reference."
         )
     if call.counts_from_other_documents:
         return (
@@ -85,7 +85,7 @@ def rank(call: AttentionCall) -> int | None:
 
 def remark(call: AttentionCall) -> str:
     """Return what it computes."""
-    return f"gathered computes {computed_pairs(call):,} pairs in tiles of queries and keys that it gathers."
+    return f"gathered computes {computed_pairs(call):,} pairs in tiles of gathered queries and keys."
 
 
 def computed_pairs(call: AttentionCall) -> int:
