@@ -19,7 +19,7 @@ REASONS = (
     ("has full attention that could follow", "every layer is sliding, chunked, indexed or recurrent by itself"),
     ("does not use the attention interface", "does not use the attention interface, or not in every layer"),
     ("computed without its attention_pattern", "does not use the attention interface, or not in every layer"),
-    ("does not tell the attention function", "does not say how far its sliding layers read"),
+    ("does not tell the attention function", "does not say how far its sliding layers attend"),
     ("mask is not one of", "its masks are not made of positions"),
     ("none of the fields", "its config does not say how many layers it has"),
     ("joins two models", "two models in one: sparsify `model.encoder` or `model.decoder`"),
