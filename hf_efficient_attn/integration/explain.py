@@ -118,8 +118,9 @@ def saved_class(config: PreTrainedConfig) -> Any:
 def _checked_part(part: str | None, config: Any) -> str:
     if part is not None and not (part in PARTS and config.is_encoder_decoder):
         raise ConfigurationError(
-            f"part={shown(part)} is for an encoder-decoder, {' or '.join(map(repr, sorted(PARTS)))}; "
-            f"{type(config).__name__} is {'one' if config.is_encoder_decoder else 'not one. Leave part out'}."
+            f"part={shown(part)}; it must be {' or '.join(map(repr, sorted(PARTS)))}."
+            if config.is_encoder_decoder
+            else f"part={shown(part)} is only for encoder-decoders; {type(config).__name__} is not one. Leave part out."
         )
     return part or ENCODER
 

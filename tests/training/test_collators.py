@@ -357,7 +357,7 @@ def test_parts_within_each_other() -> None:
         ({"cpc_share": 0.6}, [{"text": "a"}], "at most 0.5"),
         ({}, [{"input_ids": [3]}], "remove_unused_columns=False"),
         ({}, ["a"], "An item has str and no text"),
-        ({}, [{"text": "a", "parts": [(0, 1)]}, {"text": "a"}], "Give it to all items, or to none"),
+        ({}, [{"text": "a", "parts": [(0, 1)]}, {"text": "a"}], "Give it to all items or to none"),
         ({}, [{"text": ""}, {"text": ""}], "None of the 2 texts has a token"),
     ],
 )
