@@ -339,7 +339,8 @@ def config_patterns(
     for layer in local:
         if patterns[layer] is not None:
             raise ConfigurationError(
-                f"attention_pattern has a {patterns[layer].kind} pattern for layer {layer}, whose own attention is "
+                f"attention_pattern has a {patterns[layer].kind} pattern "  # type: ignore[union-attr]
+                f"for layer {layer}, whose own attention is "
                 f"{shown(local_kind(config, layer))}, not full attention. Give None for this layer; it then keeps its "
                 "own attention."
             )

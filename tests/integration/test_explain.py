@@ -271,7 +271,7 @@ def test_the_call_of_a_model_is_the_one_that_its_layer_makes(monkeypatch: pytest
         (transformers.LlamaConfig(**LLAMA), {"num_heads": 4}, "num_heads=4 cannot be given for a LlamaConfig"),
         (transformers.LlamaConfig(**LLAMA), {"part": "decoder"}, "LlamaConfig is not one"),
         (transformers.LongformerConfig(), {}, "does not use the attention interface"),
-        (transformers.T5GemmaConfig(), {}, "T5GemmaConfig joins two models"),
+        (transformers.T5GemmaConfig(), {}, "T5GemmaConfig combines two models"),
         (torch.nn.Linear(1, 1), {}, "not Linear"),
         (5, {}, "attention_pattern is 5"),
         ("band(", {}, "band"),

@@ -62,11 +62,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"),
         "its pooler would use the first token",
     ),
-    "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
-    "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),
+    "sequence head": (lambda: sparse("SequenceClassification"), "its loss, .ForSequenceClassification., needs"),
+    "question head": (lambda: sparse("QuestionAnswering"), "its loss, .ForQuestionAnswering., needs the whole text"),
     "sequence head in-tree": (
         lambda: efficient(transformers.BertConfig(**SIZES), "AutoModelForSequenceClassification"),
-        "the loss of .ForSequenceClassification. needs the whole text",
+        "its loss, .ForSequenceClassification., needs the whole text",
     ),
     "encoder-decoder in-tree": (lambda: efficient(transformers.T5Config(**SIDES), "AutoModelForSeq2SeqLM"), "it joins"),
     "routers": (
