@@ -125,7 +125,7 @@ def test_training_resumes_in_the_middle_of_a_text(tmp_path: Path, span: str) -> 
     assert all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
     (tmp_path / "checkpoint-3" / "segment_memory_0.pt").unlink()
     model.reset_memory()
-    with pytest.raises(hea.CheckpointError, match="segment_memory_0.pt is missing"):
+    with pytest.raises(hea.CheckpointError, match="segment_memory_0.pt, one of 1 memory files .* is missing"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
