@@ -158,7 +158,7 @@ def test_caches_without_room_for_spans_are_refused() -> None:
     cache = transformers.DynamicCache()
     for layer in range(2):
         cache.update(*torch.zeros(2, 1, 4, 3, 8).unbind(0), layer)
-    with pytest.raises(hea.UnsupportedBackendError, match="keys of 4 heads"):
+    with pytest.raises(hea.UnsupportedBackendError, match="keys with 4 heads"):
         model(random_ids(1, 2), **{CACHE_ARGUMENT: cache})
     sliding = transformers.DynamicCache(config=transformers.MistralConfig(sliding_window=4, num_hidden_layers=2))
     model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})
