@@ -78,7 +78,7 @@ ROUTING = Family(
     },
     refuses={
         "halo": "routing_transformer read whole sequences",
-        "prefix": "Prefix tuning cannot give that",
+        "prefix": "Prefix tuning cannot provide this",
         **UNWRITTEN,
     },
 )

@@ -171,7 +171,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "{folder}/unknown.json"], "transformers cannot read {folder}/unknown.json"),
         (["explain", "{folder}/llama.json", "--layer", "7"], "layer=7 of LlamaModel has no attention"),
         (["explain", "{folder}/llama.json", "--causal"], "--causal is for patterns"),
-        (["explain", "{folder}/llama.json", "--heads", "4"], "num_heads=4 is given with a LlamaConfig"),
+        (["explain", "{folder}/llama.json", "--heads", "4"], "num_heads=4 cannot be given for a LlamaConfig"),
         (["convert", "{folder}/nothing", "{folder}/new"], "{folder}/nothing"),
         (["sparsify", "{folder}/nothing", "{folder}/new", "--pattern", "band(2, 0)"], "{folder}/nothing"),
         (["export-code", "{folder}/nothing"], "{folder}/nothing has no config.json"),

@@ -286,8 +286,8 @@ class PatternLayer(DynamicLayer):
             UnsupportedBackendError: always.
         """
         raise UnsupportedBackendError(
-            "PatternCache cannot take tokens back, as assisted decoding and prompt lookup do: it has dropped tokens "
-            "that the remaining ones attend to. Generate with the default cache."
+            "PatternCache cannot remove tokens again, as assisted decoding and prompt lookup need, because it has "
+            "already dropped tokens that the remaining ones attend to. Generate with the default cache."
         )
 
     def activate_past_recording(self) -> NoReturn:

@@ -61,7 +61,7 @@ def layer_request(
     if layer not in numbered:
         of_part = f" of its {part or ENCODER}" if config.get_text_config().is_encoder_decoder else ""
         raise ConfigurationError(
-            f"layer={shown(layer)} of {name} has no attention; the layers with attention{of_part} are "
+            f"layer={shown(layer)} of {name} has no attention; the layers{of_part} with attention are "
             f"{shown(sorted(numbered))}."
         )
     request = numbered[layer]
@@ -86,7 +86,7 @@ def numbered_requests(
     text_config = config.get_text_config()
     if text_config is not config and config.is_encoder_decoder:
         raise ConfigurationError(
-            f"{type(config).__name__} joins two models, each with a config of its own. Explain model.encoder or "
+            f"{type(config).__name__} combines two models, each with its own config. Explain model.encoder or "
             "model.decoder."
         )
     part = _checked_part(part, text_config)
@@ -98,8 +98,8 @@ def numbered_requests(
     requests = [each for each in requests if not each.is_cross and type(each.config) is type(text_config)]
     if not requests:
         raise UnsupportedBackendError(
-            f"Nothing is known about the attention of {name}: no trial of it can be run, or it does not call the "
-            "attention interface of transformers. Explain its pattern instead, with num_heads and head_dim."
+            f"The attention of {name} is unknown: no trial run of it is possible, or it does not use the attention "
+            "interface of transformers. Explain its pattern instead, with num_heads and head_dim."
         )
     if text_config.is_encoder_decoder:
         requests = [each for each in requests if each.part == part]
@@ -118,8 +118,9 @@ def saved_class(config: PreTrainedConfig) -> Any:
 def _checked_part(part: str | None, config: Any) -> str:
     if part is not None and not (part in PARTS and config.is_encoder_decoder):
         raise ConfigurationError(
-            f"part={shown(part)} is for an encoder-decoder, {' or '.join(map(repr, sorted(PARTS)))}; "
-            f"{type(config).__name__} is {'one' if config.is_encoder_decoder else 'not one. Leave part out'}."
+            f"part={shown(part)}; it must be {' or '.join(map(repr, sorted(PARTS)))}."
+            if config.is_encoder_decoder
+            else f"part={shown(part)} is only for encoder-decoders; {type(config).__name__} is not one. Leave part out."
         )
     return part or ENCODER
 
@@ -170,7 +171,9 @@ def _own_requests(
             silent[module.layer_idx] = refusal
     if not requests:
         raise next(iter(silent.values()))
-    notes = (f"The costs leave out {_layers(silent)}, whose attention the engine does not compute.",) if silent else ()
+    notes = (
+        (f"The costs do not include {_layers(silent)}, whose attention the engine does not compute.",) if silent else ()
+    )
     return [replace(each, notes=(*each.notes, *notes)) for each in requests]
 
 
@@ -186,8 +189,8 @@ def with_indexer(request: LayerRequest, field: dict[str, Any] | None) -> LayerRe
     what = f"An indexer with {field['num_heads']} heads of {field['head_dim']} dimensions"
     request = replace(request, sends_more=True)
     if field["stage"] == WARMUP:
-        return replace(request, notes=(*request.notes, f"{what} learns which {top_k:,} keys are worth reading."))
-    note = f"{what} chooses up to {top_k:,} keys for a query; the time of its scores is left out."
+        return replace(request, notes=(*request.notes, f"{what} learns which {top_k:,} keys to select."))
+    note = f"{what} selects up to {top_k:,} keys for each query; the time for its scores is not included."
     return replace(request, most_keys=top_k, notes=(*request.notes, note))
 
 
@@ -232,7 +235,7 @@ def _beyond(config: PreTrainedConfig, num_keys: int) -> tuple[str, ...]:
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(limit, int) or not 0 < limit < num_keys:
         return ()
-    return (f"The model has {limit:,} positions, and the sequence has {num_keys:,} tokens.",)
+    return (f"The model has {limit:,} positions, but the sequence has {num_keys:,} tokens.",)
 
 
 def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerRequest) -> tuple[str, ...]:
@@ -243,7 +246,7 @@ def _runs(model_or_config: PreTrainedModel | PreTrainedConfig, request: LayerReq
     if implementation in (None, NAME) or not request.layer_spec.is_own:
         return ()
     return (
-        f"The model now runs attn_implementation={shown(implementation)}. The table describes what it runs after "
+        f"The model now uses attn_implementation={shown(implementation)}. The table describes what it computes after "
         f'model.set_attn_implementation("{NAME}").',
     )
 
@@ -281,7 +284,9 @@ def with_all_layers(explanation: Explanation, requests: Iterable[LayerRequest], 
     try:
         return replace(explanation, all_layers=_all_layers(explanation, groups, backend))
     except EfficientAttentionError as refusal:
-        return replace(explanation, notes=(*explanation.notes, f"The cost of all layers is not known here: {refusal}"))
+        return replace(
+            explanation, notes=(*explanation.notes, f"The cost of all layers cannot be estimated: {refusal}")
+        )
 
 
 def _all_layers(explanation: Explanation, groups: list[tuple[LayerRequest, list[int]]], backend: str) -> AllLayers:
@@ -321,8 +326,8 @@ NUM_HEADS, HEAD_DIM = 8, 64
 SELF = Band(0, 0)
 DENSE_PATTERNS = (Full(), Causal())
 PARTLY_CAUSAL = (
-    "A part of the pattern is causal, but the whole pattern is not, so the cost is relative to bidirectional dense "
-    "attention. For a causal model, explain pattern.causal(), or give --causal on the command line."
+    "Part of the pattern is causal, but the whole pattern is not, so the cost is relative to bidirectional dense "
+    "attention. For a causal model, explain pattern.causal(), or use --causal on the command line."
 )
 SENDS_MORE = (
     "Processes that share a sequence exchange more in this layer than its pattern needs. The bytes are not estimated."
@@ -460,7 +465,7 @@ def _missing_positions(pattern: Pattern, num_keys: int) -> tuple[str, ...]:
     if not missing:
         return ()
     some = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
-    return (f"The pattern names the global positions {some}, which {num_keys:,} keys do not have.",)
+    return (f"The pattern has the global positions {some}, but there are only {num_keys:,} keys.",)
 
 
 def _ranks(shards: SequenceShards | None, requested: int | None) -> int | None:
@@ -484,7 +489,9 @@ def _exchange(
         return None, ()
     reason = None if request.config is None else why_whole(request.config)
     if reason is not None:
-        raise UnsupportedBackendError(f"sequence_ranks={ranks}, but this model cannot share them: {reason}")
+        raise UnsupportedBackendError(
+            f"sequence_ranks={ranks}, but processes cannot share the sequences of this model: {reason}"
+        )
     if request.sends_more:
         return None, (SENDS_MORE,)
     # selection by content takes all keys of a head, whichever are selected
@@ -497,8 +504,8 @@ def _refuse_given(what: Any, given: Mapping[str, Any]) -> None:
     name = next((name for name, value in given.items() if value is not None), None)
     if name is not None:
         raise InputError(
-            f"{name}={shown(given[name])} is given with a {type(what).__name__}, which has its own. "
-            f"Leave {name} out, or explain a pattern."
+            f"{name}={shown(given[name])} cannot be given for a {type(what).__name__}, which defines it itself. Leave "
+            f"{name} out, or explain a pattern."
         )
 
 
@@ -554,6 +561,6 @@ def _device_type(device: str | torch.device) -> str:
         return torch.device(device).type
     except RuntimeError as error:
         raise InputError(
-            f"device={shown(device)} is not one that torch knows; use 'cpu', 'cuda', or the name of a GPU: "
+            f"torch does not know device={shown(device)}; use 'cpu', 'cuda', or the name of a GPU: "
             f"{', '.join(KNOWN_GPUS)}."
         ) from error

@@ -189,8 +189,8 @@ def cache_in(options: Mapping[str, Any]) -> Any:
     in_new, in_old = (int(each.get_seq_length()) for each in (new, old))
     if in_old == 0 or 0 < in_new <= in_old:
         raise InputError(
-            f"cache and past_key_values are two names of one argument, but two caches are given, with {in_new} and "
-            f"{in_old} tokens. Pass one of them."
+            "cache and past_key_values are two names of the same argument, but two different caches are given, with "
+            f"{in_new} and {in_old} tokens. Pass only one of them."
         )
     return new if in_new else old
 

@@ -107,8 +107,8 @@ def check_pattern_requested(module: Any, part: str) -> None:
         which = f"layer {min(missing)} does not call" if requested else "none of its layers calls"
         raise UnsupportedBackendError(
             f"{type(module).__name__} has computed without its attention_pattern: {which} the attention interface of "
-            "transformers with it. Do without the library that has replaced its attention, or remove the pattern "
-            "with sparsify(model, None)."
+            "transformers. Do not use the library that replaces its attention, or remove the pattern with "
+            "sparsify(model, None)."
         )
     module.__dict__[FOLLOWED] = spec
 
@@ -193,9 +193,10 @@ def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
     base = model.__dict__.get(BASE)
     if base and torch.is_grad_enabled() and is_adapted(model, inputs):
         warn_once(
-            f"An adapter that is trained on this model will name {base} as its base, where this pattern is not saved: "
-            "who loads it by that name gets the base's own attention. Save the sparsified model (save_pretrained), and "
-            "train from that folder; or sparsify the base again wherever the adapter is loaded."
+            f"An adapter that is trained on this model will name {base} as its base model, which is saved without "
+            "this pattern: loading it by that name gives the base model's own attention. Save the sparsified model "
+            "(save_pretrained) and train from that folder, or sparsify the base model again wherever the adapter is "
+            "loaded."
         )
 
 
@@ -347,8 +348,8 @@ def leave_forward(model: Any, is_marked: bool) -> None:
         model.__dict__[TAKES_MARKED] = spec
     elif model.__dict__.get(TAKES_MARKED) is not spec and getattr(model, PART, None) != DECODER:
         raise InputError(
-            f"{MARKED} changes nothing in this {type(model).__name__}: it does not pass it on to layers that follow "
-            "attention_pattern. Leave it out, and give the positions in the pattern, band(...) | global(...)."
+            f"{MARKED} has no effect in this {type(model).__name__}, which does not pass it on to layers that follow "
+            "attention_pattern. Leave it out, and write the positions into the pattern: band(...) | global(...)."
         )
 
 

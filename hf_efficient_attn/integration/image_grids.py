@@ -20,9 +20,9 @@ PIXELS = ("pixel_values", "pixel_values_videos")
 GRIDS = "_grid_shapes"
 # model types with another order of tokens → the end of a message that says so
 OTHER_TOKENS = {
-    "llama4_vision_model": "has its class token behind its patches",
-    "vit_mae": "leaves out masked patches and shuffles the others",
-    "vjepa2": "reads patches of two kinds in its predictor",
+    "llama4_vision_model": "has its class token after its patches",
+    "vit_mae": "drops masked patches and shuffles the others",
+    "vjepa2": "has two kinds of patches in its predictor",
 }
 
 
@@ -44,17 +44,16 @@ def check_images(model: Any, inputs: tuple[Any, ...], options: Mapping[str, Any]
     reason = other_tokens(model.config, names, given, pixels)
     if reason is not None:
         raise InputError(
-            f"{type(model).__name__} {reason}, so a grid in attention_pattern would connect wrong patches. "
-            "Give it a pattern without a grid."
+            f"{type(model).__name__} {reason}, so a grid in attention_pattern would connect the wrong patches. Give "
+            "it a pattern without a grid."
         )
     shape = () if pixels is None else num_patches(model.config, pixels)
     for grid in grids:
         if shape and fills(grid, shape) and not agree(grid, shape):
             has, wanted = written_shape(shape), written_shape(grid)
             raise InputError(
-                f"The input has {has} patches, but attention_pattern has a grid of {wanted}, which would connect "
-                f"wrong patches. Give images of {wanted} patches, or sparsify the model with a grid of "
-                f"{has}."
+                f"The input has {has} patches, but attention_pattern has a grid of {wanted}, which would connect the "
+                f"wrong patches. Pass images of {wanted} patches, or sparsify the model with a grid of {has}."
             )
 
 
@@ -73,12 +72,12 @@ def other_tokens(config: Any, names: Sequence[str], given: Mapping[str, Any], pi
     if getattr(config, "num_windows", 1) > 1:
         return f"orders its patches by windows (num_windows={config.num_windows})"
     if getattr(config, "num_detection_tokens", 0):
-        return f"has {config.num_detection_tokens} tokens behind its patches (num_detection_tokens)"
+        return f"has {config.num_detection_tokens} tokens after its patches (num_detection_tokens)"
     if config.model_type == "videomae" and given.get("bool_masked_pos") is not None:
-        return "leaves out masked patches"
+        return "drops masked patches"
     # flattened patches of several images (Qwen2-VL) or of one image (SigLIP 2)
     if "grid_thw" in names or (pixels is not None and pixels.dim() < 4):
-        return "takes patches one by one, in an order of its own"
+        return "takes single patches, in its own order"
     return OTHER_TOKENS.get(config.model_type)
 
 

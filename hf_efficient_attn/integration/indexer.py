@@ -343,8 +343,8 @@ def indexed_selected_keys(
     states: IndexStates = options[STATES]
     if states.keys.shape[1] != key.shape[2]:
         raise InputError(
-            f"There are {key.shape[2]} keys, but the indexer knows {states.keys.shape[1]} of them: the others were "
-            "cached before index_stage turned the indexer on. Give an empty cache."
+            f"The indexer knows only {states.keys.shape[1]} of {key.shape[2]} keys: the others were cached before "
+            "index_stage turned the indexer on. Pass an empty cache."
         )
     needs_tokens = states.stage == SPARSE or options.get(RECALLS) is not None
     listed = selected_tokens(states, tokens, query_offset) if needs_tokens else None
@@ -358,12 +358,12 @@ def check_layer(
     """Raise UnsupportedBackendError if a layer's scores or masks are not what its indexer learns from."""
     if options.get(STATES) is None:
         raise UnsupportedBackendError(
-            f"{type(module).__name__} has an indexer (hea.index), but its attention did not get the keys that the "
+            f"{type(module).__name__} has an indexer (hea.index), but its attention did not receive the keys that the "
             "indexer selects."
         )
     found = [name for name in OTHER_SCORES if options.get(name) is not None]
     if matrix is not None:
-        found.append("a mask over all pairs")
+        found.append("a mask matrix")
     if not layer_spec.is_own and layer_spec.pattern != Causal():
         found.append("an attention_pattern")
     if tokens.global_mask is not None:

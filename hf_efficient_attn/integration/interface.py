@@ -180,7 +180,7 @@ def check_lengths(module: nn.Module, layer_spec: LayerPattern, num_queries: int,
     """Raise UnsupportedBackendError if queries and keys differ in number in a bidirectional layer with a pattern."""
     if not layer_spec.is_own and num_queries != num_keys and not layer_spec.is_causal:
         raise UnsupportedBackendError(
-            f"{type(module).__name__} has {num_queries} queries and {num_keys} keys, but no causal attention: "
-            "attention_pattern is not defined for such calls (prefix tuning of an encoder, cross-attention of an "
-            "unknown kind). Remove attention_pattern with sparsify(model, None)."
+            f"{type(module).__name__} has {num_queries} queries and {num_keys} keys in bidirectional attention, for "
+            "which attention_pattern is not defined (prefix tuning of an encoder, cross-attention of an unknown "
+            "kind). Remove attention_pattern with sparsify(model, None)."
         )

@@ -32,8 +32,8 @@ def warn_of_lonely(pattern: Pattern, causal: Pattern) -> None:
     for head, left in zip(*forms, strict=True):
         if head != left and left.decoding_reach() == NOTHING_BEFORE and left.num_keys_of(0, 1):
             warn_once(
-                f"attention_pattern has {shown(head)}, which reads no tokens before the query, and causal layers read "
-                "none after it: every token reads itself alone. Give it tokens before the query, such as Band(256, 0)."
+                f"attention_pattern has {shown(head)}, which allows no tokens before the query, and causal layers "
+                "allow none after it: every token attends only to itself. Include earlier tokens, as in Band(256, 0)."
             )
 
 
@@ -155,7 +155,7 @@ def direction(module: nn.Module, options: Mapping[str, Any], attention_mask: Ten
         # bidirectional attention in a decoder is cross-attention
         return CROSS if part_of(module) == DECODER else BIDIRECTIONAL
     if flag is None and attention_mask is None:
-        _refuse(module, "gets no mask and has no is_causal, so that nothing says whether it may read ahead")
+        _refuse(module, "has neither a mask nor is_causal, so it is unknown whether it may attend to later tokens")
     return CAUSAL if flag else None
 
 
@@ -219,8 +219,8 @@ def refuse_ambiguous_matrix(module: nn.Module, attention_mask: Tensor | None) ->
     decoder = spec.get(DECODER) if isinstance(spec, Mapping) else None
     if is_matrix and decoder is not None and not is_named_cross(module):
         raise UnsupportedBackendError(
-            f"{type(module).__name__} gets a mask matrix, and nothing says whether it belongs to self-attention or to "
-            "cross-attention, so its attention_pattern cannot be applied. Pass masks of two dimensions."
+            f"{type(module).__name__} gets a mask matrix, and it is unknown whether it belongs to self-attention or "
+            "to cross-attention, so its attention_pattern cannot be applied. Pass masks of two dimensions."
         )
 
 
@@ -244,8 +244,8 @@ def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any],
     window = options.get("sliding_window", getattr(module, "sliding_window", None) if is_sliding else None)
     if window is None and is_sliding:
         raise UnsupportedBackendError(
-            f"{type(module).__name__}, layer {layer}, has sliding attention but does not tell the attention function "
-            'its window. attn_implementation="efficient" cannot compute this model; use "sdpa".'
+            f"{type(module).__name__}, layer {layer}, has sliding attention but does not pass its window to the "
+            'attention function. attn_implementation="efficient" cannot compute this model; use "sdpa".'
         )
     declared = getattr(module.config, "sliding_window", None)
     if window is not None and declared is not None and not is_causal:
@@ -293,8 +293,8 @@ def read_pattern(module: nn.Module, is_causal: bool) -> tuple[Any, bool, Pattern
     layer = getattr(module, "layer_idx", None)
     if patterns is not None and (layer or 0) >= len(patterns):
         raise ConfigurationError(
-            f"{type(module).__name__} is layer {layer} of its {part}, but by the fields of {type(config).__name__} "
-            f"there are {len(patterns)} layers, so attention_pattern has none for it. Correct the number of layers."
+            f"{type(module).__name__} is layer {layer} of its {part}, but {type(config).__name__} says that there are "
+            f"{len(patterns)} layers, so attention_pattern has no entry for it. Correct the number of layers."
         )
     patterns = patterns or (None,)
     if layer is None and len(set(patterns)) > 1:
@@ -340,8 +340,9 @@ def config_patterns(
         if patterns[layer] is not None:
             raise ConfigurationError(
                 f"attention_pattern has a {patterns[layer].kind} pattern "  # type: ignore[union-attr]
-                f"for layer {layer}, but the layer's own attention is {shown(local_kind(config, layer))}. Give None "
-                "for this layer; None keeps its own attention."
+                f"for layer {layer}, whose own attention is "
+                f"{shown(local_kind(config, layer))}, not full attention. Give None for this layer; it then keeps its "
+                "own attention."
             )
     return patterns
 
@@ -351,8 +352,8 @@ def refuse_two_axes(patterns: tuple[Pattern | None, ...]) -> None:
     for pattern in patterns:
         if pattern is not None and pattern.needs_two_axes:
             raise ConfigurationError(
-                "attention_pattern is for self-attention, where keys are tokens, but it holds CompressedKeys, where "
-                f"each key stands for several tokens: {shown(pattern)}. Leave CompressedKeys out here; "
+                "attention_pattern is for self-attention, in which every key is a token, but it has CompressedKeys, "
+                f"in which a key stands for several tokens: {shown(pattern)}. Leave CompressedKeys out here; "
                 "attention(..., cross=True) takes it."
             )
 
@@ -360,13 +361,13 @@ def refuse_two_axes(patterns: tuple[Pattern | None, ...]) -> None:
 def no_layer_left(config: Any, num_layers: int) -> str:
     """Return the error message for a model without full attention in any layer, with advice."""
     kinds = {str(local_kind(config, layer)) for layer in range(num_layers)}
-    message = f"None of the {num_layers} layers of this {type(config).__name__} has full attention that could follow "
-    message += f"attention_pattern; they are {', '.join(sorted(kinds))}. "
+    message = f"None of the {num_layers} layers of this {type(config).__name__} has full attention, which "
+    message += f"attention_pattern could replace; they have {', '.join(sorted(kinds))}. "
     if not kinds <= {"sliding_attention", "chunked_attention"}:
-        return message + "Sparsify a model with layers of full attention."
+        return message + "Sparsify a model that has layers with full attention."
     if getattr(config, "layer_types", None) is not None:
-        return message + f'Set entries of config.layer_types to "{FULL_ATTENTION}" for layers that should follow it.'
-    return message + "Set config.sliding_window to None for a model that should follow it instead."
+        return message + f'Set config.layer_types to "{FULL_ATTENTION}" for the layers that should follow it.'
+    return message + "If they should follow it, set config.sliding_window to None."
 
 
 def is_by_part(spec: Any) -> bool:
@@ -392,8 +393,8 @@ def num_layers(config: Any, part: str) -> int:
         if count is not None:
             return int(count)
     raise ConfigurationError(
-        f"{type(config).__name__} has none of the fields {', '.join(names)}, so attention_pattern cannot be given to "
-        "its layers. Call sparsify on the part of the model whose config has them."
+        f"{type(config).__name__} has none of the fields {', '.join(names)}, so the number of its layers is unknown. "
+        "Call sparsify on the part of the model whose config has one of them."
     )
 
 

@@ -106,9 +106,10 @@ def _tokens(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 NOT_EXPRESSIBLE = (
-    "This model's mask is not one of causal, bidirectional, sliding, chunked or packed attention with padding: it lets "
-    "tokens read tokens that a pattern of positions cannot name (image tokens, prefixes, ...). The efficient attention "
-    "cannot compute it: load the model with attn_implementation='sdpa' and without attention_pattern."
+    "This model's mask is not one of causal, bidirectional, sliding, chunked or packed attention with padding: it "
+    "allows pairs that no pattern by position describes (image tokens, prefixes, ...). "
+    "attn_implementation=\"efficient\" cannot compute it: load the model with attn_implementation='sdpa' and without "
+    "attention_pattern."
 )
 
 
@@ -282,7 +283,7 @@ def key_padding(
     if not torch.compiler.is_compiling() and attention_mask.shape[0] != batch_size:
         raise InputError(
             f"attention_mask has shape {list(attention_mask.shape)}, but the batch has {batch_size} rows. Pass a mask "
-            "of one row for each."
+            "with one row for each of them."
         )
     if isinstance(q_offset, int) and q_length and attention_mask.shape[1] < q_offset + q_length:
         raise InputError(

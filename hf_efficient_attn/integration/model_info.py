@@ -40,8 +40,10 @@ def check_class(model_class: Any, config: PreTrainedConfig) -> None:
 def other_way(config: PreTrainedConfig) -> str:
     """Return the advice for a model that cannot be sparsified, as a sentence."""
     if config.model_type in CONVERTED:
-        return "It is sparse by itself: hf_efficient_attn.convert(model) makes a model of it that follows patterns."
-    return "model_cards/engine.md lists models that do."
+        return (
+            "Its own attention is sparse: hf_efficient_attn.convert(model) makes a model that follows patterns from it."
+        )
+    return "model_cards/engine.md lists models that can follow a pattern."
 
 
 def check_home(config: PreTrainedConfig) -> None:
@@ -49,8 +51,9 @@ def check_home(config: PreTrainedConfig) -> None:
     text_config = config.get_text_config()
     if text_config is not config:
         raise ConfigurationError(
-            f"attention_pattern is in {type(config).__name__}, but layers look for it in the config of their part, "
-            f"{type(text_config).__name__}, and would ignore it. Delete it, and call sparsify(model, pattern)."
+            f"attention_pattern is in {type(config).__name__}, but layers look for it in "
+            f"{type(text_config).__name__}, the config of their part of the model, and would ignore it. Delete it, "
+            "and call sparsify(model, pattern)."
         )
 
 
@@ -68,7 +71,7 @@ def checked_pattern(pattern: Any, config: PreTrainedConfig) -> Any:
         )
     if text_config is not config and config.is_encoder_decoder:
         raise ConfigurationError(
-            f"{type(config).__name__} joins two models, each with a config of its own. Call sparsify on model.encoder "
+            f"{type(config).__name__} combines two models, each with its own config. Call sparsify on model.encoder "
             "or model.decoder."
         )
     return checked_spec(pattern, text_config)
@@ -109,9 +112,9 @@ def warn_of_parts(position_ids: Tensor, implementation: str) -> None:
     parts = position_ids.unflatten(1, (shard[1], -1))
     if bool((parts == torch.arange(parts.shape[2], device=parts.device)).all()):
         warn_once(
-            "Under the sequence parallelism of DeepSpeed (Ulysses), position_ids restart exactly where the part of "
-            "each process begins, as in a model that was called without any: every part counts as a document of its "
-            "own. If texts continue from part to part, pass each process the position_ids of its part, as "
+            "With the sequence parallelism of DeepSpeed (Ulysses), position_ids restart exactly where the part of "
+            "each process begins, as they do if none are passed: every part is treated as a separate document. If "
+            "texts continue from part to part, pass each process the position_ids of its part, as "
             "UlyssesSPDataLoaderAdapter does."
         )
 
@@ -122,9 +125,9 @@ def refuse_lost_padding(table: Tensor, implementation: str) -> None:
         return
     if bool((on_host(table)[:, 0, 0] == 0).any()):
         raise UnsupportedBackendError(
-            f"Another library has replaced the attention function {shown(implementation)} (DeepSpeed Ulysses does), "
-            "and its calls have no masks, so tokens would attend to padding. Pass texts without padding and "
-            "without attention_mask, packed with position_ids that restart with every document."
+            f"Another library has replaced the attention function {shown(implementation)} (as DeepSpeed Ulysses does) "
+            "and passes it no masks, so tokens would attend to padding. Pass texts without padding and without "
+            "attention_mask, packed with position_ids that restart with every document."
         )
 
 
@@ -137,9 +140,9 @@ def refuse_overridden(implementation: str | None, model: str) -> None:
         return
     raise UnsupportedBackendError(
         f"Another library has replaced the attention function {shown(implementation)}, as the sequence parallelism of "
-        f"DeepSpeed (Ulysses) does, but {model} computes more from its tokens than that function exchanges: every "
-        "process would use only its own part of the text. Use hea.shard_sequence, if it takes this model, "
-        "data parallelism (DDP, FSDP), or a sparsified model of transformers."
+        f"DeepSpeed (Ulysses) does, but {model} needs more from other tokens than that function exchanges: every "
+        "process would use only its own part of the text. Use hea.shard_sequence, if it takes this model, data "
+        "parallelism (DDP, FSDP), or a sparsified model of transformers."
     )
 
 
@@ -173,10 +176,10 @@ def head_range(module: nn.Module, pattern: Pattern, num_heads: int) -> HeadRange
         if declared == num_shards * num_within * num_heads:
             return (rank * num_within + rank_within) * num_heads, declared
     raise UnsupportedBackendError(
-        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and its "
-        f"parameters do not tell which, but the pattern ({pattern.kind}) differs from head to head. Use the "
-        "tensor parallelism of transformers or DeepSpeed's Ulysses, with a number of processes that divides the heads, "
-        "or a pattern that is the same for all heads."
+        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads in this process, "
+        f"and its parameters do not show which, but the pattern ({pattern.kind}) differs from head to head. Use the "
+        "tensor parallelism of transformers or DeepSpeed's Ulysses, with a number of processes that divides the "
+        "heads, or a pattern that is the same for all heads."
     )
 
 
@@ -230,7 +233,7 @@ def head_group(module: nn.Module, num_heads: int) -> Any:
         if declared == mesh.size(dimension) * num_heads:
             return mesh.get_group(dimension)
     raise UnsupportedBackendError(
-        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads here, and its "
-        "parameters do not tell which processes compute the others, but its indexer (hea.index) learns from all heads. "
-        "Use the tensor parallelism of transformers, with a number of processes that divides the heads."
+        f"{type(module).__name__} computes {num_heads} of {declared or 'an unknown number of'} heads in this process, "
+        "and its parameters do not show which processes compute the others, but its indexer (hea.index) learns from "
+        "all heads. Use the tensor parallelism of transformers, with a number of processes that divides the heads."
     )

@@ -100,7 +100,7 @@ def _check_ends(ends: list[Tensor], batch_size: int, tokens: int) -> None:
     if not is_whole or bool((first.diff() < 0).any()) or not torch.equal(first, last.to(first)):
         raise InputError(
             f"cu_seq_lens_q={_shortened(first)} and cu_seq_lens_k={_shortened(last)} must be equal, begin with 0, "
-            f"ascend and end with the number of tokens, {tokens}: they say where documents end."
+            f"ascend, and end with the number of tokens, {tokens}: they are the ends of the documents."
         )
 
 
@@ -124,16 +124,16 @@ def parsed_positions(
         return position_ids
     if not isinstance(past_tokens, int) or past_tokens:
         raise InputError(
-            "cu_seq_lens_q and seq_idx say where the documents among the new tokens begin, but nothing about the "
-            "cached tokens. Leave them out while generating, or pass the whole text without a cache."
+            "cu_seq_lens_q and seq_idx say where documents begin among the new tokens, but not among the cached "
+            "tokens. Leave them out while generating, or pass the whole text without a cache."
         )
     if position_ids is None:
         index = torch.arange(tokens, device=starts.device)[None]
         return index - torch.where(starts, index, 0).cummax(1).values
     if not is_tracing(starts) and bool((starts & ~position_starts(position_ids)).any()):
         raise InputError(
-            "cu_seq_lens_q or seq_idx begin documents where position_ids do not restart. Restart position_ids with "
-            "every document, or leave them out."
+            "cu_seq_lens_q or seq_idx begin a document where position_ids do not restart. Restart position_ids with "
+            "every document, or leave position_ids out."
         )
     return position_ids
 
@@ -148,10 +148,10 @@ def warn_of_unseen_documents(config: Any) -> None:
         return
     _mixing[config] = True
     message = (
-        f"position_ids restart within an example of this model ({type(config).__name__}), as those of packed documents "
-        "do, but they do not separate documents after cached tokens, with a cache or an attention_mask, or in a model "
-        "whose masks ignore position_ids: these documents read each other. Pass seq_idx with them, the number of each "
-        "token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k; and nothing cached."
+        f"position_ids restart within an example of this model ({type(config).__name__}), as in packed documents, but "
+        "the documents attend to each other, because position_ids do not separate them after cached tokens, with a "
+        "cache or an attention_mask, or in a model whose masks ignore position_ids. Also pass seq_idx, the number of "
+        "each token's document, [batch, tokens], or cu_seq_lens_q and cu_seq_lens_k, without cached tokens."
     )
     # without the registry of `warnings.warn`, which would show each text only once per process
     warnings.warn_explicit(message, UserWarning, __file__, 0, module=__name__)
@@ -198,8 +198,8 @@ def with_parsed_documents(
             warn_of_parts(positions, NAME)
     elif query.shape[2] != key.shape[2] or (attention_mask is not None and not is_table(attention_mask)):
         raise InputError(
-            f"cu_seq_lens_q or seq_idx say where documents begin, but there are {query.shape[2]} queries and "
-            f"{key.shape[2]} keys, or a mask that is a matrix. Pass them without a cache and without such a mask."
+            f"cu_seq_lens_q and seq_idx cannot say where documents begin for {query.shape[2]} queries and "
+            f"{key.shape[2]} keys, or with a mask matrix. Pass them without a cache and without such a mask."
         )
     elif not has_relative_positions(module, options):
         _require_restarts(module, starts, options, query)
@@ -240,8 +240,8 @@ def with_marked_tokens(
             "processes share the texts" if layer_spec.shards is not None else f"they follow {shown(layer_spec.pattern)}"
         )
         raise InputError(
-            f"Layers of a sparsified model cannot use {MARKED} where {what}. Leave it out, and give the positions "
-            "in a pattern by position, band(...) | global(...)."
+            f"Layers of a sparsified model cannot use {MARKED} if {what}. Leave it out, and write the positions into "
+            "a pattern by position: band(...) | global(...)."
         )
     num_keys = key.shape[2]
     known: Any = num_keys if query_offset is None else query_offset + query.shape[2]
@@ -270,11 +270,10 @@ def _require_restarts(module: nn.Module, starts: Tensor, options: Mapping[str, A
         return
     positions = _positions(options, query, given_positions(module.config))
     problem = (
-        "cu_seq_lens_q or seq_idx begin documents, but the position_ids that reach this "
-        f"{type(module).__name__} {'do not restart there' if positions is not None else 'are unknown'}, and nothing "
-        "says that its positions are relative. Pass position_ids that restart with every document. A model that does "
-        "not pass them on to its layers can pack by these position_ids alone, with use_cache=False and without "
-        "attention_mask, cu_seq_lens and seq_idx."
+        f"cu_seq_lens_q or seq_idx begin documents, but the position_ids that reach this {type(module).__name__} "
+        f"{'do not restart there' if positions is not None else 'are unknown'}, and its positions may be absolute. "
+        "Pass position_ids that restart with every document. If the model does not pass them on to its layers, pack "
+        "by position_ids only: with use_cache=False and without attention_mask, cu_seq_lens and seq_idx."
     )
     if positions is None:
         raise InputError(problem)

@@ -18,8 +18,8 @@ from hf_efficient_attn.patterns.pattern import DecodingReach, Pattern
 
 # a shorter message than in eager mode, because a compiler cannot trace the comparison of the layers
 OTHER_PATTERN = (
-    "This PatternCache was made for a model with another attention_pattern than the compiled one that computes. Make a "
-    "new PatternCache(model)."
+    "This PatternCache was made for another attention_pattern than that of the compiled model. Make a new "
+    "PatternCache(model)."
 )
 
 
@@ -114,8 +114,8 @@ class PatternCache(Cache):
         num_bounded = sum(map(is_bounded, layers))
         if growing and num_bounded:
             warn_once(
-                f"This PatternCache bounds {num_bounded} of {len(layers)} layers. Others, such as layer {growing[0]}, "
-                "read the whole text and keep all of its keys: memory grows with the text."
+                f"This PatternCache bounds {num_bounded} of {len(layers)} layers. The others, such as layer "
+                f"{growing[0]}, attend to the whole text and keep all of its keys: memory grows with the text."
             )
 
     def __repr__(self) -> str:
@@ -153,25 +153,29 @@ class PatternCache(Cache):
             return
         if self.rope is not None and self.rope != rope_of(text_config):
             raise ConfigurationError(
-                'This PatternCache(positions="cache") was made for a model with another RoPE, '
-                f"{shown(self.rope)}, and not for {shown(rope_of(text_config))}. Make one from the model that computes."
+                f'This PatternCache(positions="cache") was made for a model with the RoPE {shown(self.rope)}, but '
+                f"this model has {shown(rope_of(text_config))}. Make a new one from this model."
             )
         if spec is self.checked_spec:
             return
         wanted = () if spec is None else readable_per_layer(text_config)
         if len(wanted) > len(self.layers):
             raise ConfigurationError(
-                f"This PatternCache has {len(self.layers)} layers, but the model that computes has {len(wanted)}. Make "
-                "a new PatternCache(model)."
+                f"This PatternCache has {len(self.layers)} layers, but the model has {len(wanted)}. Make a new "
+                "PatternCache(model)."
             )
         for layer, kept in enumerate(self.layers):
             if isinstance(kept, PatternLayer):
                 num_first, left = (wanted[layer] if layer < len(wanted) else None) or (0, None)
                 if left is None or left > kept.left or num_first > kept.num_first:
-                    reads = "all tokens" if left is None else f"{num_first} first tokens and {left} before a token"
+                    reads = (
+                        "all tokens"
+                        if left is None
+                        else f"the first {num_first} tokens and the {left} before the query"
+                    )
                     raise ConfigurationError(
-                        f"This PatternCache keeps {kept.num_first} first tokens and {kept.left} before a token for "
-                        f"layer {layer}, but the model's layer attends to {reads}. Make a new "
+                        f"In layer {layer}, this PatternCache keeps the first {kept.num_first} tokens and the "
+                        f"{kept.left} before the query, but the model attends to {reads}. Make a new "
                         "PatternCache(model)."
                     )
         self.checked_spec = spec
@@ -187,10 +191,10 @@ class PatternCache(Cache):
         layer = self.layers[layer_idx]
         if not self.is_followed and isinstance(layer, PatternLayer) and layer.has_dropped:
             raise UnsupportedBackendError(
-                f"This PatternCache has seen {layer.get_seq_length()} tokens in layer {layer_idx} and kept those of a "
-                f"pattern. The model that calls it now does not have attn_implementation={shown(NAME)}, or has an "
-                "attention_mask that is a matrix, and would take the kept tokens for the whole text. Give a model "
-                "without a pattern another cache; call the model of this cache with a padding mask or without a mask."
+                f"This PatternCache has seen {layer.get_seq_length()} tokens in layer {layer_idx} and kept only those "
+                f"of a pattern. The model that uses it now does not have attn_implementation={shown(NAME)}, or got a "
+                "mask matrix, and would treat the kept tokens as the whole text. Use another cache for a model "
+                "without a pattern; call the model of this cache with a padding mask or without a mask."
             )
         if layer_idx == len(self.layers) - 1:
             # reset here too, because a model that gets its mask as a matrix does not call get_mask_sizes
@@ -259,13 +263,14 @@ def checked_text_config(config: Any) -> Any:
     if spec is None and getattr(text_config, "span", None) is not None:
         raise ConfigurationError(
             f"PatternCache is for models with an attention_pattern; the heads of this {type(text_config).__name__} "
-            f"have span={shown(text_config.span)}. Call generate without a cache: the one that it makes "
-            "itself keeps only what the spans reach."
+            f"have span={shown(text_config.span)}. Call generate without a cache: it then makes one that keeps only "
+            "the tokens within the spans."
         )
     if spec is None and has_indexer(text_config):
         raise ConfigurationError(
             f"PatternCache is for models with an attention_pattern; the indexers of this {type(text_config).__name__} "
-            "select among all keys. Call generate without a cache: the one that it makes itself keeps their keys, too."
+            "select among all keys. Call generate without a cache: it then makes one that also keeps the keys of the "
+            "indexers."
         )
     if spec is None or text_config._attn_implementation != NAME:
         raise ConfigurationError(
@@ -276,7 +281,7 @@ def checked_text_config(config: Any) -> Any:
         )
     if getattr(text_config, "is_encoder_decoder", False):
         raise ConfigurationError(
-            "PatternCache is for decoders without an encoder. This model is an encoder-decoder; use the default cache."
+            "PatternCache is for decoder-only models, but this model is an encoder-decoder. Use the default cache."
         )
     return text_config
 
@@ -301,8 +306,8 @@ def readable_tokens(pattern: Pattern) -> DecodingReach:
     if reach is None:
         other = next((atom for atom in pattern.atoms() if atom.decoding_reach() is None), pattern)
         raise ConfigurationError(
-            f"PatternCache keeps a band and first tokens, but attention_pattern has {shown(other)}. Generate with the "
-            "default cache, which keeps all tokens."
+            f"PatternCache can keep only a band and first tokens, but attention_pattern has {shown(other)}. Generate "
+            "with the default cache, which keeps all tokens."
         )
     return reach
 

@@ -8,33 +8,34 @@ same. For models and configs without a pattern, these methods give the same resu
 # the method of transformers → why it is replaced
 REPLACED: dict[str, str] = {
     "PreTrainedModel.__init__": (
-        "Every model that is built or loaded goes through it: those on attn_implementation='efficient' get the hooks "
-        "by which a model that cannot follow its pattern is refused (integration/guard.py)."
+        "Every model that is built or loaded calls it: models on attn_implementation='efficient' get the hooks that "
+        "refuse a model that cannot follow its pattern (integration/guard.py)."
     ),
-    "PreTrainedModel.set_attn_implementation": "Models that exist are put on 'efficient' by it (integration/guard.py).",
+    "PreTrainedModel.set_attn_implementation": "It switches an existing model to 'efficient' (integration/guard.py).",
     "PreTrainedModel.post_init": (
-        "The last step before weights are loaded: models whose config has indexers get them "
+        "It is the last step before weights are loaded: models whose config has indexers get them "
         "(models/indexed/index_model.py)."
     ),
     "PreTrainedModel.from_pretrained": (
-        "It makes all weights learn, also those that do not in the stage of an indexer (models/indexed/index_model.py)."
+        "It makes all weights trainable, also those that are frozen in the stage of an indexer "
+        "(models/indexed/index_model.py)."
     ),
     "PreTrainedConfig.to_dict": (
-        "All that saves a config calls it. transformers never writes attn_implementation, without which a saved model "
-        "would be loaded with its pattern ignored (integration/saving.py)."
+        "All code that saves a config calls it. transformers never saves attn_implementation, and without it a saved "
+        "model would be loaded with its pattern ignored (integration/saving.py)."
     ),
     "PreTrainedConfig._attn_implementation": (
-        "The saved name, which transformers refuses where this package is not imported, is read as 'efficient' "
+        "The saved name, which transformers refuses if this package is not imported, becomes 'efficient' again "
         "(integration/saving.py)."
     ),
-    "PreTrainedConfig._experts_implementation": "The same name is saved here and read as nothing said.",
+    "PreTrainedConfig._experts_implementation": "The same name is saved here, and ignored when it is loaded.",
     "PreTrainedConfig.to_json_file": (
-        "Models, Trainer and PEFT all write config.json by it: the file that imports this package, or the copy of its "
-        "sources, is placed beside it (hub/config_saving.py)."
+        "Models, Trainer and PEFT all write config.json with it: the file that imports this package, or the copy of "
+        "its sources, is saved next to it (hub/config_saving.py)."
     ),
     "CallbackHandler.on_push_begin": (
-        "Trainer pushes a copy of a checkpoint's config without the code beside it. A default callback would do, but "
-        "the list of these is in transformers.trainer, whose import takes seconds (hub/saving.py)."
+        "Trainer pushes a copy of a checkpoint's config without the code next to it. A default callback would be "
+        "enough, but the list of these is in transformers.trainer, whose import takes seconds (hub/saving.py)."
     ),
     "_LazyModule.__getattr__": (
         "`transformers serve` and others find the classes of saved `architectures` as attributes of transformers "

@@ -70,7 +70,7 @@ class Sparsified:
     def is_backend_compatible(cls) -> NoReturn:
         """Raise UnsupportedBackendError: engines that call this would replace the attention and drop the pattern."""
         raise UnsupportedBackendError(
-            "This model follows an attention_pattern. An engine with attention of its own (vLLM, SGLang) would compute "
+            "This model follows an attention_pattern. An engine with its own attention (vLLM, SGLang) would compute "
             "full attention instead. Serve it with `transformers serve --trust-remote-code`, or remove the pattern "
             "with sparsify(model, None)."
         )

@@ -76,13 +76,13 @@ def refuse_other_starts(module: nn.Module, tokens: TokenMask) -> None:
         if bool((begins if known is None else begins & known[:, 1:] & known[:, :-1]).any()):
             raise UnsupportedBackendError(
                 f"{type(module).__name__} counts blocks of keys from the first slot of a row, also in later documents "
-                "of a packed row, so packing would change the selected blocks. Give each document a row of its own."
+                "of a packed row, so packing would change the selected blocks. Put each document into its own row."
             )
     if known is not None and bool((~known[:, :-1] & known[:, 1:]).any()):
         raise UnsupportedBackendError(
             f"{type(module).__name__} counts blocks of keys from the first slot and may select blocks of padding, so "
-            "padding on the left changes the keys of other tokens, also in its own code. Pad on the "
-            "right (tokenizer.padding_side = 'right'), or give texts of one length."
+            "padding on the left changes the selected keys, also in transformers' own code. Pad on the right "
+            "(tokenizer.padding_side = 'right'), or pass texts of one length."
         )
 
 

@@ -128,8 +128,8 @@ class StreamingLayer(PatternLayer):
         if torch.compiler.is_compiling():
             raise UnsupportedBackendError(
                 f'PatternCache(positions="cache") cannot be compiled for {num_new} new tokens, because some of them '
-                "no longer attend to all tokens before them. Compile the steps of one token, and call the uncompiled "
-                "model for other steps."
+                "no longer attend to all tokens before them. Compile only steps of one token, and call the "
+                "uncompiled model for other steps."
             )
         start = self._first_slots(keys.shape[-2], keys.device)[:, :1]
         slots = torch.arange(keys.shape[-2], device=keys.device)
@@ -181,7 +181,7 @@ def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, K
     kinds = getattr(decoder.rotary_emb, "rope_type", "default")
     for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
         if kind not in PLAIN_ROPE:
-            refuse(f"RoPE of this kind, {shown(kind)}, has other frequencies in longer texts or scales the keys")
+            refuse(f"its rope_type={shown(kind)} changes the frequencies in longer texts or scales the keys")
     if "mrope_section" in str(getattr(config, "rope_parameters", None)):
         refuse("its positions have several axes (M-RoPE)")
     if model.training:
@@ -192,7 +192,7 @@ def key_rotations(model: Any, config: Any, layers: Iterable[int]) -> dict[int, K
     rotations, cached = {}, probed_layers(decoder, config)
     numbers = {getattr(module, "layer_idx", None) for module in decoder.modules()} - {None}
     if numbers != set(range(len(cached))):
-        refuse(f"{len(numbers)} layers of the model share {len(cached)} layers of a cache")
+        refuse(f"{len(numbers)} layers of the model share {len(cached)} cache layers")
     for layer in layers:
         kind = config.layer_types[layer] if isinstance(kinds, dict) else None
         rotation = KeyRotation(decoder.rotary_emb, apply, kind)
@@ -233,7 +233,7 @@ def rotates_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
     """
     near, far = cached.keys[:1], cached.keys[1:]
     if near.is_meta or not float(near.abs().max()) > 0:
-        refuse(f"the model has no weights, or none that give layer {layer} keys other than 0")
+        refuse(f"the model has no weights, or all keys of layer {layer} are 0")
     if not are_close(cached.values[1:], cached.values[:1]):
         refuse(f"the values of layer {layer} depend on the position")
     if are_close(far, near):
@@ -243,7 +243,7 @@ def rotates_keys(rotation: KeyRotation, cached: Any, layer: int) -> bool:
     except (RuntimeError, TypeError, ValueError) as cause:
         refuse(f"its rotary_emb is not applied as usual ({type(cause).__name__}: {str(cause)[:80]})", cause)
     if not are_close(far, rotated):
-        refuse(f"the keys of layer {layer} do not differ by its rotary_emb alone from position to position")
+        refuse(f"the keys of layer {layer} change from position to position by more than its rotary_emb")
     return True
 
 
@@ -257,6 +257,6 @@ def are_close(keys: Tensor, others: Tensor) -> bool:
 def refuse(reason: str, cause: Exception | None = None) -> NoReturn:
     """Raise ConfigurationError for a model whose keys cannot be rotated further."""
     raise ConfigurationError(
-        f'PatternCache(positions="cache") needs keys rotated by RoPE with fixed frequencies alone, but {reason}. Use '
-        "PatternCache(model), which keeps the positions of the text."
+        'PatternCache(positions="cache") needs keys that depend on the position only by RoPE with fixed frequencies, '
+        f"but {reason}. Use PatternCache(model), which keeps the positions of the text."
     ) from cause

@@ -254,7 +254,7 @@ def check_sparse_layers(name: str, config: Any, sparse_layers: set[tuple[str, in
             missing = f"layer {min(expected - layers)}" if layers else f"no layer of its {part}"
             what = "does not call" if layers else "calls"
             raise UnsupportedBackendError(
-                f"{name} does not use the attention interface of transformers everywhere: {missing} {what} it, so "
+                f"{name} does not use the attention interface of transformers in every layer: {missing} {what} it, so "
                 "attention_pattern would be ignored there. model_cards/engine.md lists models that can follow a "
                 "pattern."
             )

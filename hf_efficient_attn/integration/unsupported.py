@@ -36,8 +36,8 @@ def refuse_unsupported(module: nn.Module, query: Tensor, options: dict[str, Any]
     context_parallel = sys.modules.get(CONTEXT_PARALLEL)
     if hasattr(query, "placements") or (context_parallel and getattr(context_parallel, "_replaced_functions", None)):
         raise UnsupportedBackendError(
-            "Context parallelism cuts the sequence into shards and would drop the pattern. Let processes share texts "
-            "(hea.shard_sequence) instead, or train with data parallelism (DDP, FSDP)."
+            "Context parallelism cuts the sequence into shards and would drop the pattern. Use hea.shard_sequence "
+            "instead, with which processes share texts, or train with data parallelism (DDP, FSDP)."
         )
 
 
@@ -45,7 +45,8 @@ def refuse_paged(cache: Any) -> None:
     """Raise UnsupportedBackendError for the cache of continuous batching."""
     if is_paged(cache):
         raise UnsupportedBackendError(
-            f'Continuous batching keeps a paged cache, which attn_implementation="{NAME}" cannot read. Use generate().'
+            f'Continuous batching uses a paged cache, which attn_implementation="{NAME}" does not support. Use '
+            "generate()."
         )
 
 
@@ -64,9 +65,9 @@ def refuse_stages(model: str) -> None:
         model: the name of its class.
     """
     raise UnsupportedBackendError(
-        f"Pipeline parallelism (pp_size) would compute {model} wrongly: processes after the first have no first layer, "
-        "by whose cache positions and masks are counted, embed what they receive once more, and return no loss. Use "
-        "DistributedConfig(fsdp_size=...) or DistributedConfig(tp_size=...)."
+        f"Pipeline parallelism (pp_size) would compute {model} wrongly: processes after the first do not have the "
+        "first layer, whose cache determines positions and masks; they embed their inputs again, and they return no "
+        "loss. Use DistributedConfig(fsdp_size=...) or DistributedConfig(tp_size=...)."
     )
 
 
@@ -98,9 +99,10 @@ def refuse_uneven_vocabulary(model: Any, *_: Any) -> None:
     rows = model.get_input_embeddings().num_embeddings
     if is_tied and rows % processes:
         raise UnsupportedBackendError(
-            f"fsdp_size={processes} does not divide the {rows} tokens of the vocabulary, which input and output of "
-            f"{type(model).__name__} share: transformers' FSDP2 would go on with weights of the step before. Save it "
-            "after model.resize_token_embeddings(pad_to_multiple_of=64) and load that, or use FSDP2 by accelerate."
+            f"fsdp_size={processes} does not divide the {rows} tokens of the vocabulary, and the input and output "
+            f"embeddings of {type(model).__name__} are tied: transformers' FSDP2 would continue with the weights of "
+            "the previous step. Call model.resize_token_embeddings(pad_to_multiple_of=64), save the model and load "
+            "it again, or use FSDP2 through accelerate."
         )
 
 
@@ -136,18 +138,18 @@ def check_mask_values(attention_mask: Any, name: str = "attention_mask") -> None
     is_other = (values != 0) & (values != 1)
     if bool(is_other.any()):
         raise InputError(
-            f"{name} holds {values[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. "
-            "Global tokens, 2 in the authors' masks, belong into global_attention_mask, and a mask that is added to "
-            "the scores has four dimensions, [batch, 1, queries, keys]."
+            f"{name} holds {values[is_other][0].item()}; it must hold 1 for tokens and 0 for padding. Mark global "
+            "tokens, 2 in the authors' masks, in global_attention_mask. A mask that is added to the scores must have "
+            "four dimensions, [batch, 1, queries, keys]."
         )
 
 
 def check_marked_shape(marked: Any, batch_size: int, num_tokens: int) -> None:
     """Raise InputError unless `global_attention_mask` has an entry for each token, the cached ones included."""
     if not isinstance(marked, Tensor) or tuple(marked.shape) != (batch_size, num_tokens):
-        given = f"shape {list(marked.shape)}" if isinstance(marked, Tensor) else f"the type {type(marked).__name__}"
+        given = f"shape {list(marked.shape)}" if isinstance(marked, Tensor) else f"type {type(marked).__name__}"
         raise InputError(
-            f"{MARKED} has {given}; it must be [batch, tokens] = [{batch_size}, {num_tokens}], a tensor, cached "
+            f"{MARKED} has {given}; it must be a tensor, [batch, tokens] = [{batch_size}, {num_tokens}], cached "
             "tokens first (a PatternCache takes no such mask once it has dropped tokens)."
         )
 
@@ -165,15 +167,15 @@ def check_marked(marked: Tensor, is_token: Tensor | None) -> None:
     is_marked = on_host(marked)
     if bool(((is_marked != 0) & (is_marked != 1)).any()):
         raise InputError(
-            f"{MARKED} holds {is_marked.unique().tolist()[:5]}; it must hold 0 and 1, apart from attention_mask. (The "
-            "authors' single mask with 2 = global is attention_mask plus it.)"
+            f"{MARKED} holds {is_marked.unique().tolist()[:5]}; it must hold 0 and 1, separately from attention_mask. "
+            "(The authors' single mask, with 2 for global tokens, is the sum of both.)"
         )
     if is_token is not None:
         on_padding = is_marked.any(1) & ~(is_marked.bool() & on_host(is_token).bool()).any(1)
         if bool(on_padding.any()):
             raise InputError(
-                f"{MARKED} marks nothing but padding in example {int(on_padding.nonzero()[0])}: mask and padding are "
-                "on different sides. Mark the tokens where attention_mask is 1."
+                f"{MARKED} marks only padding in example {int(on_padding.nonzero()[0])}: the two masks are padded on "
+                "different sides. Mark tokens where attention_mask is 1."
             )
 
 
@@ -263,6 +265,6 @@ def _refuse_difference(first: dict[str, Any], own: dict[str, Any]) -> None:
         if first[name] != own[name]:
             raise ConfigurationError(
                 f"The processes train different models: {name} is {first[name][1]} on rank {first['rank']} and "
-                f"{own[name][1]} on rank {own['rank']}. Build the model in every process from the same config, or "
-                "read the same checkpoint."
+                f"{own[name][1]} on rank {own['rank']}. Build the model from the same config in every process, or "
+                "load the same checkpoint."
             )

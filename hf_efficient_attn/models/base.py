@@ -68,7 +68,7 @@ def saved_config(path: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {}
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
     again = "Copy or download the checkpoint again."
-    no_table = f"The config.json of {path} is damaged: it is not a table of fields. {again}"
+    no_table = f"The config.json of {path} is damaged: it is not a JSON object. {again}"
     try:
         found = PreTrainedConfig.get_config_dict(path, **hub)[0]
     except OSError as error:
@@ -153,7 +153,7 @@ class FamilyPreTrainedModel(PreTrainedModel):
     def check_call(self, cache: Cache | None) -> None:
         """Raise UnsupportedBackendError for an attention implementation or a cache that the model cannot use."""
         config = self.config
-        refuse_overridden(config._attn_implementation, f"{config.model_type} (attention of its own)")
+        refuse_overridden(config._attn_implementation, f"{config.model_type} (with its own attention)")
         backend_of(config)
         if cache is not None and self.uncached is not None:
             raise UnsupportedBackendError(

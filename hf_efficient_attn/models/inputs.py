@@ -329,8 +329,8 @@ def check_positions(position_ids: Tensor | None, batch_size: int, tokens: int) -
     shape = tuple(position_ids.shape)
     if len(shape) != 2 or shape[1] != tokens or shape[0] not in (1, batch_size):
         raise InputError(
-            f"position_ids has shape {list(shape)}; it must be [{batch_size} or 1, {tokens}], a position for each new "
-            "token."
+            f"position_ids has shape {list(shape)}; it must be [{batch_size} or 1, {tokens}], one position for each "
+            "new token."
         )
 
 
@@ -341,7 +341,7 @@ def check_integers(name: str, given: Any, numbered: str) -> None:
     """Raise InputError for a model input that is not an integer tensor; numbered: what it numbers, in words."""
     refuse_other_types(given, name)
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise InputError(f"{name} is of {given.dtype}; it must hold the numbers of {numbered}, as integers.")
+        raise InputError(f"{name} has dtype {given.dtype}; it must hold integers, the numbers of {numbered}.")
 
 
 def entries(given: Any) -> list[Any] | None:
@@ -387,12 +387,12 @@ def check_sentences(
         shape = None if token_type_ids is None else list(token_type_ids.shape)
         raise InputError(
             f"token_type_ids has shape {shape}; with separate_sentences=True it must be [batch, tokens] = "
-            f"[{batch_size}, {tokens}], 0 for tokens of the first sentence and 1 for those of the second."
+            f"[{batch_size}, {tokens}], 0 for tokens of the first sentence and 1 for tokens of the second."
         )
     if position_ids is not None or parsed_starts(options, batch_size, tokens) is not None:
         raise InputError(
-            "With separate_sentences=True the two sentences are the documents of a row, and positions count in each. "
-            "Leave position_ids, seq_idx and cu_seq_lens_q out."
+            "With separate_sentences=True the two sentences are the documents of a row, and positions are counted "
+            "within each. Leave position_ids, seq_idx and cu_seq_lens_q out."
         )
     if not is_tracing(token_type_ids) and bool((on_host(token_type_ids) >> 1).any()):
         raise InputError(

@@ -128,18 +128,18 @@ def refuse_unread(config: Any, options: Mapping[str, Any]) -> None:
     types = options.get("token_type_ids")
     if isinstance(types, Tensor) and not torch.compiler.is_compiling() and bool(on_host(types).any()):
         raise InputError(
-            f"token_type_ids has types other than 0, but {family} models have no token types. Leave them out: "
-            "only separators tell the parts of a pair apart."
+            f"token_type_ids has types other than 0, but {family} models have no token types. Leave them out: only "
+            "separators mark the parts of a pair."
         )
     if options.get(MARKED) is not None:
         raise InputError(
-            f"{family} models take no {MARKED}. Leave it out; sparse_transformer, sparse_seq2seq and sparsified models "
-            "of transformers take it."
+            f"{family} models do not take {MARKED}. Leave it out; sparse_transformer, sparse_seq2seq and sparsified "
+            "models of transformers take it."
         )
     if options.get("head_mask") is not None:
         raise InputError(
-            "There is no head_mask; transformers 5 has also removed it from its own models. Leave it out; to switch a "
-            "head off, set its columns of the output projection to zero."
+            "head_mask is not supported; transformers 5 has also removed it from its own models. Leave it out; to "
+            "switch a head off, set its columns of the output projection to zero."
         )
     refuse_misspelt(options)
 

@@ -85,7 +85,7 @@ def refuse_label_smoothing(args: TrainingArguments, what: str, otherwise: str = 
     """
     if args.label_smoothing_factor:
         raise InputError(
-            f"label_smoothing_factor={args.label_smoothing_factor}: Trainer then computes the loss itself, without "
+            f"With label_smoothing_factor={args.label_smoothing_factor}, Trainer computes the loss itself, without "
             f"{what}. Set label_smoothing_factor=0{otherwise}. {own_loss}"
         )
 
@@ -119,8 +119,8 @@ class LayerLossCallback(TrainerCallback):
         model = kwargs["model"]
         if not getattr(unwrap_model(model).config, "layer_losses", False):
             raise InputError(
-                f"{type(unwrap_model(model)).__name__} has no losses of layers. Build it with layer_losses=True, or "
-                "leave LayerLossCallback out."
+                f"{type(unwrap_model(model)).__name__} does not compute losses of layers. Build it with "
+                "layer_losses=True, or leave LayerLossCallback out."
             )
         refuse_label_smoothing(args, "the losses of earlier layers (layer_losses)")
 
@@ -220,14 +220,14 @@ class RedrawFeaturesCallback(TrainerCallback):
         model: Any = unwrap_model(kwargs["model"])
         if getattr(model.config, "feature_redraw_steps", None) is None:
             raise InputError(
-                f"{type(model).__name__} has no feature_redraw_steps, so nothing is redrawn. Set it in its "
+                f"{type(model).__name__} has no feature_redraw_steps, so no features are redrawn. Set it in the "
                 "config, or leave RedrawFeaturesCallback out."
             )
 
         if hasattr(model, "peft_config"):
             raise InputError(
-                "RedrawFeaturesCallback changes the features of the model below an adapter, and an adapter is saved "
-                "without them. Leave the callback out, or train the model itself."
+                "RedrawFeaturesCallback changes the features of the base model, but an adapter is saved without "
+                "them. Leave the callback out, or train the model itself."
             )
 
     def on_step_begin(

@@ -60,15 +60,17 @@ class TextSegments(Dataset[dict[str, Any]]):
     def __init__(self, token_ids: Sequence[int] | torch.Tensor, num_rows: int, segment_tokens: int) -> None:
         ids = torch.as_tensor(token_ids)
         if ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise InputError(f"token_ids must be [N] integers, but they are {list(ids.shape)} of {ids.dtype}.")
+            raise InputError(
+                f"token_ids has shape {list(ids.shape)} and dtype {ids.dtype}; it must be one row of integers, [N]."
+            )
         for name, count in (("num_rows", num_rows), ("segment_tokens", segment_tokens)):
             if count < 1:
                 raise InputError(f"{name}={count} must be at least 1.")
         if len(ids) < num_rows * (segment_tokens + 1):
             raise InputError(
-                f"{len(ids):,} tokens do not fill one segment of {segment_tokens:,} tokens and the token after it in "
-                f"each of {num_rows:,} rows: {num_rows * (segment_tokens + 1):,} are needed. Give more text, fewer "
-                "rows or shorter segments."
+                f"{len(ids):,} tokens are too few for {num_rows:,} rows with a segment of {segment_tokens:,} tokens "
+                f"and one more token each: {num_rows * (segment_tokens + 1):,} are needed. Give more text, fewer rows "
+                "or shorter segments."
             )
         row_tokens = len(ids) // num_rows
         self.num_rows, self.segment_tokens = num_rows, segment_tokens
@@ -80,7 +82,7 @@ class TextSegments(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < len(self):
-            raise IndexError(f"There are items 0 to {len(self) - 1:,}, not {index:,}.")
+            raise IndexError(f"There is no item {index:,}; items are 0 to {len(self) - 1:,}.")
         segment, row = divmod(index, self.num_rows)
         start = segment * self.segment_tokens
         tokens = self.rows[row, start : start + self.segment_tokens + 1].long()
@@ -112,9 +114,9 @@ class SegmentCollator:
             segments = [item["segment_index"] for item in items]
             if len(set(segments)) > 1:
                 raise InputError(
-                    f"The rows of a batch are at the segments {shown(sorted(set(segments)))}, but must all be at one: "
-                    "num_rows of TextSegments must be the batch size of a process (per_device_train_batch_size, in "
-                    "evaluation per_device_eval_batch_size) x number of processes, and items must be taken in order "
+                    f"The rows of a batch are at different segments, {shown(sorted(set(segments)))}. Set num_rows of "
+                    "TextSegments to the batch size of a process (per_device_train_batch_size, or in evaluation "
+                    "per_device_eval_batch_size) x number of processes, and keep the items in order "
                     "(train_sampling_strategy='sequential')."
                 )
             batch["segment_index"] = torch.tensor(segments)
@@ -184,13 +186,13 @@ def _numbers(name: str, numbered: str, place: int, item: dict[str, Any]) -> list
         missing = name if given is None else numbered
         raise InputError(
             f"Item {place} of a batch has no {missing}. Give every item its tokens, and {' and '.join(INPUTS)} with "
-            "one number for each token; if sentences are not aligned, give no item these numbers."
+            "one number for each token; if the sentences are not aligned, leave these numbers out of all items."
         )
     numbers = whole_numbers(given)
     if numbers is None or len(numbers) != len(tokens):
-        count = "" if numbers is None else f", which are {len(numbers):,}"
+        count = "" if numbers is None else f" ({len(numbers):,} numbers)"
         raise InputError(
-            f"Item {place} of a batch has {name}={shown(given)}{count}, for {len(tokens):,} tokens of {numbered}. Give "
+            f"Item {place} of a batch has {name}={shown(given)}{count} for {len(tokens):,} tokens of {numbered}. Give "
             "one integer for each token; if you truncate the tokens, also truncate their numbers."
         )
     return numbers
@@ -242,9 +244,9 @@ class SentenceMaskingCollator:
     ) -> None:
         if getattr(tokenizer, "mask_token_id", None) is None:
             raise InputError(
-                f"The tokenizer {type(tokenizer).__name__} has no mask token. Add one: "
-                "tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and model.resize_token_embeddings if it is "
-                "new."
+                f"The tokenizer {type(tokenizer).__name__} has no mask token. Add one with "
+                "tokenizer.add_special_tokens({'mask_token': '[MASK]'}), and call model.resize_token_embeddings if "
+                "the token is new."
             )
         for name, share, is_allowed in (
             ("mlm_share", mlm_share, 0 < mlm_share <= 1),
@@ -281,8 +283,9 @@ class SentenceMaskingCollator:
         if without is not None:
             found = shown(sorted(without)) if isinstance(without, Mapping) else type(without).__name__
             raise InputError(
-                f"An item has {found} and no text. Give a dataset with a column 'text', and remove_unused_columns="
-                "False in TrainingArguments, because Trainer drops columns that the model does not take."
+                f"An item has {found} but no 'text'. Use a dataset with a column 'text', and set "
+                "remove_unused_columns=False in TrainingArguments, because Trainer drops columns that the model does "
+                "not take."
             )
         parts, contexts = (_of_items(name, items) for name in ("parts", "contexts"))
         options = (self.global_token_id, self.max_length, self.has_whole_text)
@@ -322,7 +325,7 @@ def _of_items(name: str, items: Sequence[Mapping[str, Any]]) -> list[Any] | None
     """Return the values that all items have under a name, or None if no item has one."""
     listed = [each.get(name) for each in items]
     if len({each is None for each in listed}) > 1:
-        raise InputError(f"Some items of a batch have {name}, and others do not. Give it to all items, or to none.")
+        raise InputError(f"Some items of a batch have {name}, and others do not. Give it to all items or to none.")
     return None if listed[0] is None else listed
 
 

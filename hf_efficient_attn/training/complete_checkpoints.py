@@ -78,7 +78,7 @@ def why_incomplete(folder: Path) -> str | None:
     """Return why training cannot resume from a checkpoint, as a sentence that begins with a file; None: it can."""
     state = _read_json(folder / STATE)
     if state is None:
-        return f"{STATE} is missing or cut off."
+        return f"{STATE} is missing or truncated."
     for check in (_why_no_weights, _why_no_optimizer, _why_no_random_states):
         reason = check(folder)
         if reason is not None:
@@ -146,14 +146,14 @@ def _why_no_weights(folder: Path) -> str | None:
 def _why_no_shards(index: Path) -> str | None:
     places = (_read_json(index) or {}).get("weight_map")
     if not isinstance(places, dict) or not places:
-        return f"{index.name} is cut off."
+        return f"{index.name} is truncated."
     for name in sorted(set(map(str, places.values()))):
         reason = why_not_whole(index.parent / name)
         if reason is not None:
             return f"{name} {reason}."
         promised = {tensor for tensor, place in places.items() if place == name}
         if name.endswith(SAFETENSORS) and not promised <= tensor_names(index.parent / name):
-            return f"{name} has not all tensors that {index.name} names."
+            return f"{name} lacks tensors that {index.name} lists."
     return None
 
 
@@ -165,7 +165,7 @@ def _why_no_deepspeed(folder: Path) -> str | None:
     end = folder / DEEPSPEED_END
     name = end.read_text(encoding="utf-8", errors="replace").strip() if end.is_file() else ""
     if not name or "/" in name:
-        return f"{DEEPSPEED_END} is missing or cut off."
+        return f"{DEEPSPEED_END} is missing or truncated."
     return None if any((folder / name).glob("*_states.pt")) else f"{name}/*_states.pt is missing."
 
 
@@ -274,9 +274,9 @@ def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerSt
     announced = memory_files({"stateful_callbacks": state.stateful_callbacks})
     if announced:
         raise CheckpointError(
-            f"{files[0]} is missing, one of {len(announced)} files that the checkpoint was saved with. Without the "
-            f"memory of its processes, training cannot resume in the middle of a text. {_what_to_do(files[0])} A "
-            "checkpoint outside of output_dir needs args.resume_from_checkpoint, and as many processes as it had."
+            f"{files[0]}, one of {len(announced)} memory files of the checkpoint, is missing. Training cannot resume "
+            f"in the middle of a text without the memory of its processes. {_what_to_do(files[0])} For a checkpoint "
+            "outside of output_dir, set args.resume_from_checkpoint, and use the same number of processes as before."
         )
 
 
@@ -286,15 +286,15 @@ def _load(file: Path, device: torch.device) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.PickleError) as error:
         raise CheckpointError(f"{file} is damaged and cannot be read. {_what_to_do(file)}") from error
     if not isinstance(content, dict) or content.keys() != FIELDS:
-        raise CheckpointError(f"{file} is not what SpanCallback writes. {_what_to_do(file)}")
+        raise CheckpointError(f"{file} was not written by SpanCallback. {_what_to_do(file)}")
     return content
 
 
 def _what_to_do(file: Path) -> str:
     before = checkpoint_before(file.parent)
     if before is None:
-        return "There is no complete checkpoint before it: train from the start."
-    return f"Resume from the complete checkpoint before it, beside it: {Path(before).name}."
+        return "There is no earlier complete checkpoint: train from the start."
+    return f"Resume from the last complete checkpoint before it, in the same folder: {Path(before).name}."
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
@@ -319,7 +319,7 @@ def why_not_whole(file: Path) -> str | None:
     """Return what is wrong with a file of safetensors or `torch.save`, as the end of a sentence; None if complete."""
     try:
         if not file.is_file():
-            return "is missing" if not file.exists() else "is no file"
+            return "is missing" if not file.exists() else "is not a file"
         return _why_not_safetensors(file) if file.suffix == SAFETENSORS else _why_not_zip(file)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
@@ -342,7 +342,7 @@ def _header(file: Path) -> tuple[dict[str, dict], int]:
             raise ValueError(f"a header of {size} bytes")
         header = json.loads(stream.read(size))
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
-        raise ValueError("a header that is no table")
+        raise ValueError("a header that is not a table")
     return header, 8 + size
 
 
@@ -354,7 +354,7 @@ def _why_not_safetensors(file: Path) -> str | None:
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return "has no readable header"
     size = file.stat().st_size
-    return None if size == wanted else f"has {size:,} bytes where its header says {wanted:,}"
+    return None if size == wanted else f"has {size:,} bytes, but its header says {wanted:,}"
 
 
 def _why_not_zip(file: Path) -> str | None:
@@ -363,4 +363,4 @@ def _why_not_zip(file: Path) -> str | None:
             # the list of members is at the end of the file
             return None if archive.namelist() else "is empty"
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
-        return "is cut off"
+        return "is truncated"

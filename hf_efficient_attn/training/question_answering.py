@@ -39,7 +39,8 @@ def windows_of(
     needed = len(tokenizer(question)["input_ids"]) + doc_stride + 2
     if needed >= max_seq_length:
         raise InputError(
-            f"max_seq_length must exceed {needed}, for question {shown(question)} and a stride of its text."
+            f"max_seq_length={max_seq_length} is too short for question {shown(question)}; with "
+            f"doc_stride={doc_stride} it must exceed {needed}."
         )
     inputs = tokenizer(
         question,

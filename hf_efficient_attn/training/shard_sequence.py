@@ -160,21 +160,21 @@ def check_mesh(mesh: Any) -> None:
     """Raise ConfigurationError if `mesh` is not a mesh of one dimension."""
     if not hasattr(mesh, "ndim") or not hasattr(mesh, "get_group"):
         raise ConfigurationError(
-            f"mesh is {shown(mesh)}; it must be a torch.distributed.device_mesh.DeviceMesh of the processes that share "
-            "a text: all of them call init_device_mesh(device, (num_processes,)). Or it must be None, for whole texts "
-            "again."
+            f"mesh is {shown(mesh)}; it must be a torch.distributed.device_mesh.DeviceMesh of the processes that "
+            "share a text, made by init_device_mesh(device, (num_processes,)) in all of them, or None, with which "
+            "the model computes whole texts again."
         )
     if mesh.ndim != 1:
         raise ConfigurationError(
-            f"The mesh has {mesh.ndim} dimensions; give the one over which texts are cut, such as mesh['sp']."
+            f"The mesh has {mesh.ndim} dimensions; pass only the one along which texts are split, such as mesh['sp']."
         )
 
 
 def refuse_generation(*args: Any, **kwargs: Any) -> None:
     """Raise UnsupportedBackendError; replaces `generate` of a sharded model."""
     raise UnsupportedBackendError(
-        "A model on shards of a text (shard_sequence) does not generate: a new token belongs to one process, and the "
-        "others would wait. Call shard_sequence(model, None), or generate with a copy that was not sharded."
+        "A sharded model (shard_sequence) cannot generate: a new token belongs to one process, and the others would "
+        "wait. Call shard_sequence(model, None), or generate with a copy that was not sharded."
     )
 
 
@@ -212,9 +212,9 @@ def refuse_outputs(model: Any, outputs: Any, batch: ShardedBatch) -> None:
     for name, value in outputs.items():
         if name not in NOT_CUT and torch.is_tensor(value) and (value.ndim < 3 or value.shape[:2] != shape):
             raise UnsupportedBackendError(
-                f"{type(model).__name__} returns {name} of shape {[*value.shape]}, without an axis for the "
-                f"{shape[1]} tokens of this process: it needs the whole text. Use a language model, a token "
-                "classifier or a model that returns only hidden states, or call shard_sequence(model, None)."
+                f"{type(model).__name__} returns {name} of shape {[*value.shape]}, without an axis for the {shape[1]} "
+                "tokens of this process, so it needs the whole text. Use a language model, a token classifier or a "
+                "model that returns only hidden states, or call shard_sequence(model, None)."
             )
 
 
@@ -222,7 +222,7 @@ def with_loss(model: Any, outputs: Any, batch: ShardedBatch, shards: SequenceSha
     """Return the outputs with the loss of the whole texts."""
     labels: Any = batch.labels
     if getattr(model, "_loss_function", None) is not None:
-        raise UnsupportedBackendError("A loss function of your own (model.loss_function) cannot be summed over shards.")
+        raise UnsupportedBackendError("A custom loss function (model.loss_function) cannot be summed over shards.")
     flat = outputs.logits.float().flatten(0, 1), labels.flatten().to(outputs.logits.device)
     own = cross_entropy(*flat, ignore_index=IGNORED_LABEL, reduction="sum")
     loss = SumOfProcesses.apply(own, shards.group) / torch.as_tensor(batch.num_labels, device=own.device)
@@ -284,9 +284,7 @@ def checked_tokens(given: dict[str, Any], shards: SequenceShards) -> Tensor:
     mask = given.get("attention_mask")
     check_mask(mask, tokens.shape[0], tokens.shape[1], 0)
     if mask is not None and mask.ndim != 2:
-        raise UnsupportedBackendError(
-            "A mask that is a matrix cannot be split over processes. Pass a mask [batch, tokens]."
-        )
+        raise UnsupportedBackendError("A mask matrix cannot be split among processes. Pass a mask [batch, tokens].")
     return tokens
 
 
@@ -308,11 +306,11 @@ def refuse_restarts(model: Any, is_causal: bool, has_mask: bool) -> None:
     """
     if is_causal and not has_mask:
         return
-    where = " beside an attention_mask" if is_causal else ""
-    way = "Leave the mask out, or pass" if is_causal else "Pass"
+    where = " with an attention_mask" if is_causal else ""
+    way = "Leave the mask out, or also pass" if is_causal else "Also pass"
     raise InputError(
         f"position_ids restart within a text, but in {type(model).__name__}{where} this does not begin a document. "
-        f"{way} seq_idx with them, the number of each token's document."
+        f"{way} seq_idx, the number of each token's document."
     )
 
 
@@ -324,15 +322,14 @@ def refuse_arguments(given: dict[str, Any], known: set[str]) -> None:
             continue
         if name in CACHE_NAMES:
             raise UnsupportedBackendError(
-                "A model on shards of a text (shard_sequence) cannot be called with a cache: keys of earlier "
-                "calls, or those that prefix tuning learns, belong to no process. Call it without a cache, and adapt "
-                "it by LoRA or prompt tuning, or call shard_sequence(model, None)."
+                "A sharded model (shard_sequence) cannot be called with a cache: keys of earlier calls, or keys "
+                "learned by prefix tuning, belong to no process. Call it without a cache, and use LoRA or prompt "
+                "tuning for adapters, or call shard_sequence(model, None)."
             )
         if name not in known or name == "output_attentions" or (name == "return_dict" and not value):
             raise UnsupportedBackendError(
-                f"A model on shards of a text (shard_sequence) cannot be called with {name}, because it is unknown "
-                "how to split it. Leave it out, or call shard_sequence(model, None). To generate text, use an "
-                "unsharded model."
+                f"A sharded model (shard_sequence) cannot be called with {name}, because it is unknown how to split "
+                "it. Leave it out, or call shard_sequence(model, None). To generate text, use an unsharded model."
             )
 
 
@@ -402,7 +399,7 @@ def add_largest_position(
     positions = given.get("position_ids")
     if not torch.is_tensor(positions) or positions.ndim < 2:
         raise UnsupportedBackendError(
-            f"{type(module).__name__} has frequencies that depend on the length of the text, and is called without "
+            f"{type(module).__name__} has frequencies that depend on the length of the text, but is called without "
             "position_ids, so a process does not know the positions of the whole text. Use rope_type='default'."
         )
     last = module.__dict__[LARGEST].to(positions).expand(*positions.shape[:-1], 1)
@@ -432,8 +429,8 @@ def refuse_other_batch(shards: SequenceShards, given: Mapping[str, Any], device:
     rank = int(differs.any(1).nonzero()[0])
     names = [name for name, is_other in zip(given, differs[rank].tolist(), strict=True) if is_other]
     raise InputError(
-        f"The processes of the mesh share every text, but process {rank} got another batch than process 0 (other "
-        f"{', '.join(names)}). Give all of them the same batch; with Trainer use SharedTextsMixin."
+        f"The processes of the mesh share every text, but process {rank} got another batch than process 0 (different "
+        f"{', '.join(names)}). Pass the same batch to all of them; with Trainer, use SharedTextsMixin."
     )
 
 

@@ -21,10 +21,11 @@ LOSSES = (None, CAUSAL_LM, "ForMaskedLM", "ForTokenClassification")
 LAYER_KINDS = {"full_attention", "sliding_attention"}
 # attributes of transformers modules that make the embedding or scale of a token depend on other tokens → the reason
 WHOLE_TEXT_FIELDS = {
-    "attn_temperature_tuning": "scales queries by how many tokens are before them, which every process would count "
-    "from 0. Load the model with attn_temperature_tuning=False: texts shorter than floor_scale are computed alike.",
-    "token_dropout": "scales tokens by the share of masks in the whole text. Load the model with token_dropout=False.",
-    "trigram_input": "reads the embeddings of neighbouring tokens. Use another model, or one with trigram_input=False.",
+    "attn_temperature_tuning": "scales queries by the number of tokens before them, which every process would count "
+    "from 0. Load the model with attn_temperature_tuning=False, which changes nothing for texts shorter than "
+    "floor_scale.",
+    "token_dropout": "scales tokens by the share of mask tokens in the text. Load the model with token_dropout=False.",
+    "trigram_input": "uses the embeddings of neighbouring tokens. Use another model, or one with trigram_input=False.",
 }
 # modules of torch that compute a token from its neighbours
 MIXERS = (nn.RNNBase, _ConvNd)
@@ -34,8 +35,8 @@ def refuse_wrapped(model: Any) -> None:
     """Raise UnsupportedBackendError for anything but a model of transformers, such as a PEFT model around one."""
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedBackendError(
-            f"shard_sequence takes a PreTrainedModel, but this is a {type(model).__name__}. If it is wrapped around a "
-            "model of transformers (PEFT, DistributedDataParallel), shard the model first, then wrap it: "
+            f"shard_sequence takes a PreTrainedModel, not {type(model).__name__}. If it is wrapped around a model of "
+            "transformers (PEFT, DistributedDataParallel), shard the model first, then wrap it: "
             "get_peft_model(shard_sequence(model, mesh), config)."
         )
 
@@ -68,18 +69,19 @@ def first_reason(model: Any) -> str | None:
     if reason is not None:
         return reason
     if model.loss_type not in LOSSES:
-        return f"the loss of {shown(model.loss_type)} needs the whole text. Use a language model or a token classifier."
+        return f"its loss, {shown(model.loss_type)}, needs the whole text. Use a language model or a token classifier."
     model_class: Any = type(model)
     is_unnamed = model.loss_type is None and not calls_loss_function(model_class)
     if is_unnamed and "labels" in forward_arguments(model_class):
         return (
-            "nothing says whether its loss is of single tokens (loss_type is None). Use a language model or a token "
-            f"classifier, or set model.loss_type to one of {', '.join(filter(None, LOSSES))} if that is its loss."
+            "it is unknown whether its loss is a sum over tokens (loss_type is None). Use a language model or a "
+            f"token classifier, or set model.loss_type to one of {', '.join(filter(None, LOSSES))} if that is its "
+            "loss."
         )
     if config._attn_implementation != NAME:
         return f'its attention is {shown(config._attn_implementation)}. Load it with attn_implementation="{NAME}".'
     if getattr(model.base_model, "pooler", None) is not None:
-        return "its pooler looks at the first token of each process. Build it with add_pooling_layer=False."
+        return "its pooler would use the first token of each process. Build it with add_pooling_layer=False."
     if getattr(config, "output_router_logits", False):
         return "the loss of its routers needs all tokens. Set output_router_logits=False."
     return reason_of_family(model) if isinstance(model, FamilyPreTrainedModel) else reason_in_tree(model)
@@ -92,7 +94,7 @@ def reason_in_tree(model: Any) -> str | None:
         return f"it has layers of the kinds {', '.join(sorted(kinds))}, which keep a state or cut texts into chunks."
     model_class: Any = type(model)
     if "position_ids" not in forward_arguments(model_class):
-        return "it takes no position_ids, so that every process would count from 0."
+        return "it takes no position_ids, so every process would count positions from 0."
     return other_mixer(model)
 
 
@@ -107,20 +109,20 @@ def other_mixer(model: Any) -> str | None:
             if getattr(module, field, False) is True:
                 return f"{field}=True {reason}"
     if model._is_stateful:
-        return "it keeps a state that goes from token to token."
+        return "it passes a state from token to token."
     mixers = [
         name
         for name, module in model.named_modules()
         if isinstance(module, MIXERS) and getattr(module, "kernel_size", None) != (1,)
     ]
     if mixers:
-        return f"{mixers[0]} reads neighbours outside of attention."
+        return f"{mixers[0]} mixes neighbouring tokens outside of attention."
     model_class: Any = type(model)
     requests = trial_requests(model_class, model.config)
     called = None if requests is None else {each.layer for each in requests}
     missing = set() if called is None or None in called else {*range(model.config.num_hidden_layers)} - called
     if missing:
-        return f"layer {min(missing)} does not call the attention interface, so that nothing says what it reads."
+        return f"layer {min(missing)} does not call the attention interface, so it is unknown which tokens it uses."
     return None
 
 
@@ -134,5 +136,5 @@ def reason_of_family(model: Any) -> str | None:
     if field("full_attention_up_to") is not None and not config.is_causal:
         return "full_attention_up_to depends on the length of the whole text. Set it to None."
     if field("random_blocks_in_eval") == "transformers":
-        return "random_blocks_in_eval='transformers' reads the first block instead of random ones. Leave it out."
+        return "random_blocks_in_eval='transformers' attends to the first block instead of random ones. Leave it out."
     return None

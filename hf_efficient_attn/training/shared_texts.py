@@ -12,8 +12,8 @@ from hf_efficient_attn.training.callbacks import refuse_label_smoothing
 # the ways to choose examples for training that are the same in all processes
 ORDERS = ("random", "sequential")
 OWN_LOSS = (
-    "A compute_loss_func would get the logits of this process's tokens, and the labels of whole texts: leave it out, "
-    "for the model returns the loss of the whole texts."
+    "A compute_loss_func would get the logits of this process's tokens, but the labels of whole texts. Leave it out: "
+    "the model returns the loss of the whole texts."
 )
 
 
@@ -78,7 +78,7 @@ class SharedTextsMixin:
         if self._sharing() > 1:
             if not (self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only):
                 raise ConfigurationError(
-                    "Evaluation asks for logits, but every process has only those of its own tokens. Leave out "
+                    "Evaluation needs logits, but every process has only the logits of its own tokens. Leave out "
                     "compute_metrics, set prediction_loss_only=True, or predict with a copy that was not sharded."
                 )
             # only for this loop, after which Trainer restores its own
@@ -98,9 +98,9 @@ class SharedTextsMixin:
         sampler = batches.batch_sampler
         if not hasattr(sampler, "num_processes"):
             raise ConfigurationError(
-                f"Process 0 distributes the examples of a {type(batches.dataset).__name__}, different ones to each "
-                "process, but processes that share texts need the same ones. Give a dataset with a length, "
-                "leave out dispatch_batches, or override the method that returns the DataLoader."
+                f"Process 0 distributes different examples of a {type(batches.dataset).__name__} to each process, but "
+                "processes that share texts need the same ones. Give a dataset with a length, leave out "
+                "dispatch_batches, or override the method that returns the DataLoader."
             )
         sampler.num_processes = self.args.world_size // sharing
         sampler.process_index = self.args.process_index // sharing
@@ -130,8 +130,8 @@ def shards_within(model: Any) -> SequenceShards | None:
         first = ranks[0] // shards.size * shards.size
         if ranks != [*range(first, first + shards.size)]:
             raise ConfigurationError(
-                f"The mesh that shares texts has the processes {', '.join(map(str, ranks))}, but Trainer needs "
-                "consecutive ranks. Name its dimension last: init_device_mesh(device, sizes, "
+                f"The processes that share texts have the ranks {', '.join(map(str, ranks))}, but Trainer needs "
+                "consecutive ranks. Put their dimension last in the mesh: init_device_mesh(device, sizes, "
                 "mesh_dim_names=('dp', 'sp'))['sp']."
             )
     return shards

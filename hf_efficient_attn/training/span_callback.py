@@ -114,17 +114,17 @@ def check_rows(loader: Any, args: TrainingArguments) -> None:
     read_at_once = args.train_batch_size * num_processes
     if segments.num_rows != read_at_once:
         raise InputError(
-            f"TextSegments has num_rows={segments.num_rows}, but {read_at_once} rows are read at once "
-            f"({args.train_batch_size} x {num_processes} processes): a batch would not continue the previous one. "
-            f"Build it with num_rows={read_at_once}, or change per_device_train_batch_size."
+            f"TextSegments has num_rows={segments.num_rows}, but a batch of all processes has {read_at_once} rows "
+            f"({args.train_batch_size} x {num_processes} processes) and would not continue the previous one. Build it "
+            f"with num_rows={read_at_once}, or change per_device_train_batch_size."
         )
     batches = loader.batch_sampler
     while hasattr(batches, "batch_sampler"):
         batches = batches.batch_sampler
     if isinstance(getattr(batches, "sampler", None), RandomSampler):
         raise InputError(
-            f"train_sampling_strategy={shown(args.train_sampling_strategy)} shuffles segments, but each must "
-            "continue the one before. Set train_sampling_strategy='sequential'."
+            f"train_sampling_strategy={shown(args.train_sampling_strategy)} shuffles segments, but each must continue "
+            "the previous one. Set train_sampling_strategy='sequential'."
         )
 
 

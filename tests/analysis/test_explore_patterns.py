@@ -251,7 +251,7 @@ def test_contrast(scheme: int) -> None:
         (["band(4, 4)", "--tokens", "0"], "--tokens is 0"),
         (["per_head([full(), causal(), full()])"], "cannot share 8 heads evenly"),
         (["--output", "{folder}/page.pdf"], "ends with .html"),
-        (["--device", "abacus"], "is not one that torch knows"),
+        (["--device", "abacus"], "torch does not know device='abacus'"),
         (["block_top_k(16, 2)"], "block_top_k selects keys by their content"),
         (["compressed_keys(2, 2)"], "attends to keys of another sequence"),
         (["--tokens", "10000000"], "262,144"),

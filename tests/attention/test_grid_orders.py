@@ -34,32 +34,32 @@ def tower() -> Any:
 
 
 CASES: dict[str, tuple[Callable[[], Any], int, dict[str, Any], str]] = {
-    "tokens behind": (
+    "tokens after": (
         lambda: transformers.YolosModel(transformers.YolosConfig(**SIZES, image_size=[32, 32], num_detection_tokens=3)),
         4,
         {"pixel_values": PICTURE},
-        "YolosModel has 3 tokens behind its patches",
+        "YolosModel has 3 tokens after its patches",
     ),
-    "class token behind": (
+    "class token after": (
         lambda: Llama4VisionModel(transformers.Llama4VisionConfig(**SIZES, **LINKS, image_size=32)),
         1,
         {"pixel_values": PICTURE},
-        "has its class token behind its patches",
+        "has its class token after its patches",
     ),
     "windows": (windows, 0, {"pixel_values": PICTURE}, "orders its patches by windows"),
-    "patches one by one": (
+    "single patches": (
         lambda: transformers.Siglip2VisionModel(
             transformers.Siglip2VisionConfig(**SIZES, num_patches=64, vision_use_head=False)
         ),
         0,
         {**FLAT, "spatial_shapes": torch.tensor([[4, 16]])},
-        "takes patches one by one",
+        "takes single patches",
     ),
     "patches of many pictures": (
         tower,
         0,
         {"hidden_states": torch.zeros(64, 96), "grid_thw": torch.tensor([[1, 8, 8]])},
-        "takes patches one by one, in an order of its own",
+        "takes single patches, in its own order",
     ),
 }
 

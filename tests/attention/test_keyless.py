@@ -52,5 +52,5 @@ def test_heads_that_a_causal_layer_leaves_alone_are_named(recwarn: pytest.Warnin
     for pattern in (Band(0, 0), Band(1, 3), Band(0, 3) | GlobalTokens([0]), Band(-1, 3)):
         causal_form(pattern)
     assert not recwarn
-    with pytest.warns(UserWarning, match=r"has Dilated\(left=0, right=9, step=3\), .* every token reads itself alone"):
+    with pytest.warns(UserWarning, match=r"has Dilated\(left=0, right=9, step=3\), .*attends only to itself"):
         hea.sparsify(build("llama"), PerHead([Band(3, 0), Dilated(0, 9, 3)]))

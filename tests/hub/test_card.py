@@ -85,7 +85,7 @@ def test_attention_that_cannot_be_explained_or_drawn_is_said_so() -> None:
     # two models in one have no layers by number
     parts = (transformers.BertConfig(**TINY), transformers.BertConfig(**TINY, attention_pattern=Band(3, 3).to_dict()))
     joined = hea.hub.model_card(transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).text
-    assert "The cost of its attention is not known here: EncoderDecoderConfig joins two models" in joined
+    assert "EncoderDecoderConfig combines two models" in joined
 
 
 def test_other_models_are_refused() -> None:

@@ -104,7 +104,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(hea.ConfigurationError, match="encoder-decoder"):
         hea.PatternCache(hea.sparsify(build("bart"), Band(2, 0)).config)
     model, ids = hea.sparsify(build("llama"), Band(2, 0)), token_ids(1, 8)
-    with pytest.raises(hea.UnsupportedBackendError, match="take tokens back"):
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot remove tokens"):
         model.generate(ids, **{CACHE_ARGUMENT: hea.PatternCache(model.config)}, prompt_lookup_num_tokens=2, **OPTIONS)
     mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1]])
     with pytest.raises(hea.InputError, match="left"):
@@ -160,7 +160,7 @@ def test_other_caches_are_refused_by_compiled_models_and_by_deeper_ones() -> Non
     torch.compiler.reset()
     cache = hea.PatternCache(narrow.config)
     del cache.layers[1:]
-    with pytest.raises(hea.ConfigurationError, match="has 1 layers, but the model that computes has 2"):
+    with pytest.raises(hea.ConfigurationError, match="has 1 layers, but the model has 2"):
         wide(token_ids(1, 9), **{CACHE_ARGUMENT: cache})
 
 

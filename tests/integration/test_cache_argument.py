@@ -34,7 +34,7 @@ def test_both_names_are_taken_and_outputs_have_that_of_transformers(model: Any) 
 
 def test_two_caches_are_refused(model: Any) -> None:
     both = {name: DynamicCache(config=model.config) for name in CACHE_NAMES}
-    with pytest.raises(hea.InputError, match="two names of one argument"):
+    with pytest.raises(hea.InputError, match="two names of the same argument"):
         model(torch.ones(1, 4, dtype=torch.long), **both)
 
 

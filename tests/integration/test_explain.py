@@ -268,10 +268,10 @@ def test_the_call_of_a_model_is_the_one_that_its_layer_makes(monkeypatch: pytest
     ("what", "options", "message"),
     [
         (transformers.LlamaConfig(**LLAMA), {"layer": 2}, r"layer=2 of LlamaModel has no attention.*\[0, 1\]"),
-        (transformers.LlamaConfig(**LLAMA), {"num_heads": 4}, "num_heads=4 is given with a LlamaConfig"),
+        (transformers.LlamaConfig(**LLAMA), {"num_heads": 4}, "num_heads=4 cannot be given for a LlamaConfig"),
         (transformers.LlamaConfig(**LLAMA), {"part": "decoder"}, "LlamaConfig is not one"),
         (transformers.LongformerConfig(), {}, "does not use the attention interface"),
-        (transformers.T5GemmaConfig(), {}, "T5GemmaConfig joins two models"),
+        (transformers.T5GemmaConfig(), {}, "T5GemmaConfig combines two models"),
         (torch.nn.Linear(1, 1), {}, "not Linear"),
         (5, {}, "attention_pattern is 5"),
         ("band(", {}, "band"),

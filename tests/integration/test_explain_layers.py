@@ -70,7 +70,7 @@ def test_a_layer_that_cannot_be_computed_so_is_said_in_a_note(monkeypatch: pytes
     monkeypatch.setattr(explain, "_all_layers", refuse)
     explanation = hea.explain(llama(SINKS), 64)
     assert explanation.all_layers is None
-    assert "The cost of all layers is not known here: no such call." in explanation.notes
+    assert "The cost of all layers cannot be estimated: no such call." in explanation.notes
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ def test_packed_documents_from_which_blocks_are_not_counted_are_refused() -> Non
     found = model(ids, position_ids=positions).logits
     assert torch.isfinite(found).all()
     positions[1, 5:] -= 5
-    with pytest.raises(UnsupportedBackendError, match="Give each document a row of its own"):
+    with pytest.raises(UnsupportedBackendError, match="Put each document into its own row"):
         model(ids, position_ids=positions, use_cache=False)
 
 

@@ -178,11 +178,11 @@ def test_masked_autoencoders_leave_patches_out(shape: list[int | None]) -> None:
     grid, video = Grid(shape, [Band(1, 1)] * 3), torch.randn(1, 4, 3, 32, 32)
     model, mask = hea.sparsify(video_model("videomae"), grid), torch.arange(32)[None] % 2 == 0
     for inputs, options in (((video, mask), {}), ((video,), {"bool_masked_pos": mask})):
-        with pytest.raises(hea.InputError, match="VideoMAE.* leaves out masked patches"):
+        with pytest.raises(hea.InputError, match="VideoMAE.* drops masked patches"):
             model(*inputs, **options)
     assert model.videomae(video).last_hidden_state.isfinite().all()
     pictures = hea.sparsify(video_model("vit_mae"), Grid([None, 8], [Band(1, 1)] * 2, 1))
-    with pytest.raises(hea.InputError, match="ViTMAEModel leaves out masked patches and shuffles the others"):
+    with pytest.raises(hea.InputError, match="ViTMAEModel drops masked patches and shuffles the others"):
         pictures(torch.randn(1, 3, 32, 32))
     # without a grid they are read in any order
     assert hea.sparsify(model, Band(5, 5))(video, mask).logits.isfinite().all()
@@ -191,7 +191,7 @@ def test_masked_autoencoders_leave_patches_out(shape: list[int | None]) -> None:
 def test_v_jepa_2_reads_patches_of_two_kinds() -> None:
     video, model = torch.randn(1, 4, 3, 32, 32), video_model("vjepa2")
     hea.sparsify(model, Grid([2, 4, 4], [Band(1, 1)] * 3))
-    with pytest.raises(hea.InputError, match="VJEPA2Model reads patches of two kinds in its predictor"):
+    with pytest.raises(hea.InputError, match="VJEPA2Model has two kinds of patches in its predictor"):
         model(video)
     assert hea.sparsify(model, Band(5, 5))(video).last_hidden_state.isfinite().all()
 

@@ -252,7 +252,7 @@ def test_a_matrix_that_may_be_a_decoders_own_mask_is_refused_under_its_pattern()
     ids = token_ids(2, 6)
     matrix = torch.ones(2, 1, 6, 6).tril().bool()
     model(**inputs_of("bart", "right"))
-    with pytest.raises(hea.UnsupportedBackendError, match="nothing says whether it belongs to"):
+    with pytest.raises(hea.UnsupportedBackendError, match="unknown whether it belongs to"):
         model(input_ids=ids, decoder_input_ids=ids, decoder_attention_mask=matrix)
 
 

@@ -102,7 +102,7 @@ def test_training_an_adapter_warns_of_a_base_that_holds_no_pattern(
     adapted = peft.get_peft_model(model, new()).train(is_training)
     with torch.no_grad():
         adapted(ids)
-    with pytest.warns(UserWarning, match=r"will name .*dense as its base, where this pattern is not saved"):
+    with pytest.warns(UserWarning, match=r"will name .*dense as its base model"):
         adapted(ids)
     adapted(ids)
     adapted.save_pretrained(tmp_path / "adapter")

@@ -152,7 +152,7 @@ def test_layers_that_another_thread_computes_again() -> None:
 def test_arguments_that_fit_no_tokens_are_refused() -> None:
     model = sparse("llama")
     for ends in ([0, 5, 12], [1, 14], [0, 9, 5, 14]):
-        with pytest.raises(hea.InputError, match="say where documents end"):
+        with pytest.raises(hea.InputError, match="they are the ends of the documents"):
             model(token_ids(1, 14), cu_seq_lens_q=torch.tensor(ends), cu_seq_lens_k=torch.tensor(ends))
     with pytest.raises(hea.InputError, match="one flattened row"):
         model(token_ids(2, 14), cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS)
@@ -236,7 +236,7 @@ def test_documents_that_cannot_be_seen_are_warned_of_once_a_model(unseen: str) -
     ids = token_ids(1, 14)
     for _ in range(2):
         model = sparse(name)
-        with pytest.warns(UserWarning, match="Pass seq_idx with them"):
+        with pytest.warns(UserWarning, match="Also pass seq_idx"):
             model(ids, position_ids=POSITIONS, **options)
         model(ids, position_ids=POSITIONS, **options)
     # what the warning says to do

@@ -73,7 +73,7 @@ DENSE = {name: value for name, value in WIDE.items() if name != "num_attention_h
         (tr.PegasusXConfig(**SEQ2SEQ, **BART, block_size=4, num_global_tokens=2), "no layer of its encoder calls it"),
         (
             tr.EncoderDecoderConfig.from_encoder_decoder_configs(tr.BertConfig(**TINY), tr.BertConfig(**TINY)),
-            "joins two models",
+            "combines two models",
         ),
     ],
     ids=lambda each: each.model_type if isinstance(each, tr.PreTrainedConfig) else "",
@@ -163,8 +163,8 @@ def test_refusals_say_what_to_do() -> None:
     gemma = tr.Gemma3TextConfig(**small, layer_types=["sliding_attention"])
     mistral = tr.MistralConfig(**small, sliding_window=4)
     cures = (
-        (mamba, "with layers of full"),
-        (gemma, "entries of config.layer_types"),
+        (mamba, "with full attention"),
+        (gemma, "Set config.layer_types"),
         (mistral, "sliding_window to None"),
     )
     for config, cure in cures:

@@ -60,14 +60,14 @@ def esm() -> Any:
 def test_documents_that_a_model_does_not_hand_on_are_warned_of(way: Callable[[Any], Any]) -> None:
     for model in (build("modernbert"), esm()):
         sparse, ids = way(model), token_ids(1, 14)
-        with pytest.warns(UserWarning, match="Pass seq_idx with them"):
+        with pytest.warns(UserWarning, match="Also pass seq_idx"):
             sparse(ids, position_ids=POSITIONS)
 
 
 @torch.no_grad()
 def test_positions_given_by_place_are_seen(way: Callable[[Any], Any]) -> None:
     sparse = way(build("bert"))
-    with pytest.warns(UserWarning, match="Pass seq_idx with them"):
+    with pytest.warns(UserWarning, match="Also pass seq_idx"):
         sparse(token_ids(1, 14), None, None, POSITIONS)
 
 

@@ -93,7 +93,7 @@ class PrecisionContract:
                         assert 0 < distance(model(**inputs, use_cache=use_cache), expected) < limit
 
     # what is trained on here is the states alone
-    @pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss")
+    @pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss")
     def test_autocast_trains_every_head(self, case: Any, auto_class: str) -> None:
         model = case.model(auto_class).train()
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -138,7 +138,7 @@ class SharedContract:
                 torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
     # its loss is that of the states
-    @pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss")
+    @pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss")
     @pytest.mark.parametrize("is_shared", [True, False], ids=["its config", "a config around it"])
     def test_a_users_own_model_around_the_backbone(self, case: Any, is_shared: bool, tmp_path: Path) -> None:
         """Whatever implementation transformers, which asks the outer class, gives to the config of both."""
@@ -209,7 +209,7 @@ class SharedContract:
                 assert all(parameter.is_meta for parameter in model_class(case.config()).parameters())
 
     # what is trained on here is the states alone
-    @pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss")
+    @pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss")
     def test_every_parameter_gets_a_gradient(self, case: Any, auto_class: str) -> None:
         model = case.model(auto_class).train()
         scalar(model(**case.inputs(auto_class))).backward()

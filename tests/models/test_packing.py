@@ -32,7 +32,7 @@ def test_generate_tells_the_documents_of_a_prompt_apart_and_warns_of_later_token
     _mixing.clear()
     model, ids = case.model(), random_ids(1, 15)
     options = {"max_new_tokens": 2, "min_new_tokens": 2, "cache_implementation": cache, "output_logits": True}
-    with pytest.warns(UserWarning, match="documents read each other"):
+    with pytest.warns(UserWarning, match="documents attend to each other"):
         packed = model.generate(ids, position_ids=POSITIONS, return_dict_in_generate=True, **options)
     alone = model(ids[:, -LENGTHS[-1] :]).logits[:, -1]
     torch.testing.assert_close(packed.logits[0], alone, atol=TOLERANCE, rtol=TOLERANCE)

@@ -14,7 +14,7 @@ from transformers import AutoModel, PreTrainedModel
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     # Trainer and users compute the losses here
-    pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss:UserWarning"),
 ]
 SMOOTHING = 0.1
 TASKS = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM", "AutoModelForMaskedLM": None}

@@ -22,7 +22,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
     # losses of sentence-transformers are its own
-    pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss:UserWarning"),
 ]
 every_family = pytest.mark.parametrize("family", READERS)
 CLASSIFIERS = [name for name, case in READERS.items() if "AutoModelForSequenceClassification" in case.heads]

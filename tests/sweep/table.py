@@ -13,16 +13,16 @@ PAGE = Path(__file__).parents[2] / "model_cards" / "engine.md"
 BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 # why a class is refused, by what its sentence says; the first that fits
 REASONS = (
-    ("attention sinks of each query", "has attention sinks that differ from query to query"),
+    ("has attention sinks", "has attention sinks that differ from query to query"),
     ("uses attention masks itself", "uses masks outside of its attention function"),
     ("counts blocks of keys from", "padding on the left, from which it would count its blocks; all else is right"),
-    ("has full attention that could follow", "every layer is sliding, chunked, indexed or recurrent by itself"),
+    ("has full attention", "every layer is sliding, chunked, indexed or recurrent by itself"),
     ("does not use the attention interface", "does not use the attention interface, or not in every layer"),
     ("computed without its attention_pattern", "does not use the attention interface, or not in every layer"),
-    ("does not tell the attention function", "does not say how far its sliding layers attend"),
+    ("has sliding attention but does not", "does not say how far its sliding layers attend"),
     ("mask is not one of", "its masks are not made of positions"),
     ("none of the fields", "its config does not say how many layers it has"),
-    ("joins two models", "two models in one: sparsify `model.encoder` or `model.decoder`"),
+    ("two models, each with", "two models in one: sparsify `model.encoder` or `model.decoder`"),
 )
 SUFFIXES = re.compile(r"(For[A-Z].*|(With)?LMHeadModel|ModelWithLMHead|Model|Decoder)$")
 

@@ -69,7 +69,7 @@ def test_a_loss_of_the_users_has_to_add_it(tmp_path: Path, name: str, adds: bool
     if adds:
         running.train()
     else:
-        with pytest.warns(UserWarning, match=r"does not contain auxiliary_loss.*Add outputs\.auxiliary_loss"):
+        with pytest.warns(UserWarning, match=r"does not include auxiliary_loss.*Add outputs\.auxiliary_loss"):
             running.train()
 
 
@@ -89,7 +89,7 @@ def test_what_computes_the_loss_itself_leaves_it_out_with_a_warning(tmp_path: Pa
         running = trainer(tmp_path, model, label_smoothing_factor=0.1, bf16=False)
         running.callback_handler.remove_callback(hea.AuxiliaryLossCallback)
         learn = running.train
-    with pytest.warns(UserWarning, match=r"does not contain auxiliary_loss.*TRL"):
+    with pytest.warns(UserWarning, match=r"does not include auxiliary_loss.*TRL"):
         learn()
 
 
@@ -108,7 +108,7 @@ def test_explain_and_the_card_say_what_an_indexer_chooses() -> None:
     assert "whose queries attend to keys that indexers select" in card
     assert "| 0–1 | `causal()`, keys selected by content (gathered) | 4.0 |" in card
     assert "2 heads of 8 dimensions" in card
-    assert "learns which 4 keys are worth reading" in model_card(hea.index_stage(model, "warmup")).text
+    assert "learns which 4 keys to select" in model_card(hea.index_stage(model, "warmup")).text
 
 
 PATTERN = BlockTopK(4, 2)

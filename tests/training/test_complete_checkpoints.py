@@ -1,4 +1,4 @@
-"""Which checkpoints are complete: every file missing or cut off; FSDP, DeepSpeed and PEFT."""
+"""Which checkpoints are complete: every file missing or truncated; FSDP, DeepSpeed and PEFT."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def test_every_file_counts_and_counts_whole(run: Path, name: str) -> None:
         assert why_incomplete(newest).startswith(name)
     file.unlink()
     assert hea.last_complete_checkpoint(run) == before
-    assert why_incomplete(newest) == f"{name} is missing{' or cut off' if name == NEEDED[-1] else ''}."
+    assert why_incomplete(newest) == f"{name} is missing{' or truncated' if name == NEEDED[-1] else ''}."
 
 
 def test_without_any(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_shards(run: Path) -> None:
     assert len(shards) > 2
     content = shards[1].read_bytes()
     shards[1].write_bytes(shards[0].read_bytes())
-    assert "has not all tensors that model.safetensors.index.json names" in why_incomplete(newest)
+    assert "lacks tensors that model.safetensors.index.json lists" in why_incomplete(newest)
     shards[1].write_bytes(content[:-1])
     assert why_incomplete(newest).startswith(f"{shards[1].name} has ")
     shards[1].unlink()
@@ -131,14 +131,14 @@ def test_deepspeed(run: Path) -> None:
         (newest / old).unlink()
     folder = newest / "global_step3"
     folder.mkdir()
-    assert why_incomplete(newest) == "latest is missing or cut off."
+    assert why_incomplete(newest) == "latest is missing or truncated."
     (newest / "latest").write_text("global_step3")
     assert why_incomplete(newest) == "global_step3/*_states.pt is missing."
     states = folder / "mp_rank_00_model_states.pt"
     torch.save({}, states)
     assert why_incomplete(newest) is None
     states.write_bytes(states.read_bytes()[:-5])
-    assert why_incomplete(newest) == "global_step3/mp_rank_00_model_states.pt is cut off."
+    assert why_incomplete(newest) == "global_step3/mp_rank_00_model_states.pt is truncated."
 
 
 def split(checkpoint: Path, processes: int, arguments: int | None = None, **flags: Any) -> None:
@@ -228,6 +228,8 @@ def test_a_memory_that_cannot_be_read_names_the_checkpoint_before(run: Path, con
     optimizer = torch.optim.Adagrad(hea.optimizer_groups(model := build_model(), 0.0), lr=0.07)
     segments = hea.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
     trainer = build_trainer(run, model, segments, optimizer, [hea.SpanCallback()], max_steps=STEPS + 2)
-    with pytest.raises(hea.CheckpointError, match=r"segment_memory_0\.pt .*checkpoint before it, beside it: ") as error:
+    with pytest.raises(
+        hea.CheckpointError, match=r"segment_memory_0\.pt.*last complete checkpoint before it, .*: "
+    ) as error:
         trainer.train(resume_from_checkpoint=str(file.parent))
     assert before.name in str(error.value)

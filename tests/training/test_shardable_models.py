@@ -56,14 +56,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "short texts": (lambda: sparse(full_attention_up_to=8), "full_attention_up_to depends on the length"),
     "random blocks": (
         lambda: sparse(attention_pattern=bigbird(2, 1), random_blocks_in_eval="transformers"),
-        "random_blocks_in_eval='transformers' reads the first block",
+        "random_blocks_in_eval='transformers' attends to the first block",
     ),
-    "pooler": (lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"), "its pooler looks at the first token"),
-    "sequence head": (lambda: sparse("SequenceClassification"), "the loss of .ForSequenceClassification. needs"),
-    "question head": (lambda: sparse("QuestionAnswering"), "the loss of .ForQuestionAnswering. needs the whole text"),
+    "pooler": (
+        lambda: efficient(transformers.BertConfig(**SIZES), "AutoModel"),
+        "its pooler would use the first token",
+    ),
+    "sequence head": (lambda: sparse("SequenceClassification"), "its loss, .ForSequenceClassification., needs"),
+    "question head": (lambda: sparse("QuestionAnswering"), "its loss, .ForQuestionAnswering., needs the whole text"),
     "sequence head in-tree": (
         lambda: efficient(transformers.BertConfig(**SIZES), "AutoModelForSequenceClassification"),
-        "the loss of .ForSequenceClassification. needs the whole text",
+        "its loss, .ForSequenceClassification., needs the whole text",
     ),
     "encoder-decoder in-tree": (lambda: efficient(transformers.T5Config(**SIDES), "AutoModelForSeq2SeqLM"), "it joins"),
     "routers": (
@@ -85,33 +88,33 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: efficient(
             transformers.FalconH1Config(**SIZES, **PAIR, mamba_d_ssm=32, mamba_n_heads=2, mamba_d_state=8, head_dim=8)
         ),
-        "it keeps a state that goes from token to token|of the kinds",
+        "it passes a state from token to token|of the kinds",
     ),
     "masks that scale": (
         lambda: efficient(transformers.EsmConfig(**SIZES, pad_token_id=1, token_dropout=True), "AutoModelForMaskedLM"),
-        "token_dropout=True scales tokens by the share of masks",
+        "token_dropout=True scales tokens by the share of mask tokens",
     ),
     "trigrams": (
         lambda: efficient(
             transformers.MobileBertConfig(**SIZES, embedding_size=8, intra_bottleneck_size=16), "AutoModelForMaskedLM"
         ),
-        "trigram_input=True reads the embeddings of neighbouring tokens",
+        "trigram_input=True uses the embeddings of neighbouring tokens",
     ),
     "queries scaled by their place": (
         lambda: efficient(transformers.Llama4TextConfig(**LLAMA4)),
-        "attn_temperature_tuning=True scales queries by how many tokens are before them",
+        "attn_temperature_tuning=True scales queries by the number of tokens before them",
     ),
     "a loss that nothing names": (
         lambda: efficient(transformers.ElectraConfig(**SIZES, embedding_size=16), "AutoModelForPreTraining"),
-        "nothing says whether its loss is of single tokens .loss_type is None.",
+        "unknown whether its loss is a sum over tokens .loss_type is None.",
     ),
     "two heads": (
         lambda: transformers.GPT2DoubleHeadsModel._from_config(
             transformers.GPT2Config(**SIZES), attn_implementation="efficient"
         ),
-        "nothing says whether its loss is of single tokens",
+        "unknown whether its loss is a sum over tokens",
     ),
-    "convolution": (with_convolution, "model.layers.1.mlp.gate_proj reads neighbours outside of attention"),
+    "convolution": (with_convolution, "model.layers.1.mlp.gate_proj mixes neighbouring tokens outside of attention"),
 }
 # whole families, with the cells of the table of model_cards/engine.md
 FAMILIES_REFUSED = {family.name: family for family in FAMILIES if "halo" in family.refuses}
@@ -146,7 +149,7 @@ def test_a_layer_without_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_wrapped_models_are_refused(mesh: Any) -> None:
     wrapped = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     with pytest.raises(
-        hea.UnsupportedBackendError, match="this is a PeftModelForCausalLM.*shard the model first, then wrap it"
+        hea.UnsupportedBackendError, match="not PeftModelForCausalLM.*shard the model first, then wrap it"
     ):
         hea.shard_sequence(wrapped, mesh)
 
@@ -172,9 +175,9 @@ def test_calls_that_are_refused(alone: Any) -> None:
     model = hea.shard_sequence(hea.sparsify(llama(), Band(2, 0)), alone)
     ids = torch.arange(8)[None]
     assert torch.isfinite(model(ids, labels=ids).loss)
-    with pytest.raises(hea.UnsupportedBackendError, match="does not generate: a new token belongs to one process"):
+    with pytest.raises(hea.UnsupportedBackendError, match="cannot generate: a new token belongs to one process"):
         model.generate(ids)
-    with pytest.raises(hea.UnsupportedBackendError, match="keys of earlier calls, or those that prefix tuning learns"):
+    with pytest.raises(hea.UnsupportedBackendError, match="keys of earlier calls, or keys learned by prefix tuning"):
         model(ids, **{CACHE_ARGUMENT: transformers.DynamicCache()})
     with pytest.raises(hea.UnsupportedBackendError, match="cannot be called with decoder_input_ids"):
         model(ids, decoder_input_ids=ids)

@@ -52,13 +52,13 @@ def test_a_training_resumes_in_the_second_epoch(reports: dict[int, dict[str, Any
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("logits", "every process has only those of its own tokens"),
+        ("logits", "every process has only the logits of its own tokens"),
         ("order", "train_sampling_strategy is 'group_by_length'"),
-        ("stream", "Process 0 distributes the examples of a Stream"),
-        ("mesh", "has the processes 0, 2, but"),
+        ("stream", "Process 0 distributes different examples of a Stream"),
+        ("mesh", "have the ranks 0, 2, but"),
         ("smoothing", "computes the loss itself, without the tokens of other processes. Set"),
         ("smoothed evaluation", "label_smoothing_factor=0.25"),
-        ("loss", "and the labels of whole texts: leave it out"),
+        ("loss", "but the labels of whole texts"),
     ],
 )
 def test_what_is_refused(reports: dict[int, dict[str, Any]], what: str, message: str) -> None:

@@ -131,5 +131,7 @@ def test_heads_without_numbers_are_refused(folder: Path) -> None:
 def test_an_indexer_learns_from_no_heads_whose_processes_are_unknown() -> None:
     layer = indexed("warmup").model.layers[0].self_attn
     assert model_info.head_group(layer, 8) is None
-    with pytest.raises(hea.UnsupportedBackendError, match="computes 4 of 8 heads here, .* learns from all heads"):
+    with pytest.raises(
+        hea.UnsupportedBackendError, match="computes 4 of 8 heads in this process, .* learns from all heads"
+    ):
         model_info.head_group(layer, 4)

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning"),
     # losses of preferences and rewards are TRL's own
-    pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss:UserWarning"),
 ]
 
 

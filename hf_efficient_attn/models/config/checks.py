@@ -61,7 +61,7 @@ def _check_number(name: str, number: float) -> None:
     if least <= number <= most:
         return
     if name.endswith("_dropout"):
-        raise ConfigurationError(f"{name}={shown(number)} is a probability: 0 to 1.")
+        raise ConfigurationError(f"{name}={shown(number)} must be a probability, from 0 to 1.")
     side = f"at least {least}" if number < least else f"a finite number from {least} to {most}"
     raise ConfigurationError(f"{name}={shown(number)} must be {side}.")
 
@@ -73,8 +73,8 @@ def check_heads(hidden_size: int, num_heads: int, hidden_name: str, heads_name: 
         divisors = {*small, *(hidden_size // count for count in small)}
         nearest = sorted(divisors, key=lambda count: (abs(count - num_heads), count))[:3]
         raise ConfigurationError(
-            f"{heads_name}={num_heads} does not divide {hidden_name}={hidden_size}: each head owns an equal slice of "
-            f"the width. Nearest counts that do: {sorted(nearest)}."
+            f"{heads_name}={num_heads} does not divide {hidden_name}={hidden_size}, but every head has an equal part "
+            f"of the width. Nearest numbers that do: {sorted(nearest)}."
         )
 
 
@@ -200,7 +200,7 @@ def _check_global_positions(pattern: Pattern, num_positions: int, allowed: str) 
         if not named.is_within(num_positions):
             raise ConfigurationError(
                 f"attention_pattern has the global position {named.position}{named.unit}, but inputs only have "
-                f"positions {allowed}. Leave it out, or make the table of positions longer."
+                f"positions {allowed}. Leave it out, or extend the position table."
             )
 
 

@@ -39,7 +39,10 @@ def strict_config(cls: type[Config]) -> type[Config]:
     @wraps(build)
     def __init__(self: Any, *args: Any, **fields: Any) -> None:
         if args:
-            raise FieldError(f"{checked.__name__}({shown(args[0])}, …): fields are given by name, as hidden_size=64.")
+            raise FieldError(
+                f"{checked.__name__}({shown(args[0])}, …) has a positional argument. Pass fields by name, such as "
+                "hidden_size=64."
+            )
         # aliases are resolved before the fields are checked
         build(self, **{checked.attribute_map.get(name, name): value for name, value in fields.items()})
 
@@ -123,15 +126,15 @@ def check_names(config: Any, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         # static, so that a property is not called
         found = inspect.getattr_static(cls, name, None)
-        start = f"{shown(name, 60)[1:-1]}={shown(value, 60)} is no field of {cls.__name__}"
+        start = f"{shown(name, 60)[1:-1]}={shown(value, 60)} is not a field of {cls.__name__}"
         if callable(getattr(cls, name, None)) or (isinstance(found, property) and found.fset is None):
-            raise FieldError(f"{start}: the class has {name} itself. Leave it out.")
+            raise FieldError(f"{start}: the class defines {name} itself. Leave it out.")
         if name == "is_decoder" and value and getattr(config, "is_causal", True) is False:
-            raise FieldError(f"{start}, but its attention is bidirectional. Write is_causal=True, or leave it out.")
+            raise FieldError(f"{start}, and its attention is bidirectional. Write is_causal=True, or leave {name} out.")
         if name == "add_cross_attention" and value:
-            raise FieldError(f"{start}: it has no cross-attention. SparseSeq2SeqConfig and BPSeq2SeqConfig have it.")
+            raise FieldError(f"{start}, which has no cross-attention. SparseSeq2SeqConfig and BPSeq2SeqConfig have it.")
         if not is_known(cls, name):
-            raise FieldError(f"{start}, and would change nothing. {advice(cls, name)}")
+            raise FieldError(f"{start} and would have no effect. {advice(cls, name)}")
 
 
 def is_known(cls: Any, name: str) -> bool:
@@ -160,9 +163,9 @@ def foreign_fields(cls: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     if found:
         logger.warning_once(
             f"A saved {cls.__name__} has fields that this version of hf_efficient_attn does not know: "
-            f"{', '.join(shown(name, 60) for name in [*found][:5])}. They are kept and change nothing. If a newer "
-            "version has saved it, the model may compute something else there: update the package. Fields of your own "
-            f"are declared in a subclass of {cls.__name__}."
+            f"{', '.join(shown(name, 60) for name in [*found][:5])}. They are kept, but have no effect. If a newer "
+            "version saved it, the model may compute something else with them: update the package. Declare fields of "
+            f"your own in a subclass of {cls.__name__}."
         )
     return found
 
@@ -173,7 +176,7 @@ def warn_of_unread(cls: Any, options: Mapping[str, Any]) -> None:
         meant = None if is_known(cls, name) else near_field(cls, name)
         if meant is not None:
             given = f"{shown(name, 60)[1:-1]}={shown(value, 60)}"
-            logger.warning_once(f"{given} is no field of {cls.__name__}, and changes nothing. Write {meant}=….")
+            logger.warning_once(f"{given} is not a field of {cls.__name__} and has no effect. Write {meant}=….")
 
 
 def near_field(cls: Any, name: str) -> str | None:

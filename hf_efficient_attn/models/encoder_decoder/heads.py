@@ -85,8 +85,8 @@ class Seq2SeqLMHead(CacheGeneration, Seq2SeqHead, LanguageModelHead):
             decoder_input_ids = shift_right(self.config, labels)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise InputError(
-                "Pass labels, from which the decoder's input is made, or decoder_input_ids. (A Trainer that smooths "
-                "labels removes them: use DataCollatorForSeq2Seq(tokenizer, model=model), which adds "
+                "Pass decoder_input_ids, or labels, from which the decoder's input is made. (If Trainer smooths "
+                "labels, it removes them: use DataCollatorForSeq2Seq(tokenizer, model=model), which adds "
                 "decoder_input_ids, or config.label_smoothing.)"
             )
         given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, cache)
@@ -200,8 +200,8 @@ def last_end(
     source = attention_mask if input_ids is None else input_ids
     if source is not None and source.shape[1] != tokens:
         raise InputError(
-            f"The label is predicted at the source's last end token, but the decoder gets {tokens} tokens and the "
-            f"source has {source.shape[1]}. Leave decoder_input_ids out, or give one token for each source token."
+            f"The label is predicted at the last end token of the source, but the decoder gets {tokens} tokens and "
+            f"the source has {source.shape[1]}. Leave decoder_input_ids out, or give one token for each source token."
         )
     index = torch.arange(tokens, device=hidden.device).expand(batch_size, -1)
     if input_ids is None:

@@ -148,7 +148,7 @@ def _wrong_side(name: str, mask: Tensor, own: str, own_tokens: int, other: str, 
         message += f" That is the length of the {other}: the mask is on the wrong side. Pass it as {right}."
     else:
         cached = ", cached tokens first" if own == "target" else ""
-        message += f" Pass one column a {own} token{cached}."
+        message += f" Pass one column for each {own} token{cached}."
     return InputError(message)
 
 

@@ -92,14 +92,14 @@ def with_auxiliary_loss(outputs: Any, auxiliary_loss: Tensor) -> Any:
 # transformers' name for the loss of next-token prediction
 CAUSAL_LM = "ForCausalLM"
 LEFT_OUT = (
-    "The loss that is trained does not contain auxiliary_loss, which layers add to the task's (spans, centroids, "
-    "indexers), so that nothing learns from it. Add outputs.auxiliary_loss to a loss of your own, as in "
-    "compute_loss_func. Trainer with a label_smoothing_factor and the trainers of TRL compute the loss themselves: use "
-    "Trainer with label_smoothing_factor=0."
+    "The training loss does not include auxiliary_loss, which layers add to the task's loss (spans, centroids, "
+    "indexers), so nothing learns from it. Add outputs.auxiliary_loss to your own loss, for example in "
+    "compute_loss_func. Trainer with a label_smoothing_factor, and the trainers of TRL, compute the loss themselves: "
+    "use Trainer with label_smoothing_factor=0."
 )
 LAYERS_LEFT_OUT = (
-    "The loss that is trained does not contain auxiliary_loss, that of earlier layers (layer_losses=True), which the "
-    "model adds where it is called with labels. Trainer with a label_smoothing_factor and the trainers of TRL compute "
+    "The training loss does not include auxiliary_loss, the loss of earlier layers (layer_losses=True), which the "
+    "model adds if it is called with labels. Trainer with a label_smoothing_factor, and the trainers of TRL, compute "
     "the loss themselves: use Trainer with label_smoothing_factor=0, or set model.config.layer_losses=False."
 )
 

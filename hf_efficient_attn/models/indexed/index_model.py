@@ -59,10 +59,9 @@ def with_index_states(module: Any, inputs: tuple[Any, ...], options: dict[str, A
         queries, keys, weights = module.indexer(hidden_states, *options["position_embeddings"])
     if module.training and queries.requires_grad and LOSSES not in options:
         raise UnsupportedBackendError(
-            f"{type(module).__name__} has an indexer (hea.index), but its loss would be lost: its model computes "
-            "without the forward that adds it, or its layers do not pass keyword arguments on. Call the model itself, "
-            "do "
-            'without what replaces its forward or its layers, or call hea.training.index_stage(model, "dense").'
+            f"{type(module).__name__} has an indexer (hea.index), but its loss would be lost: the forward that adds "
+            "it was not called, or the layers do not pass keyword arguments on. Call the model itself, remove what "
+            'replaces its forward or its layers, or call hea.training.index_stage(model, "dense").'
         )
     cache = cache_in(options)
     if cache is not None:
@@ -149,7 +148,7 @@ def index(model: PreTrainedModel, top_k: int, num_heads: int = 16, head_dim: int
     head_dim = rotated if head_dim is None else head_dim
     if head_dim < rotated:
         raise ConfigurationError(
-            f"head_dim={head_dim} must be at least {rotated}, the dimensions that positions rotate."
+            f"head_dim={head_dim} must be at least {rotated}, the number of dimensions that RoPE rotates."
         )
     model.set_attn_implementation(NAME)
     field = {"top_k": top_k, "num_heads": num_heads, "head_dim": head_dim, "stage": WARMUP}
@@ -205,7 +204,7 @@ def checked_rotation(model: Any) -> int:
     if not isinstance(model, PreTrainedModel):
         raise ConfigurationError(f"index takes a model of transformers, not {type(model).__name__}.")
     if has_indexer(model.config):
-        raise ConfigurationError("This model has indexers already. Call hea.training.index_stage(model, stage).")
+        raise ConfigurationError("This model already has indexers. Call hea.training.index_stage(model, stage).")
     if not reads_all_before(model.config):
         raise ConfigurationError("This model has an attention_pattern; remove it with sparsify(model, None).")
     name, base = type(model).__name__, model.base_model
@@ -213,7 +212,7 @@ def checked_rotation(model: Any) -> int:
     layers = getattr(base, "layers", None)
     kinds = set(getattr(model.config, "layer_types", None) or [FULL_ATTENTION])
     if layers is None or rotary is None or not all(takes_states(getattr(layer, "self_attn", None)) for layer in layers):
-        raise UnsupportedBackendError(f"{name} is not a decoder with rotary positions as Llama is; index needs one.")
+        raise UnsupportedBackendError(f"index needs a decoder with rotary positions, such as Llama; {name} is not one.")
     if kinds != {FULL_ATTENTION} or getattr(model.config, "sliding_window", None) is not None:
         raise UnsupportedBackendError(
             f"{name} has layers that do not attend to all earlier tokens; index needs full attention."
@@ -221,11 +220,13 @@ def checked_rotation(model: Any) -> int:
     positions = torch.arange(2, device=model.device)[None]
     rotated = rotated_dims(rotary, torch.zeros(1, 2, 1, device=model.device), positions)
     if rotated is None:
-        raise UnsupportedBackendError(f"{name} rotates neighbouring dimensions; index needs the halves of Llama.")
+        raise UnsupportedBackendError(
+            f"{name} rotates neighbouring dimensions; index needs RoPE that rotates halves, as in Llama."
+        )
     # layers of our families pass them on
     if not hasattr(model, "index_rotary") and not passes_on(type(model), model.config, LOSSES):
         raise UnsupportedBackendError(
-            f"The layers of {name} do not pass keyword arguments on to their attention, but index needs this. Take a "
+            f"The layers of {name} do not pass keyword arguments on to their attention, but index needs this. Use a "
             "decoder whose layers do, such as Llama."
         )
     return rotated

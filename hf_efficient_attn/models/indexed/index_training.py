@@ -96,7 +96,7 @@ def forward_with_loss(model: Any, forward: Callable[..., Any], inputs: tuple[Any
     is_thawed = any(parameter.requires_grad for each in indexers_of(model) for parameter in each.parameters())
     if is_thawed and not total.requires_grad:
         raise UnsupportedBackendError(
-            "The losses of the indexers have no gradient, as in gradient checkpointing with use_reentrant=True. Give "
+            "The losses of the indexers have no gradient, as with gradient checkpointing and use_reentrant=True. Set "
             "gradient_checkpointing_kwargs={'use_reentrant': False}."
         )
     if getattr(outputs, "loss", None) is not None:
@@ -164,7 +164,9 @@ def index_recall(model: Any, **inputs: Any) -> Tensor:
         ConfigurationError: a model without indexers, or in the stage "dense".
     """
     if stage_of(model.config) == DENSE:
-        raise ConfigurationError("index_recall needs indexers that score: hea.index(model, top_k=...) adds them.")
+        raise ConfigurationError(
+            'index_recall needs indexers in the stage "warmup" or "sparse"; hea.index(model, top_k=...) adds them.'
+        )
     recalls = LayerNumbers()
     was_training = model.training
     model.eval()

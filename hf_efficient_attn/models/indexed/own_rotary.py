@@ -23,8 +23,8 @@ def own_rotary(model: Any) -> Any:
     kinds = {type(getattr(layer, "self_attn", None)) for layer in getattr(base, "layers", ())}
     if not kinds or not all(READS_CHOICE in vars(kind) for kind in kinds):
         raise UnsupportedBackendError(
-            f"The layers of {name} select keys by their own mechanism, which no indexer replaces. Of our "
-            "families, index takes SparseTransformer and SimplifiedTransformer."
+            f"The layers of {name} select keys by their own mechanism, which an indexer cannot replace. Of the "
+            "families of this package, index takes SparseTransformer and SimplifiedTransformer."
         )
     if not config.is_causal:
         raise UnsupportedBackendError(
@@ -34,8 +34,8 @@ def own_rotary(model: Any) -> Any:
     for field in OTHER_READING:
         if getattr(config, field, None) is not None:
             raise UnsupportedBackendError(
-                f"{name} has {field}={shown(getattr(config, field))}; index needs layers that attend to all earlier "
-                f"tokens, as with {field}=None."
+                f"{name} has {field}={shown(getattr(config, field))}, but index needs layers that attend to all "
+                f"earlier tokens. Build it with {field}=None."
             )
     kind = config.position_embedding_type
     if kind != "rope":

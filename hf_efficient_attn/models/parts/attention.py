@@ -101,4 +101,4 @@ class AsksNothing:
         Raises:
             UnsupportedBackendError: always; it says what is computed instead.
         """
-        raise UnsupportedBackendError(f"{self.costs(num_keys)} It computes them itself, and no backend is chosen.")
+        raise UnsupportedBackendError(f"{self.costs(num_keys)} The layer computes them itself, without a backend.")

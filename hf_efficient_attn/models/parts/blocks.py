@@ -227,8 +227,8 @@ def check_cached(
         found = (held.shape[1], held.shape[3])
         if any(each is not None and each != own for each, own in zip(wanted, found, strict=True)):
             raise UnsupportedBackendError(
-                f"The cache holds {name} of {found[0]} heads and {found[1]} numbers, but layer {layer_idx} keeps "
-                f"{why}. Prefix tuning cannot give that; use prompt tuning or LoRA instead."
+                f"The cache holds {name} with {found[0]} heads of size {found[1]}, but layer {layer_idx} keeps {why}. "
+                "Prefix tuning cannot provide this; use prompt tuning or LoRA instead."
             )
 
 

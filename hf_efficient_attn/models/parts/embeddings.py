@@ -150,15 +150,15 @@ class Positions(nn.Module):
             )
         if last >= size and getattr(self.config, "has_one_length", False):
             raise InputError(
-                f"The sequence reaches position {last}, but {self.size_field}={size}, and projections are made for "
-                f"that many tokens. Truncate to {size} tokens, or train a model of longer texts."
+                f"The sequence reaches position {last}, but {self.size_field}={size}, and the projections are made "
+                f"for this length. Truncate to {size} tokens, or train a model for longer texts."
             )
         if last >= size:
             raise InputError(
                 f"The sequence reaches position {last}, but the learned position table has {self.size_field}={size} "
-                f"rows. Truncate to {size} tokens, or make the table longer: `hf-efficient-attn convert FOLDER "
-                f"NEW_FOLDER --{self.size_field.replace('_', '-')} {last + 1}` copies it cyclically (of sparse and "
-                "compressed Transformers, and Reformers). Sinusoids, rotary positions and ALiBi have no limit."
+                f"rows. Truncate to {size} tokens, or extend the table with `hf-efficient-attn convert FOLDER "
+                f"NEW_FOLDER --{self.size_field.replace('_', '-')} {last + 1}`, which repeats its rows (for sparse "
+                "and compressed Transformers, and Reformers). Sinusoids, rotary positions and ALiBi have no limit."
             )
 
 
@@ -354,7 +354,7 @@ def check_types(types: Tensor, embedded: Tensor, size: int, name: str = "token_t
     """
     shape = tuple(embedded.shape[:2])
     if types.ndim != 2 or types.shape[1] != shape[1] or types.shape[0] not in (1, shape[0]):
-        raise InputError(f"{name} has shape {list(types.shape)}; it must be {list(shape)}, a type for each token.")
+        raise InputError(f"{name} has shape {list(types.shape)}; it must be {list(shape)}, one type for each token.")
     if torch.compiler.is_compiling() or not types.numel():
         return
     least, most = (int(each) for each in on_host(types).aminmax())

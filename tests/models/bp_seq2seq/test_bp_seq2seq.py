@@ -320,7 +320,7 @@ def test_compiles() -> None:
     ("given", "message"),
     [
         ({"sentence_ids": torch.zeros(2, 11).long()}, "sentence_ids is given without decoder_sentence_ids"),
-        ({"sentence_ids": torch.zeros(2, 11)}, "sentence_ids is of torch.float32; it must hold the numbers"),
+        ({"sentence_ids": torch.zeros(2, 11)}, "sentence_ids has dtype torch.float32; it must hold integers"),
         (
             {"sentence_ids": [[0] * 11] * 2},
             r"sentence_ids is of type list; pass a tensor, such as torch.as_tensor\(sent",

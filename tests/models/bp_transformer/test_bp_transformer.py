@@ -158,7 +158,7 @@ def test_caches_without_room_for_spans_are_refused() -> None:
     cache = transformers.DynamicCache()
     for layer in range(2):
         cache.update(*torch.zeros(2, 1, 4, 3, 8).unbind(0), layer)
-    with pytest.raises(hea.UnsupportedBackendError, match="keys of 4 heads"):
+    with pytest.raises(hea.UnsupportedBackendError, match="keys with 4 heads"):
         model(random_ids(1, 2), **{CACHE_ARGUMENT: cache})
     sliding = transformers.DynamicCache(config=transformers.MistralConfig(sliding_window=4, num_hidden_layers=2))
     model(random_ids(1, 2), **{CACHE_ARGUMENT: sliding})
@@ -275,7 +275,7 @@ def test_a_row_of_several_documents_has_no_root() -> None:
 FIELDS: dict[str, Any] = {"is_causal": True, "layer_losses": True, "num_hidden_layers": 4}
 
 
-@pytest.mark.filterwarnings("ignore:The loss that is trained does not contain auxiliary_loss:UserWarning")
+@pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss:UserWarning")
 @pytest.mark.parametrize(("progress", "predicting"), [(0.0, 4), (0.25, 3), (0.6, 2), (1.0, 1)])
 def test_the_loss_is_the_mean_of_the_layers_that_predict(progress: float, predicting: int) -> None:
     model, ids = build("AutoModelForCausalLM", **FIELDS).train(), random_ids(2, 9)
@@ -316,5 +316,5 @@ def test_a_callback_says_how_much_of_the_training_is_over(tmp_path: Path) -> Non
     Trainer(model, args, train_dataset=rows, callbacks=callbacks).train()
     assert seen == [0.0, 0.25, 0.5, 0.75]
     other = build("AutoModelForCausalLM", is_causal=True)
-    with pytest.raises(hea.InputError, match="has no losses of layers"):
+    with pytest.raises(hea.InputError, match="does not compute losses of layers"):
         Trainer(other, args, train_dataset=rows, callbacks=[hea.LayerLossCallback()]).train()

@@ -54,7 +54,7 @@ def test_linformer_is_an_alias_that_no_config_of_transformers_collides_with() ->
 @pytest.mark.parametrize("tokens", [8, 10])
 def test_positions_are_one_for_each_token(tokens: int) -> None:
     for positions in (torch.arange(tokens)[None], torch.arange(9), torch.arange(9).expand(3, -1)):
-        with pytest.raises(hea.InputError, match=r"it must be \[2 or 1, 9\], a position for each new token"):
+        with pytest.raises(hea.InputError, match=r"it must be \[2 or 1, 9\], one position for each new token"):
             build("AutoModel")(random_ids(2, 9), position_ids=positions)
 
 

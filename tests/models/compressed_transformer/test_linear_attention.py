@@ -296,5 +296,5 @@ def test_features_are_redrawn_in_training(tmp_path: Any) -> None:
     with pytest.raises(hea.InputError, match="an adapter is saved without them"):
         trainer.train()
     trainer.model, config.feature_redraw_steps = model, None
-    with pytest.raises(hea.InputError, match="nothing is redrawn"):
+    with pytest.raises(hea.InputError, match="no features are redrawn"):
         trainer.train()

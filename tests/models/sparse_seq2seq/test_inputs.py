@@ -34,7 +34,7 @@ def test_labels_equal_decoder_input_ids_made_of_them() -> None:
     [
         ({"attention_mask": (2, 5)}, r"length of the target: the mask is on the wrong side. Pass it as decoder_"),
         ({"decoder_attention_mask": (2, 9)}, r"length of the source: the mask is on the wrong side. Pass it as att"),
-        ({"attention_mask": (2, 8)}, "8 columns, but the source has 9 tokens. Pass one column a source token"),
+        ({"attention_mask": (2, 8)}, "8 columns, but the source has 9 tokens. Pass one column for each source token"),
         ({"decoder_attention_mask": (2, 4)}, "4 columns, but the target has 5 tokens"),
         ({"global_attention_mask": (2, 5)}, "global_attention_mask"),
         ({"attention_mask": (2, 1, 9, 9)}, r"must be \[batch, source tokens\]"),
@@ -60,7 +60,7 @@ def test_mask_of_another_length_is_no_mask_of_the_encoder() -> None:
     [
         ({"input_ids": random_ids(1, 65), "decoder_input_ids": random_ids(1, 3)}, "max_position_embeddings=64.*conv"),
         ({"input_ids": random_ids(1, 9), "decoder_input_ids": random_ids(1, 65)}, "max_target_position_embeddings=64"),
-        ({"input_ids": random_ids(1, 9)}, "Pass labels"),
+        ({"input_ids": random_ids(1, 9)}, "Pass decoder_input_ids, or labels"),
         ({"decoder_input_ids": random_ids(1, 9)}, "Pass the source"),
         (
             {

@@ -213,11 +213,11 @@ def test_what_is_refused() -> None:
     mask = (padded != 0).long()
     first = torch.zeros_like(padded)
     first[:, 0] = 1
-    with pytest.raises(hea.InputError, match="nothing but padding in example 0: mask and padding are on different"):
+    with pytest.raises(hea.InputError, match="only padding in example 0"):
         weights_of(None, input_ids=padded, attention_mask=mask, global_attention_mask=first)
-    with pytest.raises(hea.InputError, match=r"has shape \[1, 13\]; it must be \[batch, tokens\] = \[1, 10\]"):
+    with pytest.raises(hea.InputError, match=r"has shape \[1, 13\]; .*must be a tensor, \[batch, tokens\] = \[1, 10\]"):
         weights_of(None, input_ids=IDS, global_attention_mask=first)
-    with pytest.raises(hea.InputError, match="The authors' single mask with 2 = global"):
+    with pytest.raises(hea.InputError, match="separately from attention_mask"):
         weights_of(None, input_ids=IDS, global_attention_mask=IDS)
     with pytest.raises(hea.InputError, match="position 10, but a text ends at position 9"):
         weights_of({"positions": [10]}, input_ids=IDS)
