@@ -206,8 +206,8 @@ def _check_replaceable(path: Path, overwrite: bool) -> None:
         )
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"{path} exists, is not an empty folder, and cannot be replaced, because without a config.json it is not a "
-            "checkpoint. Give another path."
+            f"{path} exists, is not an empty folder, and has no config.json, so it is not a checkpoint to replace. "
+            "Give another path."
         )
     if not overwrite:
         raise ConfigurationError(

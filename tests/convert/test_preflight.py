@@ -114,5 +114,5 @@ def test_mixed_dtypes_are_named(bert: Path) -> None:
     assert {tensor.dtype for tensor in ours.parameters()} == {torch.float16}
     theirs = in_tree("bert").half()
     theirs.embeddings.LayerNorm.float()
-    with pytest.warns(UserWarning, match=r"Cast are those of float32: embeddings\.LayerNorm\.weight"):
+    with pytest.warns(UserWarning, match=r"Cast from float32: embeddings\.LayerNorm\.weight"):
         hea.convert(theirs)
