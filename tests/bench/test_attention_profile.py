@@ -123,7 +123,7 @@ def test_growth_names_what_grows_fastest() -> None:
     heading, sentence, table = comparison_section(case_of(), long)
     assert heading == "## Growth from 128 to 256 tokens: band, auto, forward"
     assert sentence.startswith("2.30 times the time.")
-    assert sentence.endswith("most beyond 2 × the first call is added by gathers and copies: +3 ms.")
+    assert sentence.endswith("the part that adds most beyond 2 × the first call is gathers and copies: +3 ms.")
     assert "3.50" in table
 
 

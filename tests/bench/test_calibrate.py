@@ -44,7 +44,7 @@ def test_few_rounds_are_not_kept(
     monkeypatch.setenv(machine_costs.VARIABLE, str(tmp_path / "machines.json"))
     monkeypatch.setattr(calibrate, "LEAST_ROUNDS", 2)
     main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
-    assert "1 rounds (--repeats) say too little: it takes 2." in capsys.readouterr().out
+    assert "1 rounds (--repeats) are too few; give at least 2." in capsys.readouterr().out
     assert not (tmp_path / "machines.json").exists()
 
 
