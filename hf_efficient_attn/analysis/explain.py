@@ -3,9 +3,9 @@
     hf-efficient-attn explain "band(256, 256) | global(0)" --tokens 8192 --training
     hf-efficient-attn explain path/to/model --tokens 32768 --device h100 --dtype bfloat16 --why
 
-No attention is computed, so the device need not exist on this machine. The config of a model sets heads, head width,
-dtype and direction. If only some layers of a model are sparse, the first sparse layer is shown; --layer shows another
-one. "all layers" is the cost of all layers together.
+No attention is computed, so the device need not exist on this machine. The config of a model sets the heads, their
+width, the dtype, and whether attention is causal. If only some layers of a model are sparse, the first sparse layer is
+shown; --layer shows another one. "all layers" is the cost of all layers together.
 
 Lengths are in tokens, memory is in MiB, and pairs of queries and keys are counted in all heads of one example. A cost
 is an estimated time divided by the estimated time of the baseline: dense causal attention for causal layers, dense
