@@ -6,9 +6,9 @@
 
 A row is a query, a column is a key, and ■ is a pair that attention computes. The config of a model sets the heads and
 whether attention is causal. If only some layers of a model are sparse, the first sparse layer is drawn; --layer draws
-another one.
-Without --tokens, the sequence is long enough to show the shape of the pattern. If it is too long for the width of the
-terminal, each character covers several queries and several keys, and is ■ if any of their pairs is computed.
+another one. Without --tokens, the sequence is long enough to show the shape of the pattern. If it is too long for the
+width of the terminal, each character covers several queries and several keys, and is ■ if any of their pairs is
+computed.
 """
 
 import argparse
