@@ -19,5 +19,5 @@ BP = Family(
             is_traced=False,
         ),
     ),
-    refuses={"halo": "bp_transformer read whole sequences", "prefix": "half of them for spans"},
+    refuses={"halo": "bp_transformer need whole sequences", "prefix": "half of them for spans"},
 )

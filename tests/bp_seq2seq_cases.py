@@ -20,5 +20,5 @@ BP_SEQ2SEQ = Family(
             is_traced=False,
         ),
     ),
-    refuses={"halo": "bp_seq2seq read whole sequences", "prefix": "half of them for spans"},
+    refuses={"halo": "bp_seq2seq need whole sequences", "prefix": "half of them for spans"},
 )

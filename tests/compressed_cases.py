@@ -101,6 +101,6 @@ COMPRESSED = Family(
     ),
     decoder="compressed-linear-mixed",
     trained="compressed-linformer-layerwise",
-    refuses={"halo": "compressed_transformer read whole sequences", "prefix": "Prefix tuning cannot give it keys"},
+    refuses={"halo": "compressed_transformer need whole sequences", "prefix": "Prefix tuning cannot give it keys"},
     accepts={"prefix": ("compressed-prior-causal", "compressed-talking-causal", "compressed-residual-causal")},
 )

@@ -48,7 +48,7 @@ REFORMER = Family(
         "ONNX": (reformer("lsh", attn_layers=["lsh"], num_hidden_layers=1),),
     },
     refuses={
-        "halo": "efficient_reformer read whole sequences",
+        "halo": "efficient_reformer need whole sequences",
         "prefix": "Prefix tuning cannot put keys",
         **UNWRITTEN,
     },
@@ -77,7 +77,7 @@ ROUTING = Family(
         "ONNX": ("routing-masked",),
     },
     refuses={
-        "halo": "routing_transformer read whole sequences",
+        "halo": "routing_transformer need whole sequences",
         "prefix": "Prefix tuning cannot provide this",
         **UNWRITTEN,
     },

@@ -53,5 +53,5 @@ ETC = Family(
             attention_pattern=PerHead([Band(2, 2), Dilated(4, 4, 2)]),
         ),
     ),
-    refuses={"halo": "etc_transformer read whole sequences", "prefix": "Prefix tuning cannot give it keys"},
+    refuses={"halo": "etc_transformer need whole sequences", "prefix": "Prefix tuning cannot give it keys"},
 )

@@ -133,5 +133,5 @@ SEQ2SEQ = Family(
             norm_type="rmsnorm",
         ),
     ),
-    refuses={"halo": "sparse_seq2seq read whole sequences"},
+    refuses={"halo": "sparse_seq2seq need whole sequences"},
 )

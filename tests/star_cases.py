@@ -13,5 +13,5 @@ STAR = Family(
         Case("star-paper", hea.StarTransformerConfig, (("relay_init", "learned"),), shows_a_route=True),
         Case("star-fastnlp", hea.StarTransformerConfig, tuple(FASTNLP.items()), preset="fastnlp"),
     ),
-    refuses={"halo": "star_transformer read whole sequences", "prefix": "Prefix tuning cannot give it keys"},
+    refuses={"halo": "star_transformer need whole sequences", "prefix": "Prefix tuning cannot give it keys"},
 )

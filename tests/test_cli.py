@@ -258,7 +258,7 @@ def test_a_model_that_is_nowhere_is_asked_for_once(
         main([argument.format(folder=tmp_path) for argument in arguments])
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "nosuch is no folder here nor in the cache, and the Hub (" in line
+    assert "nosuch is neither a folder here nor in the cache, and the Hub (" in line
     assert ("pre_ln" in line) == (arguments[1] == "signal")
     assert len(asked) == 1
 

@@ -21,7 +21,7 @@ from hf_efficient_attn.hub.stub import FILE
 from hf_efficient_attn.patterns import Band
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Left behind, as sparse", "ignore:Kept in"),
+    pytest.mark.filterwarnings("ignore:Left out, because sparse", "ignore:Kept in"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux"),
 ]

@@ -4,10 +4,11 @@
     hf-efficient-attn draw path/to/model --layer 3 --picture pattern.png
     hf-efficient-attn draw "band(4, 4)" "dilated(12, 12, 3)" "bigbird(4, 1)" --tokens 48 --picture patterns.png
 
-A row is a query, a column is a key, and ■ is a pair that attention computes. The config of a model sets heads and
-direction. If only some layers of a model are sparse, the first sparse layer is drawn; --layer draws another one.
-Without --tokens, the sequence is long enough to show the shape of the pattern. If a line would then be wider than the
-terminal, each sign stands for several tokens, and is ■ if any of their pairs is computed.
+A row is a query, a column is a key, and ■ is a pair that attention computes. The config of a model sets the heads and
+whether attention is causal. If only some layers of a model are sparse, the first sparse layer is drawn; --layer draws
+another one. Without --tokens, the sequence is long enough to show the shape of the pattern. If it is too long for the
+width of the terminal, each character covers several queries and several keys, and is ■ if any of their pairs is
+computed.
 """
 
 import argparse

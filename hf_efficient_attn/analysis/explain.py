@@ -3,19 +3,33 @@
     hf-efficient-attn explain "band(256, 256) | global(0)" --tokens 8192 --training
     hf-efficient-attn explain path/to/model --tokens 32768 --device h100 --dtype bfloat16 --why
 
-No attention is computed, so the device need not exist on this machine. The config of a model sets heads, head width,
-dtype and direction. If only some layers of a model are sparse, the first sparse layer is shown; --layer shows another
-one. "all layers" is the cost of all layers together.
+No attention is computed, so the device need not exist on this machine. The config of a model sets the heads, their
+width, the dtype, and whether attention is causal. If only some layers of a model are sparse, the first sparse layer is
+shown; --layer shows another one. "all layers" is the cost of all layers together.
 
 Lengths are in tokens, memory is in MiB, and pairs of queries and keys are counted in all heads of one example. A cost
-is an estimated time divided by the time of the baseline: dense causal attention for causal layers, dense attention for
-others. Estimates are low: on a CPU, `hf-efficient-attn bench attention` measured 1.0 to 2.8 times the estimate.
+is an estimated time divided by the estimated time of the baseline: dense causal attention for causal layers, dense
+attention for others. Estimates are optimistic: on a CPU, the times that `hf-efficient-attn bench attention` measured
+were 1.0 to 2.8 times the estimates.
 
---json prints {"model", "pattern", "call", "backend", "remark", "reasons", "allowed_pairs", "computed_pairs",
-"total_pairs", "baseline", "relative_cost", "memory_bytes", "costs_of", "notes", "beside", "exchange", "all_layers"}.
-"remark" says what the backend computes, and "reasons" say why each other backend was not chosen. If the heads of a
-layer differ, "beside" holds the same fields for the other heads; otherwise it is null. "all_layers" is {"num_layers",
-"relative_cost", "baseline"} for a model, and null for a pattern.
+--json prints an object with these keys:
+    "model"           the model and its layer; null for a pattern
+    "pattern"         the pattern, in JSON types
+    "call"            heads, lengths, dtype, device and options of the attention call
+    "backend"         the backend that computes the call
+    "remark"          a sentence on what this backend computes
+    "reasons"         for each other backend, why it was not chosen
+    "allowed_pairs"   pairs that the pattern allows
+    "computed_pairs"  pairs that the backend computes, allowed or not
+    "total_pairs"     queries × keys
+    "baseline"        what the cost is relative to
+    "relative_cost"   the cost of the layer, 1 for the baseline
+    "memory_bytes"    estimated peak memory of one example, beyond queries, keys and values
+    "costs_of"        the machine whose measured costs are used for the estimates
+    "notes"           sentences on what the numbers leave out
+    "beside"          if the heads of the layer differ: the same keys for the other heads; otherwise null
+    "exchange"        with --sequence-ranks: how many bytes the processes send to each other; otherwise null
+    "all_layers"      {"num_layers", "relative_cost", "baseline"} of all layers of a model; null for a pattern
 """
 
 import argparse

@@ -5,8 +5,9 @@
     hf-efficient-attn explore --model path/to/model --text document.txt --output document.html
 
 The page is one HTML file that opens in a browser without a network. It shows your patterns and some patterns of this
-package. With --model and --text, it also shows what each head attends to. The weights of all tokens would make the page
-too large, so it holds the weights of some tokens: these are underlined in the text, and only they can be clicked.
+package. With --model and --text, it also shows what each head attends to. The attention weights of all queries would
+make the page too large, so it has those of some tokens (--num-rows and --rows). These tokens are underlined in the
+text, and a click on one of them shows its weights.
 """
 
 import argparse

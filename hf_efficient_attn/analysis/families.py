@@ -1,4 +1,4 @@
-"""List the model families of this package: papers, heads, presets, blocks, direction, and the cost of attention.
+"""List the model families: papers, heads, presets, kinds of blocks, causal or bidirectional, and cost of attention.
 
     hf-efficient-attn families
     hf-efficient-attn families --json
@@ -6,8 +6,9 @@
 Import hf_efficient_attn, then build a model with AutoModelFor….from_config(Config(...)) or load one with
 from_pretrained. A cost is the number of scores that a head computes in a layer for n tokens.
 
---json prints a list of {"model_type", "config", "papers", "heads", "presets", "blocks", "causal", "cost"}: "heads" are
-names of Auto classes of transformers, "papers" are arXiv ids, and "blocks" are values of the config field block.
+--json prints a list of {"model_type", "config", "papers", "heads", "presets", "blocks", "causal", "cost"}. "papers" are
+arXiv ids, "heads" are names of Auto classes of transformers, "presets" are class methods of the config, and "blocks"
+are the values that the config field block can have.
 """
 
 import argparse

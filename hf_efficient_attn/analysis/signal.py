@@ -4,13 +4,15 @@
 
 In an untrained model, the vectors of different tokens should stay different from layer to layer (in rank collapse, they
 become alike), and their norms should neither vanish nor explode. Skip connections ensure this. Without them, plain
-softmax attention averages out the differences between tokens, while shaped attention α·I + β·A − γ·C keeps them.
+softmax attention averages the vectors of all tokens, so they become alike; shaped attention α·I + β·A − γ·C keeps them
+different.
 
 Cosines lie between -1 and 1, entropies are in nats. signal.json, which --json prints, holds {"settings", "models"};
 each model has a list of its layers.
 
 Source: He & Hofmann, "Simplifying Transformer Blocks" (arXiv:2311.01906), sections 2 and 4.1, after Noci et al.
-(arXiv:2306.17759). The papers show no such curve; this command measures the mean cosine between tokens of a sequence.
+(arXiv:2306.17759). The papers have no curve to compare with. The measure of rank collapse here is the mean cosine
+between the vectors of a sequence.
 """
 
 import argparse

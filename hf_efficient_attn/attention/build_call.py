@@ -116,14 +116,16 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, cross: bool = False) -> None:
     if head_dim != k_shape[3]:
         raise wrong_shapes(q, k, v, "q and k must have the same head_dim (last dimension).")
     if not (num_heads and num_key_heads and head_dim):
-        raise wrong_shapes(q, k, v, "there must be at least one head (second dimension), and a head_dim of 1 (last).")
+        raise wrong_shapes(
+            q, k, v, "there must be at least one head (second dimension) and a head_dim (last) of at least 1."
+        )
     if num_queries > num_keys and not cross:
         raise wrong_shapes(
             q,
             k,
             v,
             "there are more queries (third dimension of q) than keys. Transpose tensors of [batch, tokens, heads, "
-            "head_dim] by .transpose(1, 2); give cross=True if queries and keys are of two sequences.",
+            "head_dim] by .transpose(1, 2); give cross=True if queries and keys belong to two sequences.",
         )
     if num_heads % num_key_heads:
         raise wrong_shapes(
@@ -258,7 +260,9 @@ def own_sinks(sinks: Tensor | None, q: Tensor, first_head: int, num_model_heads:
         return None
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or sinks.device != q.device:
         found = f"{sinks.dtype} on {sinks.device}" if isinstance(sinks, Tensor) else type(sinks).__name__
-        raise InputError(f"sinks is {found}; it must be a floating-point tensor on {q.device}, one per query head.")
+        raise InputError(
+            f"sinks is {found}; it must be a floating-point tensor on {q.device}, with one value per query head."
+        )
     num_heads = q.shape[1]
     if sinks.shape == (num_heads,):
         return sinks
@@ -372,8 +376,8 @@ def warn_of_keyless(pattern: Pattern, num_heads: int, num_tokens: int, layer: in
     found = [first for first in firsts if first is not None]
     if found:
         warn_once(
-            f"attention_pattern ({pattern.kind}) leaves tokens without any key, the first at position {min(found)}: "
-            "their attention output is zero. Add `| Band(0, 0)` to let every token read itself."
+            f"attention_pattern ({pattern.kind}) leaves tokens without any key, the first at position {min(found)}. "
+            "Their attention output is zero. Add `| Band(0, 0)` to let every token attend to itself."
         )
 
 
@@ -538,28 +542,32 @@ def _without_pairs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tupl
 
 
 # (advice, arguments): the advice applies to functions that have at least one of these arguments
-MASK = "Padding is key_mask=mask.bool(), [B, Nk] with True for tokens; who reads whom is the pattern.", ("key_mask",)
+MASK = (
+    "For padding, use key_mask=mask.bool(), [B, Nk] with True for tokens. Which keys a query attends to is set by the "
+    "pattern.",
+    ("key_mask",),
+)
 CAUSAL = "Give a causal pattern: Band(n, 0) for n tokens before each, or pattern & Causal().", ("pattern", "what")
-SCALE = "Write scale.", ("scale",)
+SCALE = "Use scale.", ("scale",)
 # arguments of torch, transformers and flash-attn
 INSTEAD = {
     "attention_mask": MASK,
     "attn_mask": MASK,
     "mask": MASK,
-    "key_padding_mask": ("Write key_mask, with True for tokens and False for padding.", ("key_mask",)),
-    "block_mask": ("Who reads whom is the pattern.", ("pattern", "what")),
+    "key_padding_mask": ("Use key_mask, with True for tokens and False for padding.", ("key_mask",)),
+    "block_mask": ("Which keys a query attends to is set by the pattern.", ("pattern", "what")),
     "is_causal": CAUSAL,
     "causal": CAUSAL,
-    "window_size": ("Write Band(left, right) as the pattern.", ("pattern", "what")),
+    "window_size": ("Use Band(left, right) as the pattern.", ("pattern", "what")),
     "sliding_window": (
-        "Write Band(left, right) as the pattern; tokens are counted without the query itself.",
+        "Use Band(left, right) as the pattern; left and right do not count the query itself.",
         ("pattern", "what"),
     ),
-    "dropout_p": ("Write dropout.", ("dropout",)),
+    "dropout_p": ("Use dropout.", ("dropout",)),
     "scaling": SCALE,
     "softmax_scale": SCALE,
-    "tokens": ("Write query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
-    "length": ("Write query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
+    "tokens": ("Use query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
+    "length": ("Use query_tokens, and key_tokens if there are more keys.", ("query_tokens",)),
     "enable_gqa": ("Leave it out: k and v may have fewer heads than q.", ("k",)),
 }
 # inputs of models, and how similar a name must be to count as a misspelling of one; arguments of other libraries
@@ -599,7 +607,7 @@ def refuse_unknown(names: Iterable[str], function: Callable[..., Any]) -> None:
 
     >>> refuse_unknown(["dropout_p"], lambda dropout: ...)
     Traceback (most recent call last):
-    hf_efficient_attn.errors.InputError: There is no argument 'dropout_p'. Write dropout.
+    hf_efficient_attn.errors.InputError: There is no argument 'dropout_p'. Use dropout.
     >>> refuse_unknown(["layr"], lambda q, layer: ...)
     Traceback (most recent call last):
     hf_efficient_attn.errors.InputError: There is no argument 'layr'. Allowed are: q, layer. Did you mean 'layer'?

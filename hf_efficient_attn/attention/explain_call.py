@@ -29,9 +29,11 @@ CPU = torch.device("cpu")
 # the maximum number of pairs among which selected ones are counted
 MOST_COUNTED = 1 << 30
 UNCONFIRMED = "Costs on {device} are estimates that no measurement has confirmed: they may be far off."
-IN_FLOAT32 = "GPUs compute float32 slowly, and flash refuses it. For bfloat16, give dtype=torch.bfloat16 (--dtype)."
-ASSUMED = "No GPU is here: this assumes one with triton and flash-attn-4 installed."
-UNCAPPED = "The layer caps its scores (softcap). Kernels of dense attention cannot, so the baseline is without caps."
+IN_FLOAT32 = (
+    "GPUs are slow in float32, and flash does not support it. For bfloat16, give dtype=torch.bfloat16 (--dtype)."
+)
+ASSUMED = "There is no GPU here. The estimate assumes one, with triton and flash-attn-4 installed."
+UNCAPPED = "The layer caps its scores (softcap). Kernels of dense attention cannot, so the baseline has no caps."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
 
 
@@ -178,7 +180,7 @@ def _wanted(request: LayerRequest, wanted: str) -> str:
 
 def _with_bias(explanation: Explanation) -> Explanation:
     """Return the explanation of a layer that computes all pairs because it adds a matrix to its scores."""
-    reason = "the layer adds a matrix to its scores (position_bias), which takes all pairs, whatever the pattern."
+    reason = "the layer adds a matrix to its scores (position_bias), so all pairs are computed, whatever the pattern."
     return replace(
         explanation,
         reasons=dict.fromkeys(explanation.reasons, reason),
@@ -253,7 +255,7 @@ def _reason(call: AttentionCall, name: str, wanted: str, selected_backend: Backe
     if cannot is not None:
         return cannot
     if wanted != AUTO:
-        return f"{wanted} was asked for."
+        return f"{wanted} was requested."
     remark, cost = other.remark(call), other.cost(call)
     if not isfinite(cost):
         return remark

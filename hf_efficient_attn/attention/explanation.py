@@ -34,17 +34,17 @@ def selection_in_words(chosen: ChosenKeys) -> str:
             query = "query" if shared == 1 else f"{shared:,} queries"
             return f"up to {blocks.shape[3]:,} blocks of {size:,} keys for every {query}"
         case KeyGroups(queries=queries, keys=keys):
-            joined = "; a query has the mean of its groups" if chosen.join == MEAN else ""
+            joined = "; the output of a query is the mean over its groups" if chosen.join == MEAN else ""
             _, heads, groups, most = queries.shape
             return (
-                f"{groups:,} groups in each of {heads:,} heads, of up to {most:,} queries that read up to "
+                f"{groups:,} groups in each of {heads:,} heads, with up to {most:,} queries that attend to up to "
                 f"{keys.shape[3]:,} keys{joined}"
             )
         case ChunkedOrder(order=order, chunk_tokens=size, chunks_before=before, chunks_after=after):
             rounds = "an order" if order.shape[2] == 1 else f"{order.shape[2]:,} orders"
             return (
-                f"{rounds} of the tokens in chunks of {size:,}, which read themselves, {before:,} before and {after:,} "
-                "after"
+                f"{rounds} of the tokens in chunks of {size:,}, each of which attends to itself, {before:,} before and "
+                f"{after:,} after"
             )
     return chosen.kind
 
@@ -148,7 +148,7 @@ class Explanation:
             return ""
         if BACKENDS[found[0]].cost(self.call) >= BACKENDS[self.backend].cost(self.call):
             return ""
-        return f" (on {device}, auto may take {found[0]} where {found[1]} is installed; here it is not)"
+        return f" (on {device}, auto may choose {found[0]} if {found[1]} is installed; here it is not)"
 
     def _in_short(self) -> str:
         selected = "" if self.call.chosen is None else ", selected keys"
@@ -160,7 +160,8 @@ class Explanation:
     @property
     def answer(self) -> dict[str, str]:
         """The first rows of the table: the backend, its cost relative to dense attention, and its memory."""
-        low = "; measured: 1.0 to 2.8 times this" if self.call.inputs.device == "cpu" else ""
+        is_low = self.call.inputs.device == "cpu" and self.relative_cost != 1
+        low = "; in benchmarks, measured times were 1.0 to 2.8 times this" if is_low else ""
         return {
             "backend": self.backend + self._elsewhere(),
             "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated{low})",
@@ -188,7 +189,7 @@ class Explanation:
             f"{layout.num_queries:,} queries, {layout.num_keys:,} keys, "
             f"{str(inputs.dtype).removeprefix('torch.')} on {inputs.device}"
             f"{', with gradients' if inputs.needs_grad else ''}{', of two sequences' if layout.is_cross else ''}",
-            **({} if self.beside is None else {"beside": self.beside._in_short()}),
+            **({} if self.beside is None else {"other heads": self.beside._in_short()}),
             "allowed": f"{self.allowed_pairs:,} pairs, {self.density:.2%} of queries × keys",
             "computed": f"{self.computed_pairs:,} pairs, {self.block_density:.2%} of queries × keys",
             "computes": _predicate(f"{self.backend} computes", self.remark),
@@ -243,8 +244,8 @@ class Explanation:
 def _predicate(subject: str, sentence: str) -> str:
     """Return a sentence for a row that already names its subject.
 
-    >>> _predicate("flex", "flex computes whole blocks."), _predicate("flex", "sdpa was asked for.")
-    ('computes whole blocks.', 'sdpa was asked for.')
+    >>> _predicate("flex", "flex computes whole blocks."), _predicate("flex", "sdpa was requested.")
+    ('computes whole blocks.', 'sdpa was requested.')
     """
     return sentence.removeprefix(f"{subject} ")
 

@@ -145,8 +145,8 @@ def warn_of_weights() -> None:
     if torch.compiler.is_compiling():
         return
     warn_once(
-        "output_attentions=True: attention weights are computed for all pairs of tokens, in time and memory that grow "
-        "with the square of the length, whatever the pattern. Ask for them on short inputs only."
+        "output_attentions=True: attention weights are computed for all pairs of tokens, whatever the pattern, in time "
+        "and memory that grow with the square of the length. Use this only on short inputs."
     )
 
 
@@ -324,8 +324,8 @@ def check_keys_of_layer(chosen: ChosenKeys, query: Tensor, key: Tensor, layer_sp
     check_selected_keys(chosen, query, key, layer_spec.is_cross, None)
     if chosen.needs_groups:
         raise InputError(
-            "Groups with outputs or labels of their own (join='mean', labels_count='places') are computed without "
-            "weights over all pairs. Leave output_attentions, mask matrices and position biases out."
+            "Groups that have their own outputs or labels (join='mean', labels_count='places') have no weights over "
+            "all pairs. Leave output_attentions, mask matrices and position biases out."
         )
 
 
@@ -386,8 +386,8 @@ def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
     if not bool(_may_read(matrix[..., -1]).any()) and bool(_may_read(matrix).any()):
         raise InputError(
             f"attention_mask is a matrix of {num_keys} keys for {num_queries} new tokens, but none of them attends to "
-            "the last key. A pattern needs the new tokens to be the last keys; a static cache has room behind them. "
-            "Pass a mask of two dimensions, [batch, tokens], or a DynamicCache."
+            "the last key. A pattern needs the new tokens to be the last keys; a static cache has free space after "
+            "them. Pass a mask of two dimensions, [batch, tokens], or a DynamicCache."
         )
 
 

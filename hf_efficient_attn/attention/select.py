@@ -84,7 +84,7 @@ def select(call: AttentionCall, name: str = AUTO) -> Backend:
     reason = BACKENDS[name].why_not(call)
     if reason is not None:
         raise UnsupportedBackendError(
-            f"backend='{name}' cannot compute this: {reason} Use backend='auto', which takes one that can."
+            f"backend='{name}' cannot compute this: {reason} Use backend='auto', which chooses one that can."
         )
     return BACKENDS[name]
 

@@ -3,9 +3,10 @@
     hf-efficient-attn bench attention --quick
     hf-efficient-attn bench attention --patterns band "band(64, 64) | global(0)" --lengths 4096 8192 --backends auto
 
-The main number is the useful-pair efficiency: the pairs that the pattern allows per second, divided by the pairs per
-second of torch's dense scaled_dot_product_attention without a mask in the same round. All calls of a length take turns.
-Times are in milliseconds, memory is in MiB, lengths are in tokens.
+The main number is the useful-pair efficiency: the number of pairs that the pattern allows, divided by the time of the
+call, relative to the pairs per second of torch's dense scaled_dot_product_attention without a mask. Each round runs
+every call of a length once, and both speeds are from the same round. Times are in milliseconds, memory is in MiB,
+lengths are in tokens.
 """
 
 import argparse
@@ -141,12 +142,12 @@ def build(row: Row, inputs: list[Tensor], settings: dict[str, Any]) -> Call | st
     tokens, contestant = row["tokens"], row["contestant"]
     if contestant == DENSE:
         limit = settings["dense_limit"]
-        return dense_call(inputs) if tokens <= limit else f"measured up to {limit:,} tokens."
+        return dense_call(inputs) if tokens <= limit else f"measured only up to {limit:,} tokens."
     if contestant in settings["backends"]:
         return own_call(pattern_of(row["pattern"], tokens), inputs, contestant)
     first, last = PEERS[contestant].from_tokens, settings["peer_limit"]
     if not first <= tokens <= last:
-        return f"measured from {first:,} to {last:,} tokens."
+        return f"measured only from {first:,} to {last:,} tokens."
     return build_peer(contestant, Problem(row["pattern"], inputs))
 
 
@@ -284,7 +285,7 @@ def main(args: argparse.Namespace) -> None:
     fill_options(args, QUICK)
     check_counts(args, COUNTS, "lengths")
     if args.profile and args.device == "cuda":
-        raise InputError("device='cuda' cannot be profiled: --profile looks into the kernels of CPUs. Use 'cpu'.")
+        raise InputError("device='cuda' cannot be profiled: --profile times the kernels of CPUs. Use 'cpu'.")
     device = resolve_device("cpu" if args.profile else args.device)
     settings = settings_of(args, device)
     make_folder(args)
@@ -312,8 +313,9 @@ def waiting_threads() -> str:
     is_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > idle + 0.5
     if is_busy and torch.get_num_threads() > 1 and not any(known.values()):
         text += (
-            " Other programs work on this machine: threads spin while they wait for one that is off its core, and "
-            "calls take several times as long. Set OMP_WAIT_POLICY=PASSIVE, or measure while the machine is idle."
+            " Other programs are running on this machine. If one of the threads has no core, the others spin until it "
+            "is done, and calls take several times as long. Set OMP_WAIT_POLICY=PASSIVE, or measure while the machine "
+            "is idle."
         )
     return text
 

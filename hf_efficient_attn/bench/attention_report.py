@@ -210,21 +210,21 @@ def _legend(results: dict[str, Any]) -> str:
     beyond = ""
     if "overhead" in results:
         beyond = (
-            "Beyond SDPA: forward, on the same tensors, with a mask made beforehand; a step writes a token into a "
-            "layer of a cache that holds so many. "
+            "Beyond SDPA: forward pass on the same tensors, with a mask made beforehand; a step writes one token into "
+            "a cache layer that already holds that number of tokens. "
         )
-    seconds = f"{settings['max_seconds']:g} seconds a length"
+    seconds = f"{settings['max_seconds']:g} seconds per length"
     rounds = f"up to {settings['repeats']} interleaved rounds, as many as fit into {seconds}, at least {LEAST_ROUNDS}"
     return (
-        "Useful-pair efficiency: allowed pairs per second over the pairs per second of torch's SDPA without a mask, in "
-        f"the same round. Medians of {rounds}. *: extrapolated from the longest measured length by its pairs, "
-        "and so are the ratios of that length. Growth: factor per doubling between the two longest lengths. Beats "
-        "dense from: at this length and all longer ones. Layout: choosing a backend and building what it needs of the "
-        "pattern with empty caches, at the longest length; once per length. Decoding: one query, the cache one token "
-        f"longer every step, layouts built in every step. {beyond}`masked`: SDPA with the pattern as a mask made "
-        "beforehand. "
-        "`transformers_flex`: its mask made in every call; `_kernel`: beforehand; of patterns that differ by head, the "
-        "first head's. In-tree layers: without projections."
+        "Useful-pair efficiency: allowed pairs per second, divided by the pairs per second of torch's SDPA without a "
+        f"mask in the same round. Medians of {rounds}. *: extrapolated from the longest measured length, in proportion "
+        "to the number of pairs; ratios at that length use this value. Growth: factor of time per doubling of the "
+        "length, between the two longest lengths. Beats dense from: at this length and all longer ones. Layout: time "
+        "to choose a backend and build what it needs for the pattern, with empty caches, at the longest length; needed "
+        "once per length. Decoding: one query; the cache grows by one token and layouts are built in every step. "
+        f"{beyond}`masked`: SDPA with the pattern as a mask made beforehand. `transformers_flex` makes its mask in "
+        "every call, `transformers_flex_kernel` beforehand; if a pattern differs by head, both use the pattern of the "
+        "first head. The layers of Longformer and BigBird in transformers are timed without their projections."
     )
 
 

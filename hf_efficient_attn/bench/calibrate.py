@@ -5,13 +5,14 @@
     hf-efficient-attn bench calibrate --show-only --check --max-seconds 2 --max-minutes 10
 
 It takes about a minute on an idle machine. The costs are kept in the user's cache and replace the package's costs of
-the most similar processor. They change how attention is computed, not its result. The fastest round counts. If rounds
-differ too much, for example because other programs run, nothing is kept. To go back to the costs of the package, delete
-the file whose path is printed. The environment variable HF_EFFICIENT_ATTN_MACHINES names another file.
+the most similar processor. They change how attention is computed, not its result. Every case is timed in several
+rounds, and its cost is from the fastest one. If rounds differ too much, for example because other programs are running,
+nothing is kept. To go back to the costs of the package, delete the file whose path is printed. The environment variable
+HF_EFFICIENT_ATTN_MACHINES names another file.
 
-The unit of costs is the time that torch's dense attention takes for one score. The command measures the cost of a score
-in blocks of each size, of a score with a mask, of a score with caps, terms or dropout, of a key, and of a call. --check
-adds a table that compares the choice of "auto" with every backend and block size.
+The unit of costs is the time that torch's dense attention takes for one score. The command measures the cost of one
+score in blocks of each size: without a mask, with a mask, and with caps, terms or dropout. It also measures the cost of
+a key and of a call. --check adds a table that compares the choice of "auto" with every backend and block size.
 """
 
 import argparse
@@ -82,11 +83,11 @@ PATTERNS = ("band", "longformer", "bigbird", "dilated")
 REPEATS = 15
 FORWARD, BOTH = "forward", "forward + backward"
 TITLES = {
-    "key": "a key that a single query reads",
-    "gathered": "a key and its value copied to their place",
-    "moved": "a query moved to another order and back",
-    "call": "one call that is computed in blocks",
-    "run": "each of its kernels",
+    "key": "a key that a single query attends to",
+    "gathered": "copying a key and its value into place",
+    "moved": "moving a query to another order and back",
+    "call": "a call that is computed in blocks",
+    "run": "each kernel of such a call",
     "flex": "flex: a score",
 }
 COUNTS = {"repeats": (10, "rounds; each runs every case once")}
@@ -360,24 +361,24 @@ def results_markdown(results: dict[str, Any]) -> str:
     if results["kept"] is None:
         reason = ""
         if results.get("rounds", 0) < results.get("least_rounds", 0):
-            reason = f" {results['rounds']} rounds (--repeats) say too little: it takes {results['least_rounds']}."
+            reason = f" {results['rounds']} rounds (--repeats) are too few; give at least {results['least_rounds']}."
         elif results.get("disagreement", 0) > results.get("most_disagreement", 0):
             reason = (
-                f" The median round took {results['disagreement']:.0%} longer than the fastest, and may take "
-                f"{results['most_disagreement']:.0%}: something else works on this machine. Measure while it is idle"
+                f" The median round took {results['disagreement']:.0%} longer than the fastest, and at most "
+                f"{results['most_disagreement']:.0%} is allowed: other programs are running. Measure on an idle machine"
                 f"{', or with --threads 1' if results['machine']['torch_threads'] > 1 else ''}."
             )
-        return "\n\n".join([*parts, f"Nothing is kept: the costs in use are those {results['before']}.{reason}"])
-    kept = f"Kept in {results['kept']}, and used on this machine from now on; before, they were {results['before']}."
+        return "\n\n".join([*parts, f"Nothing was kept. The costs in use are still those {results['before']}.{reason}"])
+    kept = f"Kept in {results['kept']}, and used on this machine from now on, instead of those {results['before']}."
     return "\n\n".join([*parts, kept])
 
 
 def sections(results: dict[str, Any]) -> dict[str, str]:
     """Return the tables by their headings."""
-    found = {"Times in scores of dense attention without a mask": costs_table(results["calibration"]["costs"])}
+    found = {"Costs (1 = a score of dense attention without a mask)": costs_table(results["calibration"]["costs"])}
     for measure in (FORWARD, BOTH) if "check" in results else ():
         rows = [row for row in results["check"] if row["measure"] == measure]
-        found[f'Time of "auto" over that of the fastest way, {measure}'] = check_table(rows)
+        found[f'Time of "auto" divided by the fastest time, {measure}'] = check_table(rows)
     return found
 
 
@@ -396,8 +397,13 @@ def costs_table(costs: dict[str, Any]) -> str:
             computed = ["float32" if each["is_widened"] else dtype for dtype, each in passes.items()]
             rows.append([f"{direction}: computed in", *computed])
         rows += [[f"{direction}: a score with a mask", *(_figure(each["masked"]) for each in passes.values())]]
-        rows += [[f"{direction}: by the explicit kernel", *(_figure(each["explicit"]) for each in passes.values())]]
-    rows += [["dense attention, backward over forward", *(_figure(each["dense_backward"]) for each in costs.values())]]
+        rows += [
+            [
+                f"{direction}: a score with caps, terms or dropout",
+                *(_figure(each["explicit"]) for each in passes.values()),
+            ]
+        ]
+    rows += [["dense attention: backward / forward", *(_figure(each["dense_backward"]) for each in costs.values())]]
     rows += [[title, *(_figure(each[name]) for each in costs.values())] for name, title in TITLES.items()]
     return markdown_table(["cost", *costs], rows)
 

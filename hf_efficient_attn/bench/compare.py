@@ -4,9 +4,10 @@
     hf-efficient-attn compare src/*.py --causal --max-length 1024 --keys 128 --learning-rates 1e-3 3e-3 --seeds 0 1 2
 
 All models have the same width, layers and heads, the same tokenizer, the same learning rate schedule, and the same
-batches in the same order; they are trained in turns. They are masked language models (15% of the tokens are masked), or
-causal ones with --causal. The last tenth of every file is held out. The result is a table, a picture of the held-out
-loss against the training time, and JSON. Lengths are in tokens, losses in nats per token.
+batches in the same order. Training alternates between the models step by step, so that a slow moment of the machine
+slows all of them. They are masked language models (15% of the tokens are masked), or causal ones with --causal. The
+last tenth of every file is held out. The result is a table, a picture of the held-out loss against the training time,
+and JSON. Lengths are in tokens, losses in nats per token.
 """
 
 import argparse
@@ -65,7 +66,8 @@ COUNTS = {
     "vocab_size": (2048, "vocabulary size of the tokenizer that is trained on the text"),
     "eval_tokens": (
         65_536,
-        "most tokens of held-out text, in at least 4 blocks; half choose the rate, half are the test",
+        "largest number of held-out tokens, but at least 4 blocks; half of them choose the learning rate, half are the "
+        "test set",
     ),
 }
 # share of the training in which the learning rate rises; then it falls to 0
@@ -295,7 +297,7 @@ def compare(of: Comparison, names: list[str], measure_memory: bool) -> tuple[lis
         by_rate = [[trainings[name] for trainings in of_rate] for of_rate in tried]
         runs = min(by_rate, key=_validation)
         if not math.isfinite(_validation(runs)):
-            failed[name] = f"{next(run.stopped for run in runs if run.stopped)}; try a lower rate"
+            failed[name] = f"{next(run.stopped for run in runs if run.stopped)}; try a lower learning rate"
             continue
         reference = reference or runs
         row = row_of(of, name, runs, reference)
@@ -399,20 +401,20 @@ def notes_of(of: Comparison, rows: list[Row], settings: dict[str, Any]) -> list[
     num_tokens, clock = text.train.numel(), clock_line(settings).strip()
     read = [row["steps"] * shape.batch_size * shape.tokens / num_tokens for row in rows]
     times = " to ".join(dict.fromkeys(f"{value:.2g}" for value in (min(read), max(read))))
-    of_what = "of all tokens but the first" if shape.is_causal else f"of the masked tokens, {MASKED:.0%} of all"
+    of_what = "over all tokens except the first" if shape.is_causal else f"over the masked tokens, {MASKED:.0%} of all"
     notes = [
         f"Each model: {shape.layers} layers of width {shape.hidden_size} with {shape.heads} heads, trained for "
         f"{of.budget.limit:,g} {of.budget.unit}; a step is {shape.batch_size} blocks of {shape.tokens:,} tokens. The "
-        f"training text has {num_tokens:,} tokens; models read it {times} times.{' ' * bool(clock)}{clock}",
-        f"loss: nats per token, {of_what}, on {len(text.test)} held-out blocks. bits per byte: the same, divided by "
+        f"training text has {num_tokens:,} tokens; models see it {times} times.{' ' * bool(clock)}{clock}",
+        f"loss: nats per token, {of_what}, on {len(text.test)} held-out blocks. bits per byte: the loss divided by "
         f"ln 2 and by {text.bytes_per_token:.2f} bytes per token. Lower is better.",
         f"minus {reference}: mean difference of the loss over the held-out blocks ± its standard error"
         f"{' over blocks and seeds' if len(of.seeds) > 1 else ''}. Below {NOISE:g} standard errors it is within the "
-        "noise: the table does not say which of the two is better.",
+        "noise: the table does not show which of the two is better.",
     ]
     if len(of.seeds) == 1:
         notes.append(
-            "One seed: the standard error does not contain how much other initial weights would change a loss. "
+            "One seed: the standard error does not include how much a loss changes with other initial weights. "
             "--seeds 0 1 2 measures this."
         )
     if len(of.learning_rates) == 1:
@@ -422,18 +424,18 @@ def notes_of(of: Comparison, rows: list[Row], settings: dict[str, Any]) -> list[
         )
     else:
         notes.append(
-            f"learning rate: of {', '.join(f'{rate:g}' for rate in of.learning_rates)}, the one with the lowest loss "
-            "on the validation blocks."
+            f"learning rate: the one of {', '.join(f'{rate:g}' for rate in of.learning_rates)} with the lowest loss on "
+            "the validation blocks."
         )
     notes.append(
-        f"The curves of the picture show the loss on the {len(text.validation)} validation blocks, which are other "
-        "held-out blocks, and so end at other values than the table."
+        f"The curves of the picture show the loss on the {len(text.validation)} validation blocks. These are not the "
+        "held-out blocks of the table, so the curves end at other values."
     )
     others = [f"{row['mechanism']} ({row['positions']})" for row in rows if row["positions"] != of.positions]
     if others:
         notes.append(
-            f"These mechanisms have other positions than {of.positions}, which may cause part of their differences: "
-            f"{', '.join(others)}."
+            f"These mechanisms have another position encoding than {of.positions}, which may cause part of their "
+            f"differences: {', '.join(others)}."
         )
     notes.append(
         "A short training of small models shows which mechanism learns fastest at this length, not which is best "
@@ -466,20 +468,21 @@ def results_figure(results: dict[str, Any]) -> Any:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `compare`."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8")
-    text = f"mechanisms to train, from {', '.join(ALL)} (default: those of {' '.join(MECHANISMS)} that have the form); "
-    text += "differences in loss are measured from dense, or from the first one if dense is not among them"
+    text = f"mechanisms to train: {', '.join(ALL)} (default: {' '.join(MECHANISMS)}, without those that have no causal "
+    text += "form with --causal, or no bidirectional form otherwise); the table shows differences in loss from dense, "
+    text += "or from the first mechanism if dense is not among them"
     parser.add_argument("--mechanisms", nargs="+", metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
-    text = f"seconds of training for each model (default {SECONDS:g}), without those of evaluation and memory, which "
-    text += "take half a minute a model or more; less with fewer --eval-tokens and --no-memory. With --threads 1 on a "
-    text += "CPU, these are seconds of the processor"
+    text = f"seconds of training for each model (default {SECONDS:g}). Evaluation and memory measurement take half a "
+    text += "minute or more per model in addition; fewer --eval-tokens, and --no-memory, make them shorter. With "
+    text += "--threads 1 on a CPU, processor time counts"
     group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
     group.add_argument("--max-steps", type=int, metavar="N", help="training steps for each model, instead of seconds")
     add_counts(parser, COUNTS)
     text = "peak learning rates of AdamW to try; the best is kept for each mechanism (default 2e-3)"
     parser.add_argument("--learning-rates", nargs="+", type=float, default=[2e-3], metavar="R", help=text)
-    text = "seeds of the weights and of the order of the text; every model is trained once per seed (default 0)"
+    text = "seeds of the initial weights and of the order of the text; every model is trained once per seed (default 0)"
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help=text)
     text = "position encoding of mechanisms that support both (default rope)"
     parser.add_argument("--positions", choices=("rope", "learned"), default="rope", help=text)
@@ -504,12 +507,14 @@ def chosen_mechanisms(wanted: list[str] | None, is_causal: bool) -> tuple[list[s
         wanted = [name for name in MECHANISMS if is_causal in ALL[name].directions]
     unknown = [name for name in wanted if name not in ALL]
     if unknown:
-        raise InputError(f"--mechanisms {' '.join(unknown)}: unknown. Known are: {', '.join(ALL)}.")
+        raise InputError(f"--mechanisms {' '.join(unknown)}: unknown. The mechanisms are: {', '.join(ALL)}.")
     form, change = ("causal", "without") if is_causal else ("bidirectional", "with")
     names = [name for name in dict.fromkeys(wanted) if is_causal in ALL[name].directions]
     left_out = {name: f"it has no {form} form; compare it {change} --causal" for name in wanted if name not in names}
     if not names:
-        raise InputError(f"--mechanisms {' '.join(wanted)}: there is no {form} form. Compare them {change} --causal.")
+        raise InputError(
+            f"--mechanisms {' '.join(wanted)}: none of these has a {form} form. Compare them {change} --causal."
+        )
     # the sort is stable, so that only dense moves
     return sorted(names, key=lambda name: name != DENSE), left_out
 

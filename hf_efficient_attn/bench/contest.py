@@ -87,7 +87,7 @@ def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) ->
     """Raise InputError if options that `leave_open` left open are given together with one that ignores them."""
     given = [flag(name) for name in names if getattr(args, name) is not None]
     if given:
-        raise InputError(f"{option} makes no use of {', '.join(given)}. Leave out one or the other.")
+        raise InputError(f"{option} does not use {', '.join(given)}. Leave out one or the other.")
 
 
 def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
@@ -108,7 +108,7 @@ def make_folder(args: argparse.Namespace) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add `--device`."""
-    text = "device to measure on; auto, the default, is cuda where there is a GPU, else cpu"
+    text = "device to measure on; auto, the default, is cuda if there is a GPU, else cpu"
     parser.add_argument("--device", choices=DEVICES, default="auto", help=text)
 
 
@@ -422,9 +422,9 @@ class Contest:
                 found[f"Speed against {other}, {title}"] = self.table(rows, settings, partial(_speed, measure, other))
         for measure, title in timed.items():
             found[f"Milliseconds, {title}"] = self.table(rows, settings, partial(_time, measure))
-        found["Growth, and from where on dense attention is slower"] = self._summary(rows, settings, timed)
+        found["Growth, and the length from which dense attention is slower"] = self._summary(rows, settings, timed)
         bytes_known = {"peak_memory_bytes": f"Peak MiB of a training step beyond {self.beyond}"}
-        bytes_known["cache_bytes"] = "MiB of the cache behind the text"
+        bytes_known["cache_bytes"] = "MiB of the cache after the text"
         for name, title in bytes_known.items():
             found[title] = self.table(rows, settings, partial(_mebibytes, name))
         # a table without lines consists of its header and is left out
@@ -472,13 +472,13 @@ class Contest:
         for name, limit in self.limits.items():
             if name in known and limit in settings:
                 limits.setdefault(settings[limit], []).append(name)
-        up_to = " ".join(f"Up to {most:,} {self.axis}: {', '.join(names)}." for most, names in limits.items())
+        up_to = " ".join(f"Only up to {most:,} {self.axis}: {', '.join(names)}." for most, names in limits.items())
         fitting = f", as many as fit into {settings['max_seconds']:g} seconds" if "max_seconds" in settings else ""
         rounds = (
-            f"Up to {settings['repeats']} rounds{fitting}, at least {LEAST_ROUNDS}, after one that does not count; "
-            "medians, of ratios within a round."
+            f"Up to {settings['repeats']} rounds{fitting}, at least {LEAST_ROUNDS}, after a warm-up round; medians; "
+            "ratios are of times in the same round."
         )
-        growing = "Growth: factor of time per doubling of the length, over the two longest." if self.lengths else ""
+        growing = "Growth: factor of time per doubling of the length, between the two longest." if self.lengths else ""
         parts = [f"{about}.", self.about.format(**settings), rounds, growing, clock_line(settings).strip(), up_to]
         return " ".join(part for part in parts if part)
 
@@ -495,7 +495,7 @@ class Contest:
         for measure, title in self.measures.items():
             points = {name: curve(self.of(name, rows), measure) for name in self.contestants}
             panels.append(Panel(title.capitalize(), "milliseconds", self.lines(settings, points)))
-        titles = {"peak_memory_bytes": "Peak memory of a training step", "cache_bytes": "Cache behind the text"}
+        titles = {"peak_memory_bytes": "Peak memory of a training step", "cache_bytes": "Cache after the text"}
         for key, title in titles.items():
             known = [row for row in rows if row.get(key) is not None]
             points = {

@@ -116,18 +116,18 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "prior": _compressed("all tokens, with a learned prior by distance", "prior", limit=DENSE_LIMIT),
     "talking_heads": _compressed(
-        "all tokens, by heads that mix scores and weights", "talking_heads", limit=SCORES_LIMIT
+        "all tokens, with heads that mix scores and weights", "talking_heads", limit=SCORES_LIMIT
     ),
     "collaborative_heads": _compressed(
-        "all tokens, by queries and keys that heads share", "collaborative_heads", limit=DENSE_LIMIT
+        "all tokens, with queries and keys that heads share", "collaborative_heads", limit=DENSE_LIMIT
     ),
     "band": _pattern("a window of {keys} keys", Shape.band, cache=lambda model: PatternCache(model.config)),
     "bigbird": _pattern(
-        "the blocks around a token and a random one, {keys} keys together, and global blocks",
+        "the blocks around it and a random block, {keys} keys together, and global blocks",
         lambda shape: bigbird(shape.block_tokens(), num_random_blocks=1, causal=shape.is_causal),
     ),
     "block_top_k": _pattern(
-        "the four blocks that fit a token best, {keys} keys together",
+        "the four blocks with the highest scores, {keys} keys together",
         lambda shape: BlockTopK(shape.block_tokens(), BLOCKS),
         directions=(True,),
     ),
@@ -156,7 +156,7 @@ MECHANISMS: dict[str, Mechanism] = {
         directions=(False,),
         positions=("learned",),
     ),
-    "tree": Mechanism("four nodes of each size of a tree of spans on each side", BPTransformerConfig, positions=()),
+    "tree": Mechanism("on each side, four nodes of every size in a tree of spans", BPTransformerConfig, positions=()),
     "reformer": Mechanism(
         "two chunks of {keys} / 2 tokens of its hash bucket, one round",
         EfficientReformerConfig,
@@ -186,9 +186,9 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 # mechanisms that need several layers, because they use the scores or the weights of other layers
 LAYERED: dict[str, Mechanism] = {
-    "residual_scores": _compressed("all tokens, by the scores of all layers so far", "residual_scores"),
+    "residual_scores": _compressed("all tokens, with the scores of all layers so far", "residual_scores"),
     "reused_weights": _compressed(
-        "all tokens, by the weights of the first layer",
+        "all tokens, with the weights of the first layer",
         "reused_weights",
         lambda shape: {"mechanism": ["pattern"] + ["reused_weights"] * (shape.layers - 1)},
     ),

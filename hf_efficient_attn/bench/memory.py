@@ -45,7 +45,7 @@ def peak_memory(build: Callable[..., Callable[[], object]], arguments: dict[str,
     if process.returncode != 0:
         raise RuntimeError(
             f"Measuring the memory of {build.__qualname__}(**{arguments}) failed with status {process.returncode} (-9: "
-            f"killed, as when memory runs out):\n{process.stderr}"
+            f"killed, for example because memory ran out):\n{process.stderr}"
         )
     return int(process.stdout.splitlines()[-1])
 

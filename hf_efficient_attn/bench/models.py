@@ -3,10 +3,10 @@
     hf-efficient-attn bench models --peers longformer bert --lengths 512 4096
 
 Our models are converted from those of transformers, and their outputs are compared before anything is timed. The peer
-`self_only`, whose tokens attend only to themselves, shows the time of everything except attention. All encoders of a
-length take turns; on a CPU each runs in a process of its own. A training step is forward, mean squared distance of the
-last hidden state from a fixed one, backward and AdamW. Times are in milliseconds, memory is in MiB, lengths are in
-tokens.
+`self_only`, whose tokens attend only to themselves, shows the time of everything except attention. Each round runs
+every encoder of a length once; on a CPU each has a process of its own. A training step is a forward pass, the mean
+squared distance of the last hidden state from a fixed one, a backward pass, and an AdamW step. Times are in
+milliseconds, memory is in MiB, lengths are in tokens.
 """
 
 import argparse
@@ -272,9 +272,9 @@ def largest_difference(name: str, ours: Tensor, theirs: Tensor, shape: Shape) ->
     difference = float((ours.float() - theirs.float()).abs().max())
     if not difference <= TOLERANCES[shape.dtype]:
         raise EfficientAttentionError(
-            f"Ours and transformers' {name} differ by {difference:.1e} at {shape.tokens:,} tokens, more than rounding "
-            f"({TOLERANCES[shape.dtype]:.0e}), so their speeds cannot be compared. Report this, or leave out "
-            f"{shown(name)}."
+            f"The outputs of our {name} and transformers' differ by {difference:.1e} at {shape.tokens:,} tokens, more "
+            f"than rounding ({TOLERANCES[shape.dtype]:.0e}), so their speeds cannot be compared. Report this, or leave "
+            f"out {shown(name)}."
         )
     return difference
 
@@ -593,25 +593,26 @@ def _reasons(rows: list[Row]) -> str:
         for measure, title in TITLES.items()
         if "reason" in row[measure]
     )
-    return "\n".join(["Not measured:", "", *reasons]) if reasons else "Everything asked for was measured."
+    return "\n".join(["Not measured:", "", *reasons]) if reasons else "Everything requested was measured."
 
 
 def _legend(settings: dict[str, Any]) -> str:
     return (
-        f"Speed: medians and quartiles of the ratios within a round; above 1 = ours is faster. Up to "
-        f"{settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds a length, at least "
-        f"{LEAST_ROUNDS}, after one that does not count; on a CPU every encoder has a process of its own. Layers are "
-        f"alike; long inputs have fewer of them (layers × tokens at most {settings['layer_tokens']:,}), "
-        f"{settings['layers']} at most. Weights are the same: ours are converted from "
-        "transformers', and their last hidden states compared in eval mode first, BigBird's in its parity mode. "
-        "Training step: forward, mean squared distance of the last hidden state from a fixed random one, backward, "
-        f"AdamW (fused), gradients freed; no head, {VOCAB_SIZE:,} words. Forward: eval mode, no gradients; ours read "
-        "BigBird's random blocks there too, transformers' copies of block 0. Dropout of hidden states 0.1, "
-        "transformers' default; of attention weights as above. longformer, led: window 512, first token global; led: "
-        "the encoder; big_bird: blocks of 64, 3 random, full attention on up to 704 tokens, as transformers; bert: "
-        "SDPA; self_only, with no attention at all: BERT made ours, each token reading only itself; no attention "
-        "around the same linear maps can be faster by more than the few percent that this one still takes. "
-        f"Sparse encoders of transformers, and our led and bert, up to {settings['peer_limit']:,} tokens."
+        f"Speed: medians and quartiles of the ratios within a round; above 1, ours is faster. Up to "
+        f"{settings['repeats']} rounds, as many as fit into {settings['max_seconds']:g} seconds per length, at least "
+        f"{LEAST_ROUNDS}, after a warm-up round; on a CPU every encoder has a process of its own. All layers of an "
+        f"encoder are alike, so long inputs have fewer of them (layers × tokens at most {settings['layer_tokens']:,}), "
+        f"and at most {settings['layers']}. Weights are the same: ours are converted from transformers' models, and "
+        "the last hidden states are compared first, in eval mode (BigBird with parity). Training step: forward, mean "
+        "squared distance of the last hidden state from a fixed random one, backward, AdamW (fused), gradients freed; "
+        f"no head, a vocabulary of {VOCAB_SIZE:,}. Forward: eval mode, no gradients; our BigBird attends to random "
+        "blocks in eval mode too, transformers' to copies of block 0. Dropout of hidden states is 0.1, the default of "
+        "transformers; dropout of attention weights is above. longformer and led: window 512, first token global; led: "
+        "only the encoder; big_bird: blocks of 64, 3 random, full attention on up to 704 tokens, as in transformers; "
+        "bert: SDPA; self_only: BERT converted to ours, in which each token attends only to itself. This takes a few "
+        "percent of the time, and an encoder with the same linear maps and any other attention can be faster by no "
+        "more than that. Sparse encoders of transformers, and our led and bert, are timed only up to "
+        f"{settings['peer_limit']:,} tokens."
     )
 
 

@@ -350,16 +350,16 @@ def legend(results: dict[str, Any]) -> str:
     threads = results["machine"]["torch_threads"]
     return (
         f"`hf-efficient-attn bench attention --profile` with {threads} thread{'s' if threads > 1 else ''} "
-        "(`OMP_NUM_THREADS`; other work on the machine moves the ratios of a single thread less than those of "
-        "several, but it moves them, and they differ from the benchmark's). A round times the call, dense attention, "
-        "the call under torch.profiler, and its kernel calls alone; of each measurement the least of all rounds "
-        "counts. Factors: block granularity, allowed pairs over computed ones; kernel speed, scores per second of the "
-        "kernel calls alone over those of dense attention; kernel in place, their time alone over that within the "
-        "call; kernel share, of the whole time. Their product is the efficiency but for the residual, which is noise "
-        "and the cost of profiling. Alone: each call repeated at once, its data still in the caches; of flex, which "
-        "is one call: the time per score of a pattern of whole blocks, where no mask is evaluated. Dense attention "
-        "beyond "
-        f"{results['dense_tokens']:,} tokens is extrapolated from there by its pairs."
+        "(`OMP_NUM_THREADS`). Other programs on the machine change the ratios, less with one thread than with several, "
+        "so they differ from those of the benchmark. A round times the call, dense attention, the call under "
+        "torch.profiler, and its kernel calls alone; each number is the smallest of all rounds. Factors: block "
+        "granularity = allowed pairs / computed pairs; kernel speed = scores per second of the kernel calls alone / "
+        "those of dense attention; kernel in place = time of the kernel calls alone / their time within the call; "
+        "kernel share = time of the kernel calls / time of the call. The product of the factors is the efficiency, "
+        "except for the residual, which is noise and the cost of profiling. Alone: each kernel call is repeated at "
+        "once, with its data still in the caches; flex is one kernel call, so its time alone is the time per score of "
+        "a pattern of whole blocks, for which no mask is evaluated. Dense attention is extrapolated beyond "
+        f"{results['dense_tokens']:,} tokens, in proportion to the number of pairs."
     )
 
 
@@ -389,7 +389,7 @@ def limit_sentence(case: Row) -> str:
     text = f"Computed by {case['computed_by']} in {case['milliseconds']:.3g} ms: {figure_of(case)}"
     better = case["speed" if case["figure"] == "speed" else "efficiency"] / losses[name]
     unit = f"{better:.2f} times as fast as dense" if case["figure"] == "speed" else f"{better:.0%}"
-    text += f". The largest loss is {name} (× {losses[name]:.2f}), without it alone {unit}: {MEANINGS[name]}"
+    text += f". The largest loss is {name} (× {losses[name]:.2f}; {unit} without it): {MEANINGS[name]}"
     if name == "kernel share":
         others = {purpose: value for purpose, value in case["purposes"].items() if not purpose.startswith("kernel")}
         text += f", most of it {max(others, key=lambda key: others[key])}"
@@ -445,7 +445,7 @@ def comparison_section(first: Row, second: Row) -> list[str]:
     return [
         f"## {heading}",
         f"{ratio:.2f} times the time. {added_most(added, expected)}",
-        markdown_table(["where", *(f"ms, {name}" for name in names), "×"], lines),
+        markdown_table(["part", *(f"ms, {name}" for name in names), "×"], lines),
     ]
 
 
@@ -453,13 +453,14 @@ def added_most(added: dict[str, float], expected: float) -> str:
     """Return which part takes most milliseconds beyond the expected multiple of its time in the first call.
 
     >>> added_most({"masks": 1.5, "kernel, forward": -3.0}, 2.0)
-    'In the profiled runs, most beyond 2 × the first call is added by masks: +1.5 ms.'
+    'In the profiled runs, the part that adds most beyond 2 × the first call is masks: +1.5 ms.'
     """
     most = max(added, key=lambda name: added[name])
     if added[most] <= 0.0:
         return f"In the profiled runs, no part takes more than {expected:g} × its time in the first call."
     return (
-        f"In the profiled runs, most beyond {expected:g} × the first call is added by {most}: {added[most]:+,.3g} ms."
+        f"In the profiled runs, the part that adds most beyond {expected:g} × the first call is {most}: "
+        f"{added[most]:+,.3g} ms."
     )
 
 
@@ -473,7 +474,7 @@ def layout_section(layout: Row) -> list[str]:
     lines = [[name, f"{value:,.3g}", f"{value / forward:.2%}"] for name, value in layout["milliseconds"].items()]
     return [
         f"## Building the layout: {layout['pattern']}, {layout['tokens']:,} tokens",
-        f"{share:.1%} of a forward pass, once per length: {most} takes the most; later calls "
-        f"find it in {again:.2g} ms.",
+        f"Building the layout takes {share:.1%} of a forward pass, once per length; most of it is {most}. Later calls "
+        f"find the layout in {again:.2g} ms.",
         markdown_table(["step", "ms", "of a forward pass"], lines),
     ]

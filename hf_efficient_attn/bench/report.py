@@ -78,7 +78,7 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 def clock_line(settings: dict[str, Any]) -> str:
     """Return a sentence if the clock counted processor time, else an empty text; see `counts_processor_time`."""
-    return "Seconds of the processor, on one thread. " if settings.get("processor_time") else ""
+    return "Seconds are of processor time, on one thread. " if settings.get("processor_time") else ""
 
 
 def resolve_device(name: str) -> torch.device:

@@ -67,8 +67,8 @@ def read_blocks(
     if len(blocks) < least_train_blocks or len(held_out_blocks) < LEAST_HELD_OUT_BLOCKS:
         smaller = "--max-length or --batch-size" if len(blocks) < least_train_blocks else "--max-length"
         raise InputError(
-            f"The text is too short. Blocks of {tokens:,} tokens to train on: {len(blocks)}, at least "
-            f"{least_train_blocks} are needed. Blocks in its last tenth, which is held out: {len(held_out_blocks)}, at "
+            f"The text is too short. It has {len(blocks)} blocks of {tokens:,} tokens for training, and at least "
+            f"{least_train_blocks} are needed. Its last tenth, which is held out, has {len(held_out_blocks)}, and at "
             f"least {LEAST_HELD_OUT_BLOCKS} are needed. Give more text or a smaller {smaller}."
         )
     num = min(most_held_out_blocks, len(held_out_blocks))

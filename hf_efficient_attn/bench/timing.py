@@ -215,7 +215,7 @@ def receive(connection: Connection) -> Any:
     try:
         answer, error = connection.recv()
     except EOFError:
-        raise RuntimeError("The process of a measurement ended early, as it does when memory runs out.") from None
+        raise RuntimeError("The process of a measurement ended early, for example because memory ran out.") from None
     if error is not None:
         raise RuntimeError(f"A measurement failed in its process:\n{error}")
     return answer

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of transformers into a model of this package, back again, or into a longer one.
+"""Convert a transformers checkpoint to this package or back, or turn a dense model into a sparse one for long texts.
 
     hf-efficient-attn convert bert-base-uncased long_bert --max-position-embeddings 8192 --attention-window 256
     hf-efficient-attn convert my_longformer new_folder
@@ -7,9 +7,9 @@
     hf-efficient-attn convert roberta-base short_keys --to compressed_transformer --mechanism linformer
 
 Converted Longformer, LED, BigBird, BigBird-Pegasus, Reformer and Nyströmformer models give the same outputs as before.
-Dense models (BERT, RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts. They give the
-same outputs as before only on texts of at most half a window, so fine-tune them. The source is never changed. Lengths
-are in tokens.
+Dense models (BERT, RoBERTa, XLM-RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts.
+Their outputs stay the same only for texts of at most W / 2 + 1 tokens (W is --attention-window), so fine-tune them on
+longer texts. The source is never changed. Lengths are in tokens.
 """
 
 import argparse
@@ -44,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         metavar="TYPE",
-        help=f"model type of the result (default: the type among {ours} that corresponds to the source). Some sources "
-        f"can become other types, too: {', '.join(lifted)}. A model of this package can become a type of transformers: "
-        f"{', '.join(both_ways)}",
+        help=f"model type of the result (default: the one of {ours} that corresponds to the source). Some sources can "
+        f"also become another type: {', '.join(lifted)}. A model of this package can become one of these types of "
+        f"transformers: {', '.join(both_ways)}",
     )
     parser.add_argument(
         "--head",
         metavar="AutoModelForX",
-        help="Auto class to load the source with (default: the one that its config or its weights name)",
+        help="Auto class to load the source with (default: found in its config or by the names of its weights)",
     )
     _add_sizes(parser)
     parser.add_argument(
@@ -63,19 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--global-projections",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="give global tokens query, key and value projections of their own (default: yes, if the "
-        "source or the target has them)",
+        help="give global tokens their own query, key and value projections (default: yes, if the source or the target "
+        "has them)",
     )
     parser.add_argument(
         "--mechanism",
         metavar="NAME",
-        help="attention of a compressed_transformer that is made from a dense model (default nystrom)",
+        help="attention mechanism of a compressed_transformer that is made from a dense model (default nystrom)",
     )
     parser.add_argument(
         "--parity",
         action="store_true",
-        help="follow transformers where it differs from the paper; outputs are compared on random tokens, and nothing "
-        "is written if they differ (exceptions: model_cards/sparse_transformer.md)",
+        help="compute what transformers computes, even if the paper differs; outputs are compared on random tokens, "
+        "and nothing is written if they differ (exceptions: model_cards/sparse_transformer.md)",
     )
     parser.add_argument(
         "--overwrite",
@@ -90,8 +90,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--max-position-embeddings",
         type=int,
         metavar="N",
-        help=f"longest input in tokens (default: the source's; for a dense source at least {DEFAULT_POSITIONS:,}, "
-        "unless it becomes a compressed_transformer)",
+        help=f"longest input in tokens (default: the source's, but no less than {DEFAULT_POSITIONS:,} for a dense "
+        "source that does not become a compressed_transformer)",
     )
     parser.add_argument(
         "--max-target-position-embeddings",
@@ -103,9 +103,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--attention-window",
         type=int,
         metavar="W",
-        help="width of the window around a token, both sides together, an even number of tokens (default: the "
-        f"source's; for a dense source {DEFAULT_WINDOW}, which keeps its outputs on inputs of up to W / 2 + 1 tokens; "
-        "for an etc_transformer 168)",
+        help="width of the window around each token, an even number of tokens, both sides together (default: the "
+        f"source's; {DEFAULT_WINDOW} for a dense source, whose outputs stay the same on inputs of up to W / 2 + 1 "
+        "tokens; 168 for an etc_transformer)",
     )
 
 

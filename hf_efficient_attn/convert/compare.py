@@ -19,24 +19,27 @@ from hf_efficient_attn.convert.source import Source
 from hf_efficient_attn.convert.weights import to_ours
 from hf_efficient_attn.errors import CheckpointError
 
-# "here" is this package, "there" is transformers
-PADDING_BEFORE = "padding before or between tokens: positions count tokens here, and padding too there"
-PADDING_BETWEEN = "padding between tokens: rotary positions count tokens here, and padding too there"
-PAD_IDS = "pad ids that no `attention_mask` hides: here each has its own position, there all have the same"
+# "here" is this package
+PADDING_BEFORE = "padding before or between tokens (positions count only tokens here, also padding in transformers)"
+PADDING_BETWEEN = "padding between tokens (rotary positions count only tokens here, also padding in transformers)"
+PAD_IDS = "pad ids that no `attention_mask` hides (here each has its own position, in transformers all share one)"
 SHORTER = (
-    "inputs shorter than the longest of a batch: their own last block is global here, the last block of the padded "
-    "row there"
+    "inputs shorter than the longest of a batch (their own last block is global here, that of the padded row in "
+    "transformers)"
 )
-AFTER_SHORT = "inputs after an input that is short enough for full attention: there all later inputs get full attention"
+AFTER_SHORT = "inputs after one that is short enough for full attention (in transformers all later ones get it)"
 POOLED_PADDING = (
-    "sequences that begin with padding: the classifier takes the first real token here, the first token there"
+    "sequences that begin with padding (the classifier takes the first real token here, the first token in "
+    "transformers)"
 )
-TOKEN_TYPES = "question answering without `token_type_ids`: there they are made from the first separator"
+TOKEN_TYPES = "question answering without `token_type_ids` (transformers makes them from the first separator)"
 
-PADDED = "any padding: there landmarks, convolutions and positions include it"
-OTHER_LENGTH = "texts with landmarks and another length than `segment_means_seq_len`: there rows are mixed"
-HASHED = "texts longer than a chunk: there the rotations are drawn at every call, here they are fixed"
-WRAPPED = "texts of encoders to which a whole chunk of padding is added there: the first chunk then attends to it"
+PADDED = "any padding (in transformers landmarks, convolutions and positions include it)"
+OTHER_LENGTH = (
+    "texts that use landmarks and are not `segment_means_seq_len` tokens long (transformers mixes their rows)"
+)
+HASHED = "texts longer than a chunk (rotations are fixed here, and drawn at every call in transformers)"
+WRAPPED = "encoder texts to which transformers adds a whole chunk of padding (their first chunk then attends to it)"
 
 EXCEPTIONS: dict[str, tuple[str, ...]] = {
     "bart": (PADDING_BEFORE,),
@@ -153,19 +156,20 @@ def check_parity(source: Source, model: PreTrainedModel, request: ConversionRequ
     """
     reason = _why_not_compared(source, request, configs)
     if reason is not None:
-        return f"Outputs were not compared with the source's, as {reason}."
+        return f"Outputs were not compared with the source's, because {reason}."
     found = compare(source, model, _num_tokens(source, request, configs))
     if found is None:
-        return "Outputs were not compared with the source's, as those are not finite."
-    apart = f"{found.output} differs by {found.share:.1g} of its largest number on {found.tokens} random tokens"
+        return "Outputs were not compared with the source's, because those are not finite."
+    apart = f"{found.output} differs by {found.share:.1g} of its largest value on {found.tokens} random tokens"
     if found.share <= TOLERANCE:
         return f"Compared with the source in eval mode: {apart}."
     if configs.theirs is not None and set(configs.theirs.deviations) - set(SILENT_IN_EVAL):
         return f"Compared with the source in eval mode: {apart}; the notes on what is not kept say why."
     raise CheckpointError(
-        f"parity=True, but the {type(model).__name__} computes other outputs than the {type(source.model).__name__}: "
-        f"{apart}. Nothing was written. A field of the config or a constant of the source's code is not translated: "
-        "please report it with the config. Without parity (--parity) the conversion is not compared."
+        f"parity=True, but the outputs of the {type(model).__name__} differ from those of the "
+        f"{type(source.model).__name__}: {apart}. Nothing was written. Some field of the config or constant of the "
+        "source's code is not translated. Please report this with the config, or convert without parity (--parity), "
+        "which does not compare outputs."
     )
 
 
@@ -203,12 +207,12 @@ def compare(source: Source, model: PreTrainedModel, tokens: int) -> Difference |
 
 def _why_not_compared(source: Source, request: ConversionRequest, configs: TranslatedConfigs) -> str | None:
     if request.pattern is not None:
-        return "another pattern was asked for"
+        return "the result has another pattern"
     if request.attention_window is not None and not configs.is_dense:
-        return "another window was asked for"
+        return "the result has another window"
     has_projections = any("global" in name for name, _ in source.model.named_parameters())
     if request.global_projections is False and has_projections:
-        return "global_projections=False leaves some of its weights behind"
+        return "global_projections=False leaves out some of its weights"
     return None
 
 

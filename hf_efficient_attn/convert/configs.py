@@ -48,8 +48,8 @@ def windows_of_pattern(config: Any, model_type: str) -> list[int]:
         size = {} if pattern is None else pattern.to_dict()
         if size.get("kind") != "band" or not size["left"] or size["left"] != size["right"]:
             raise ConfigurationError(
-                f"{model_type} has windows that are equally long on both sides, but layer {layer} has "
-                f"{shown(pattern)}. Only models with the attention_pattern band(n, n) in each layer can become one."
+                f"The windows of {model_type} are equally long on both sides, but layer {layer} has {shown(pattern)}. "
+                f"Only models with attention_pattern band(n, n) in every layer can become {model_type}."
             )
         windows.append(2 * size["left"])
     return windows
@@ -84,7 +84,7 @@ def check_lengths(old: Any, new: Any) -> None:
     if getattr(old, "has_one_length", False) and wanted != longest:
         raise ConfigurationError(
             f"{SOURCE}={wanted}: the projections of this Linformer are for texts of up to {longest} tokens, and "
-            "another length would change its outputs. Leave it out, or train a model of that length."
+            f"another length would change its outputs. Leave {SOURCE} out, or train a model of that length."
         )
     if new.position_embedding_type == "none":
         return
@@ -199,7 +199,7 @@ def their_config(counterpart: Counterpart, ours: Any, head: str) -> TheirConfig:
         ConfigurationError: a field of ours that their config cannot express.
     """
     if counterpart.to_theirs is None:
-        raise ConfigurationError(f"Models cannot become {shown(counterpart.model_type)}.")
+        raise ConfigurationError(f"No model of this package can become {shown(counterpart.model_type)}.")
     fields = {name: getattr(ours, name) for name in COMMON_FIELDS}
     for name, target in counterpart.fields.items():
         fields[name] = getattr(ours, target if isinstance(target, str) else target[0])
@@ -247,7 +247,7 @@ def lost_fields(counterpart: Counterpart, theirs: Any) -> list[str]:
     if not lost:
         return []
     listed = ", ".join(f"{name}={shown(value)}" for name, value in lost.items())
-    return [f"Fields of the {counterpart.model_type} config without counterpart, left out: {listed}."]
+    return [f"Left out, because the result has no such config fields: {listed}."]
 
 
 def apply_request(config: Any, request: ConversionRequest, counterpart: Counterpart | None) -> Any:
@@ -260,8 +260,8 @@ def apply_request(config: Any, request: ConversionRequest, counterpart: Counterp
     """
     if request.pattern is not None and request.attention_window is not None:
         raise ConfigurationError(
-            f"attention_window={request.attention_window} and pattern={shown(request.pattern)} exclude each other; "
-            "give one."
+            f"attention_window={request.attention_window} and pattern={shown(request.pattern)} exclude each other. "
+            "Give only one of them."
         )
     _check_mechanism(request, () if counterpart is None else counterpart.mechanisms)
     is_dense = counterpart is not None and counterpart.is_dense
@@ -281,14 +281,14 @@ def _check_mechanism(request: ConversionRequest, allowed: tuple[str, ...]) -> No
         return
     if not allowed:
         raise ConfigurationError(
-            f"mechanism={shown(given)} is for bert, roberta and xlm-roberta with "
+            f"mechanism={shown(given)} is only for bert, roberta and xlm-roberta models with "
             "to='compressed_transformer' (--to compressed_transformer). Leave mechanism out."
         )
     for each in given if isinstance(given, list) else [given]:
         if each not in allowed:
             raise ConfigurationError(
-                f"mechanism={shown(given)}: {shown(each)} is not one of the mechanisms that convert can give a model: "
-                f"{', '.join(allowed)}. Give one for all layers, or a list with one for each.{meant(each, allowed)}"
+                f"mechanism={shown(given)}: {shown(each)} is not a mechanism of convert. Give one of these for all "
+                f"layers, or a list with one per layer: {', '.join(allowed)}.{meant(each, allowed)}"
             )
 
 
@@ -386,10 +386,10 @@ def keeps_pattern(counterpart: Counterpart, theirs: Any, request: ConversionRequ
         return False
     if counterpart.requested_fields is not None or not counterpart.is_dense:
         raise ConfigurationError(
-            f"This {type(theirs).__name__} has attention_pattern={shown(pattern)}, which is not kept when a "
-            f"{counterpart.model_type} becomes a model of {counterpart.family} with other attention. Give the new "
-            "layers a pattern (--pattern) or an attention_window (--attention-window), or convert what sparsify(model, "
-            "None) returns."
+            f"This {type(theirs).__name__} has attention_pattern={shown(pattern)}, which cannot be kept, because "
+            f"converting {counterpart.model_type} to {counterpart.family} changes the attention. Give the new layers a "
+            "pattern (--pattern) or an attention_window (--attention-window), or first remove the old pattern with "
+            "sparsify(model, None)."
         )
     return True
 
@@ -408,7 +408,7 @@ def note_replaced(theirs: Any, request: ConversionRequest) -> list[str]:
     pattern = getattr(theirs, FIELD, None)
     if pattern is None or not asks_for_another(request):
         return []
-    return [f"attention_pattern={shown(pattern)} of the source is not kept, as another one was asked for."]
+    return [f"attention_pattern={shown(pattern)} of the source is not kept, because another one was given."]
 
 
 def asks_for_another(request: ConversionRequest) -> bool:

@@ -57,12 +57,12 @@ def build_ours(source: Source, config: Any) -> PreTrainedModel:
     if not getattr(config, "global_projections", False):
         dropped = [name for name in weights if GLOBAL_ATTENTION in name]
         weights = {name: tensor for name, tensor in weights.items() if name not in dropped}
-        source.notes += [f"Left behind, as global_projections=False: {summarize(dropped)}."] if dropped else []
+        source.notes += [f"Left out, because global_projections=False: {summarize(dropped)}."] if dropped else []
     model, missing = build_model(config, source.head, weights)
     copied = [name for name in missing if GLOBAL_ATTENTION in name]
     if copied:
         model.copy_local_to_global()  # type: ignore[operator]
-        source.notes.append(f"Copied from the projections of all tokens: {summarize(copied)}.")
+        source.notes.append(f"Copied from the projections that all tokens use: {summarize(copied)}.")
     copied += _copy_doubled(model, missing, source)
     rest = [name for name in missing if name not in copied]
     source.notes += check_missing(rest, (*_new_names(source), *_started(rest, source)), model)
@@ -85,7 +85,7 @@ def _copy_doubled(model: PreTrainedModel, missing: list[str], source: Source) ->
         parameters[name].copy_(parameters[original])
     if originals:
         modules = summarize(dict.fromkeys(name.rpartition(".")[0] for name in originals))
-        source.notes.append(f"Copied from the modules that read all tokens: {modules}.")
+        source.notes.append(f"Copied from the modules that all tokens use: {modules}.")
     return list(originals)
 
 
@@ -102,7 +102,7 @@ def _without_optional(weights: dict[str, Tensor], source: Source, config: Any) -
     """Return the weights without the optional ones that the config turns off; note those."""
     optional = {} if source.counterpart is None else source.counterpart.optional
     dropped = {name: field for name, field in optional.items() if name in weights and not getattr(config, field)}
-    source.notes += [f"Left behind, as {field}=False: {name}." for name, field in dropped.items()]
+    source.notes += [f"Left out, because {field}=False: {name}." for name, field in dropped.items()]
     return {name: tensor for name, tensor in weights.items() if name not in dropped}
 
 
@@ -131,19 +131,19 @@ def _check_unknown(counterpart: Counterpart, unknown: list[str], source: Source,
     """Note weights that our family lacks; raise CheckpointError for undeclared weights, and for copies that differ."""
     left = [name for name in unknown if covers(counterpart.with_prefix(counterpart.left_behind, source.head), name)]
     if left:
-        source.notes.append(f"Left behind, as {counterpart.family} has nothing like them: {summarize(left)}.")
+        source.notes.append(f"Left out, because {counterpart.family} has no such weights: {summarize(left)}.")
     prefix = counterpart.prefix_of(source.head)
     copies = {prefix + copy: prefix + original for copy, original in counterpart.copies.items()}
     differing = [name for name in unknown if name in copies and not _is_copy(weights, name, copies[name])]
     if differing:
         raise CheckpointError(
-            f"{counterpart.family} shares weights that differ in this checkpoint: {summarize(differing)}."
+            f"{counterpart.family} has one weight for several that differ in this checkpoint: {summarize(differing)}."
         )
     quiet = (*counterpart.with_prefix(counterpart.recomputed, source.head), *copies, *counterpart.unused)
     rest = [name for name in unknown if name not in left and not covers(quiet, name)]
     if rest:
         raise CheckpointError(
-            f"The table of names of {shown(counterpart.model_type)} lacks these weights: {summarize(rest)}."
+            f"convert does not know these weights of {shown(counterpart.model_type)}: {summarize(rest)}."
         )
 
 

@@ -56,7 +56,7 @@ def check_destination(dst: str | os.PathLike[str] | None, overwrite: bool, src: 
     _check_source_apart(path, src)
     place = nearest_existing(path)
     if not place.is_dir():
-        raise ConfigurationError(f"{path} cannot be made, because {place} is a file. Give another path.")
+        raise ConfigurationError(f"{path} cannot be created, because {place} is a file. Give another path.")
     if path.exists() and any(path.iterdir()):
         _check_replaceable(path, overwrite)
     return path
@@ -75,8 +75,8 @@ def check_path(dst: str | os.PathLike[str]) -> Path:
         longest = max(len(os.fsencode(name)) for name in whole.parts)
         if longest > LONGEST_NAME:
             raise ConfigurationError(
-                f"{shown(os.fspath(dst))} has a name of {longest} bytes; folders, and the temporary ones beside them, "
-                f"can have {LONGEST_NAME}. Give a shorter path."
+                f"{shown(os.fspath(dst))} has a name of {longest} bytes. Names of folders, and of the temporary "
+                f"folders next to them, can have at most {LONGEST_NAME}. Give a shorter path."
             )
         nearest_existing(whole)
     except ConfigurationError:
@@ -110,8 +110,8 @@ def note_leftovers(dst: str | os.PathLike[str] | None) -> list[str]:
     if not beside:
         return []
     return [
-        f"Temporary folders of commands that wrote {dst} and were killed, or are still running: "
-        f"{', '.join(map(str, beside))}. Delete those of commands that were killed."
+        f"Temporary folders of commands that wrote {dst} and were killed or are still running: "
+        f"{', '.join(map(str, beside))}. Delete the folders of commands that were killed."
     ]
 
 
@@ -164,7 +164,7 @@ def _replace_files(path: Path, new: Path) -> None:
             os.replace(new / name, path / name)
     except OSError as error:
         raise CheckpointError(
-            f"Not all new files could be moved to {path}: {error}. The others are in {new}; move them there."
+            f"Not all new files could be moved to {path}: {error}. Move the rest there from {new}."
         ) from error
 
 
@@ -206,8 +206,8 @@ def _check_replaceable(path: Path, overwrite: bool) -> None:
         )
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"{path} exists and is not an empty folder, and is not a checkpoint to replace, because it has no "
-            "config.json. Give another path."
+            f"{path} exists, is not an empty folder, and has no config.json, so it is not a checkpoint to replace. "
+            "Give another path."
         )
     if not overwrite:
         raise ConfigurationError(
@@ -222,6 +222,6 @@ def _check_source_apart(path: Path, src: Any) -> None:
     source, target = Path(src).resolve(), path.resolve()
     if source.is_relative_to(target) or target.is_relative_to(source):
         raise ConfigurationError(
-            f"The source {src} and the destination {path} are one folder, or one lies inside the other. The source is "
-            "never changed: give a path beside it."
+            f"The source {src} and the destination {path} are the same folder, or one is inside the other. The source "
+            "must not change: give a path outside it."
         )

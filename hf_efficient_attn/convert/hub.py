@@ -48,7 +48,7 @@ def find_on_hub(name: str, files: Sequence[str] = (CONFIG_NAME,)) -> str:
         # a cached copy stands in for a Hub that does not answer, but not for one that refuses
         if copy is not None and _is_silent(error):
             return os.path.dirname(copy)
-        message = why_not_from_hub(name, error) or f"{shown(name)} cannot be looked for: {type(error).__name__}."
+        message = why_not_from_hub(name, error) or f"{shown(name)} cannot be looked up: {type(error).__name__}."
         raise CheckpointError(message) from error
     return name
 
@@ -91,15 +91,17 @@ def why_not_from_hub(name: str, error: BaseException) -> str | None:
 def _say(name: str, error: BaseException) -> str | None:
     where, status = f"The Hub ({constants.ENDPOINT})", getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, HFValidationError):
-        return f"{shown(name)} is no folder here, and no name that a model on the Hub can have."
+        return f"{shown(name)} is not a folder here, and not a valid name of a model on the Hub."
     if isinstance(error, OfflineModeIsEnabled):
-        return f"{name} is no folder here nor in the cache, and HF_HUB_OFFLINE is set: unset it, or give a folder."
+        return (
+            f"{name} is neither a folder here nor in the cache, and HF_HUB_OFFLINE is set. Unset it, or give a folder."
+        )
     if isinstance(error, GatedRepoError) or status == 403:
-        return f"{where} answers {status}: {name} is gated, or closed to your token. Ask for access on its page there."
+        return f"{where} answers {status}: {name} is gated, or your token has no access. Request access on its page."
     if status == 401:
         return (
-            f"{where} answers 401: {name} is private, or there is no such model, and the token is missing or not "
-            "valid. Log in with `hf auth login`, or set HF_TOKEN."
+            f"{where} answers 401: {name} is private or does not exist, and the token is missing or invalid. Log in "
+            "with `hf auth login`, or set HF_TOKEN."
         )
     if isinstance(error, RepositoryNotFoundError):
         return f"{where} answers 404: there is no model {name}, and no folder of that name here. Check the name."
@@ -108,7 +110,7 @@ def _say(name: str, error: BaseException) -> str | None:
     if status == 429:
         return f"{where} answers 429: too many requests. Wait a few minutes, or log in with `hf auth login`."
     if status is not None and status >= 500:
-        return f"{where} answers {status} for {name}: it has failed, not the name. Try again later."
+        return f"{where} answers {status} for {name}: the Hub failed, the name may be correct. Try again later."
     if status is not None:
         return f"{where} answers {status} for {name}. Check the name, and HF_ENDPOINT if it is set."
     return _unreachable(name, error) if isinstance(error, HTTP_ERROR) else None
@@ -116,7 +118,7 @@ def _say(name: str, error: BaseException) -> str | None:
 
 def _unreachable(name: str, error: BaseException) -> str:
     return (
-        f"{name} is no folder here nor in the cache, and the Hub ({constants.ENDPOINT}) cannot be reached: "
+        f"{name} is neither a folder here nor in the cache, and the Hub ({constants.ENDPOINT}) cannot be reached: "
         f"{type(error).__name__}. Check the network, proxies, and HF_ENDPOINT if it is set; or give a folder."
     )
 
@@ -166,7 +168,7 @@ def one_line(error: BaseException) -> str:
     ('first second', 'KeyError')
     """
     if isinstance(error, pickle.UnpicklingError):
-        return "no file of torch.save, or one that holds more than tensors"
+        return "it is not a file of torch.save, or holds more than tensors"
     text = " ".join(str(error).split()).rstrip(".")
     known = isinstance(error, OSError | ValueError | RuntimeError) and " " in text
     message = text if known else f"{type(error).__name__}{': ' if text else ''}{text}"

@@ -66,14 +66,14 @@ def check_source(model_type: str) -> None:
     """Raise ConfigurationError for a model type that cannot be converted."""
     if model_type in lifted_families() and model_type not in FAMILIES:
         raise ConfigurationError(
-            f"{model_type} models are results of convert, and cannot be converted again. Change the fields "
-            "of their config instead: AutoModel.from_pretrained(folder, local_radius=...)."
+            f"{model_type} models are made by convert and cannot be converted again. Change the fields of their "
+            "config instead: AutoModel.from_pretrained(folder, local_radius=...)."
         )
     if model_type not in FAMILIES and model_type not in COUNTERPARTS:
         raise ConfigurationError(
-            f"No table of names for model_type {shown(model_type)}. Known are: "
-            f"{', '.join(sorted([*COUNTERPARTS, *FAMILIES]))}. hea.sparsify(model, pattern) gives a sparse pattern to "
-            "models of other types, as they are."
+            f"Models of model_type {shown(model_type)} cannot be converted, only: "
+            f"{', '.join(sorted([*COUNTERPARTS, *FAMILIES]))}. For other models, hea.sparsify(model, pattern) sets a "
+            "sparse pattern and keeps their type."
         )
 
 

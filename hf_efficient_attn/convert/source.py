@@ -42,12 +42,12 @@ def check_saved_config(path: str, saved: dict[str, Any]) -> None:
         )
     model_type, architectures = saved["model_type"], saved.get("architectures")
     if not isinstance(model_type, str):
-        raise CheckpointError(f"The config in {path} says model_type={shown(model_type)}, which must be a name.")
+        raise CheckpointError(f"The config in {path} has model_type={shown(model_type)}; it must be a name.")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
         raise CheckpointError(
-            f"The config in {path} says architectures={shown(architectures)}, which must be a list of names of classes."
+            f"The config in {path} has architectures={shown(architectures)}; it must be a list of class names."
         )
     if saved.get("quantization_config") is not None:
         raise ConfigurationError(
@@ -71,8 +71,8 @@ def _check_attention(path: str, saved: dict[str, Any]) -> None:
             if name in ("eager", SAVED_NAME, *ALL_ATTENTION_FUNCTIONS.valid_keys()):
                 continue
             raise ConfigurationError(
-                f"The config in {path} says {key}={shown(name)}, which is not an attention of transformers or of this "
-                "package. Remove the field: attn_implementation is an argument of from_pretrained."
+                f"The config in {path} has {key}={shown(name)}, which is not an attention implementation of "
+                "transformers or of this package. Remove the field, and pass attn_implementation to from_pretrained."
             )
 
 
@@ -92,8 +92,8 @@ def find_head(path: str, config: Any, counterpart: Counterpart) -> str:
     outside = summarize(_outside_backbone(counterpart, names))
     choice = ", ".join(AUTO_CLASSES[head] for head in heads or counterpart.heads)
     raise ConfigurationError(
-        f"The config of {path} has no architectures, and its weights beside the backbone fit "
-        f"{'several heads' if heads else 'no head'}: {outside}. Choose with head (--head): {choice}."
+        f"The config of {path} has no architectures, and its weights outside the backbone fit "
+        f"{'several heads' if heads else 'no head'}: {outside}. Choose one with head (--head): {choice}."
     )
 
 
@@ -222,9 +222,9 @@ def check_source_name(src: Any) -> None:
         raise ConfigurationError(f"src is {shown(src)}; it must be a folder, a name on the Hub, or a model in memory.")
     if not os.fspath(src):
         # Path("") is the current folder
-        raise CheckpointError("There is no folder here: src is ''. Give a folder, or a name on the Hub.")
+        raise CheckpointError("There is no folder '', which src names. Give a folder, or a name on the Hub.")
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in Path(src).parts):
-        raise CheckpointError(f"There is no folder here: {shown(os.fspath(src))} has a name too long.")
+        raise CheckpointError(f"There is no folder {shown(os.fspath(src))}: the name is too long.")
 
 
 def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
@@ -242,7 +242,9 @@ def describe_source(src: Any, head: str | None) -> tuple[Any, str, bool]:
         check_source(src.config.model_type)
         found = head_of_class(type(src).__name__)
         if wanted not in (None, found):
-            raise ConfigurationError(f"A {type(src).__name__} in memory keeps its head; save it to load another head.")
+            raise ConfigurationError(
+                f"A {type(src).__name__} in memory keeps its head. Save it, and convert the folder, for another head."
+            )
         return src.config, _known_head(found, src.config.model_type, [type(src).__name__]), True
     path = find_on_hub(str(src))
     saved = saved_config(path, {})
@@ -284,15 +286,15 @@ def _known_head(head: str | None, model_type: str, architectures: list[str]) -> 
     if head not in heads:
         what = f"has architectures={architectures}" if head is None else f"is to be loaded as {AUTO_CLASSES[head]}"
         raise ConfigurationError(
-            f"The {shown(model_type)} checkpoint {what}, which cannot be converted. Choose a head it can be loaded "
-            f"with: {', '.join(AUTO_CLASSES[name] for name in heads)}."
+            f"The {shown(model_type)} checkpoint {what}, which cannot be converted. Choose one of these heads: "
+            f"{', '.join(AUTO_CLASSES[name] for name in heads)}."
         )
     return head
 
 
 def _load(path: str, head: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     auto_class = getattr(transformers, AUTO_CLASSES[head])
-    what = f"The weights in {path}, as those of {AUTO_CLASSES[head]},"
+    what = f"The weights in {path}, loaded as {AUTO_CLASSES[head]},"
     with reading(path, what, "Copy or download the checkpoint again if it is incomplete."):
         # with ignore_mismatched_sizes, `info` lists the weights of other shapes by name
         model, info = auto_class.from_pretrained(
@@ -319,17 +321,17 @@ def _check_loaded(source: Source, info: dict[str, Any], is_own_head: bool) -> No
         missing, unexpected = _without(missing, new), _without(unexpected, old)
         source.new_names = tuple(new)
         if old:
-            source.notes.append(f"Left behind, as the head is changed: {summarize(old)}.")
+            source.notes.append(f"Left out, because the head changes: {summarize(old)}.")
     left = [name for name in sorted(info["unexpected_keys"]) if covers(declared, name)]
     if left:
-        source.notes.append(f"Left behind, as nothing corresponds to them: {summarize(left)}.")
+        source.notes.append(f"Left out, because nothing corresponds to them: {summarize(left)}.")
     mismatched = [str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ())]
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape than the config says": mismatched}
+    problems = {"missing": missing, "unexpected": unexpected, "with another shape than in the config": mismatched}
     if any(problems.values()):
         lists = "; ".join(f"{what}: {summarize(names)}" for what, names in problems.items() if names)
         raise CheckpointError(
-            f"The weights in {source.path} are not those of a {type(source.model).__name__}: {lists}. Nothing was "
-            "converted. Choose the head that the weights have with head (--head), or complete the checkpoint."
+            f"The weights in {source.path} do not fit a {type(source.model).__name__}: {lists}. Nothing was converted. "
+            "Choose the head that the weights have with head (--head), or complete the checkpoint."
         )
 
 

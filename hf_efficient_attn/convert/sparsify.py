@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYERS",
         help="layers that get the pattern, counted from 0: all (the default); every-second, which is 1, 3, 5, ..., so "
         "that layer 0 keeps full attention; or a list of indices and ranges such as 0-3,8. The other layers keep their "
-        "own attention. In an encoder-decoder these are layers of the encoder",
+        "own attention. Layers of an encoder-decoder are those of its encoder",
     )
     parser.add_argument(
         "--overwrite",
@@ -163,7 +163,7 @@ def _load(source: str, config: Any) -> PreTrainedModel:
         model, info = model_class.from_pretrained(source, output_loading_info=True, dtype="auto")
     if info["missing_keys"]:
         raise CheckpointError(
-            f"The weights in {source} are not all of a {model_class.__name__}. Missing are "
+            f"{source} does not have all weights of a {model_class.__name__}. Missing: "
             f"{summarize(sorted(info['missing_keys']))}. Complete the checkpoint, or correct its config.json."
         )
     if info["unexpected_keys"]:

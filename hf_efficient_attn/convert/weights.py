@@ -172,7 +172,7 @@ def check_numbers(model: PreTrainedModel) -> list[str]:
     """
     weights = dict(model.named_parameters())
     for kind, found in {
-        "no numbers, as the model is on the meta device": [name for name, each in weights.items() if each.is_meta],
+        "on the meta device, without values": [name for name, each in weights.items() if each.is_meta],
         "integers": [name for name, each in weights.items() if not each.is_floating_point()],
     }.items():
         if found:
@@ -180,7 +180,7 @@ def check_numbers(model: PreTrainedModel) -> list[str]:
                 f"These weights are {kind}: {summarize(found)}. Convert a checkpoint of floating-point weights."
             )
     bad = [name for name, each in weights.items() if not bool(torch.isfinite(each.detach()).all())]
-    return [f"Not finite (NaN or infinite), and converted as they are: {summarize(bad)}."] if bad else []
+    return [f"Not finite (NaN or infinite), and converted unchanged: {summarize(bad)}."] if bad else []
 
 
 # safetensors' names of the floating-point dtypes
@@ -201,8 +201,8 @@ def note_mixed(model: PreTrainedModel, path: str | None, dtype: torch.dtype) -> 
             others.setdefault(own, []).append(name)
     if not others or len(set(found.values())) == 1:
         return []
-    listed = "; ".join(f"{_say(own)}: {summarize(names)}" for own, names in others.items())
-    return [f"The source mixes dtypes, and all weights get {_say(dtype)}. Cast are those of {listed}."]
+    listed = "; ".join(f"from {_say(own)}: {summarize(names)}" for own, names in others.items())
+    return [f"The source mixes dtypes; all its weights become {_say(dtype)}. Cast {listed}."]
 
 
 def _in_memory(model: PreTrainedModel) -> dict[str, torch.dtype | str]:
@@ -219,8 +219,8 @@ def check_floating(path: str) -> None:
     names = [name for name, own in found.items() if own not in FLOATING.values() and not is_old_buffer(name)]
     if names:
         raise CheckpointError(
-            f"Weights in {path} are integers, or fractions of 8 bits: {summarize(names)}. Convert a checkpoint of "
-            "floating-point weights from which they were made."
+            f"Weights in {path} are integers or 8-bit floats: {summarize(names)}. Convert the floating-point "
+            "checkpoint that they were made from."
         )
 
 
@@ -259,8 +259,8 @@ def build_model(config: Any, head: str, weights: dict[str, Tensor]) -> tuple[Pre
     other = [name for name, tensor in weights.items() if name in expected and tensor.numel() != expected[name].numel()]
     if unknown or other:
         raise CheckpointError(
-            f"The weights do not fit the {type(model).__name__} that the config describes. Without parameter: "
-            f"{summarize(unknown) or 'none'}; of another shape: {summarize(other) or 'none'}."
+            f"The weights do not fit the {type(model).__name__} that the config describes. Weights without parameter: "
+            f"{summarize(unknown) or 'none'}; weights with another shape: {summarize(other) or 'none'}."
         )
     tied = model.all_tied_weights_keys
     _check_tied(weights, tied, type(model).__name__)
@@ -294,4 +294,4 @@ def check_missing(missing: list[str], new: tuple[str, ...], model: PreTrainedMod
         raise CheckpointError(f"The source has no weights for {summarize(rest)} of {type(model).__name__}.")
     if not missing:
         return []
-    return [f"New in {type(model).__name__}, with start values, because the source has none: {summarize(missing)}."]
+    return [f"Newly initialized in {type(model).__name__}, because the source has none: {summarize(missing)}."]

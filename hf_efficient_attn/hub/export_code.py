@@ -2,9 +2,10 @@
 
     hf-efficient-attn export-code my_model
 
-The folder gets the source files that the model uses, and its config.json names them, as after `hea.hub.include_code`.
-Loading the folder then needs torch, transformers and `trust_remote_code=True`. A folder without README.md gets one,
-which says what the model attends to and how to load it.
+The command copies the source files that the model uses into the folder, and names them in its config.json
+(`auto_map`), as every save does after `hea.hub.include_code(model)`. Loading the folder then needs only torch,
+transformers and `trust_remote_code=True`. If there is no README.md, the command writes one, which says what the model
+attends to and how to load it.
 """
 
 import argparse

@@ -254,7 +254,7 @@ class Budget:
     def refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raise a MaskLimitError that says why, and what to do."""
         raise MaskLimitError(
-            f"{self.what} {why}, since single keys are left out nearly everywhere. Use a pattern of whole blocks "
+            f"{self.what} {why}, because it leaves out single keys nearly everywhere. Use a pattern of whole blocks "
             f"(Blocks), fewer single positions, or shorter inputs{self.way_out()}."
         ) from cause
 

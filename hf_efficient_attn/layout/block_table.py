@@ -144,8 +144,8 @@ def block_table(
     if 8 * prod(shape) > MAX_TABLE_BYTES:
         raise InputError(
             f"The tables of blocks for {layout.num_queries:,} queries and {layout.num_keys:,} keys (examples: "
-            f"{shape[0]}, patterns of heads: {shape[1]}) take {8 * prod(shape) / 2**30:,.0f} GiB; at most "
-            f"{MAX_TABLE_BYTES / 2**30:,.0f} GiB are made. Use backend='blocked', a smaller batch or shorter inputs."
+            f"{shape[0]}, patterns of heads: {shape[1]}) take {8 * prod(shape) / 2**30:,.0f} GiB; the limit is "
+            f"{MAX_TABLE_BYTES / 2**30:,.0f} GiB. Use backend='blocked', a smaller batch or shorter inputs."
         )
     partial, full = (torch.zeros(shape, dtype=torch.int32) for _ in range(2))
     num_partial, num_full = (torch.zeros(shape[:3], dtype=torch.int32) for _ in range(2))

@@ -230,8 +230,8 @@ def check_size(layout: Layout, batch_size: int) -> None:
     if num_bytes > MAX_MASK_BYTES:
         raise InputError(
             f"A mask over all pairs of {layout.num_queries:,} queries and {layout.num_keys:,} keys (examples: "
-            f"{batch_size}, heads that differ: {heads}) takes {num_bytes / 2**30:,.0f} GiB; at most "
-            f"{MAX_MASK_BYTES / 2**30:,.0f} GiB are tried. Use backend='blocked' or 'flex', or shorter inputs."
+            f"{batch_size}, heads that differ: {heads}) takes {num_bytes / 2**30:,.0f} GiB; the limit is "
+            f"{MAX_MASK_BYTES / 2**30:,.0f} GiB. Use backend='blocked' or 'flex', or shorter inputs."
         )
 
 

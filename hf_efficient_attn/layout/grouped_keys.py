@@ -423,7 +423,7 @@ class ChunkedOrder(GroupedKeys):
         self.check_count("chunks_before", 0)
         self.check_count("chunks_after", 0)
         if states.is_cross:
-            raise InputError("ChunkedOrder orders tokens of one axis, but cross=True: use KeyGroups.")
+            raise InputError("ChunkedOrder orders the tokens of one sequence, but cross=True. Use KeyGroups.")
         self.check_tensor("order", states, {"rounds": None, "places": None})
         if self.buckets is not None:
             self.check_tensor("buckets", states, {"rounds": None, "places": None})
@@ -433,7 +433,7 @@ class ChunkedOrder(GroupedKeys):
                     "they must be equal."
                 )
         if self.reads is not None:
-            self.check_tensor("reads", states, {"chunks": self.num_chunks, "chunks that each reads": None})
+            self.check_tensor("reads", states, {"chunks": self.num_chunks, "chunks that each attends to": None})
 
     @property
     def num_chunks(self) -> int:

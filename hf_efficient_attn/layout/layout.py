@@ -52,13 +52,13 @@ class Layout:
         if not 0 <= self.first_head <= last_first:
             raise InputError(
                 f"The {self.num_heads} heads from index {self.first_head} on are not among the "
-                f"{self.num_model_heads or self.num_heads} of the model. Give num_model_heads, all heads of the model, "
-                f"and first_head between 0 and {max(0, last_first)}."
+                f"{self.num_model_heads or self.num_heads} of the model. Give num_model_heads, the number of all heads "
+                f"of the model, and first_head between 0 and {max(0, last_first)}."
             )
         if self.pattern.needs_two_axes and not self.is_cross:
             raise ConfigurationError(
-                "In a CompressedKeys pattern each key stands for several tokens, so positions of queries and keys "
-                "count on two axes. Give cross=True; or use another pattern for self-attention."
+                "In a CompressedKeys pattern each key stands for several tokens, so queries and keys do not share "
+                "positions. Give cross=True, or use another pattern for self-attention."
             )
         self._check_place()
         if self.is_cross and self.pattern.depends_on_length:
@@ -73,8 +73,8 @@ class Layout:
         most = None if self.is_cross else self.num_keys - self.num_queries
         if most is not None and most < 0:
             raise InputError(
-                f"There are {self.num_queries} queries and {self.num_keys} keys on one axis. Give at least as many "
-                "keys as queries; or cross=True for queries of another sequence."
+                f"There are {self.num_queries} queries but only {self.num_keys} keys of the same sequence. Give at "
+                "least one key per query, or cross=True for queries of another sequence."
             )
         if self.query_offset < 0:
             raise InputError(f"query_offset={self.query_offset} must be at least 0, the position of the first token.")
@@ -82,7 +82,7 @@ class Layout:
             raise InputError(
                 f"{self.num_queries} queries from position {self.query_offset} end at "
                 f"{self.query_offset + self.num_queries}, but there are keys for {self.num_keys} positions. Give "
-                f"query_offset between 0 and {most}; or cross=True for queries of another sequence."
+                f"query_offset between 0 and {most}, or cross=True for queries of another sequence."
             )
 
     def at_step(self, num_keys: int) -> "Layout":

@@ -23,8 +23,7 @@ def refuse_operator(name: str, call_text: str) -> None:
     if is_written():
         raise UnsupportedBackendError(
             f"backend='{name}' cannot be written as ONNX, which has no operator for attention with a "
-            f"{read_call_text(call_text)[0].kind} pattern. Leave the choice to backend='auto', which then computes all "
-            "pairs."
+            f"{read_call_text(call_text)[0].kind} pattern. Use backend='auto', which then computes all pairs."
         )
 
 

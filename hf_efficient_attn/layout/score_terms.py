@@ -156,8 +156,8 @@ class SoftSpan(Label):
         shortest = float(shortest_value)
         if shortest < self.num_inner - 1:
             raise InputError(
-                f"SoftSpan says that {self.num_inner} keys are within every span (num_inner), but the shortest is "
-                f"{shortest:g} tokens, which contains {max(0, floor(shortest) + 1)}. Give num_inner at most that, or 0."
+                f"SoftSpan says that {self.num_inner} keys are within every span (num_inner), but the shortest span is "
+                f"{shortest:g} tokens, which contains {max(0, floor(shortest) + 1)}. Give at most this number, or 0."
             )
 
     def of(self, query: Tensor, key: Tensor) -> Tensor:

@@ -132,13 +132,13 @@ class TokenMask:
                     raise InputError(f"{name} has dtype {mask.dtype}; it must hold integers, one id per document.")
             elif mask.dtype != torch.bool:
                 raise InputError(
-                    f"{name} has dtype {mask.dtype}; it must be torch.bool, True = "
-                    f"a {'global ' if name == 'global_mask' else ''}token. Use {name}.bool() on a mask of 0 and 1."
+                    f"{name} has dtype {mask.dtype}; it must be torch.bool, with True for "
+                    f"{'global ' if name == 'global_mask' else ''}tokens. Use {name}.bool() on a mask of 0 and 1."
                 )
         if num_positions is not None and (self.segment_ids is None) != (self.query_segment_ids is None):
             raise InputError(
-                "With cross=True a query attends to the keys of the segment with its id. Give both query_segment_ids "
-                "and segment_ids (of the keys), or neither."
+                "With cross=True a query attends only to keys with its own segment id. Give both query_segment_ids and "
+                "segment_ids (of the keys), or neither."
             )
 
     def documents(

@@ -67,7 +67,7 @@ def test_what_a_choice_excludes() -> None:
         hea.attention(q, k, v, Causal(), chosen=mean, return_lse=True)
     with pytest.raises(InputError, match="Leave sinks out"):
         hea.attention(q, k, v, Causal(), chosen=mean, sinks=torch.zeros(4))
-    with pytest.raises(InputError, match="cross=True: use KeyGroups"):
+    with pytest.raises(InputError, match="cross=True. Use KeyGroups"):
         hea.attention(q, k, v, Full(), chosen=hea.ChunkedOrder(INTS, 4), cross=True)
     for backend in ("blocked", "flex"):
         with pytest.raises(UnsupportedBackendError, match=f"backend='{backend}' cannot compute this.* use gathered"):

@@ -122,7 +122,7 @@ def test_what_sends_least_is_chosen(pattern: Pattern, num_heads: int, mode: str)
 
 
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="A text of 3 tokens cannot be cut over 4 processes"):
+    with pytest.raises(InputError, match="A text of 3 tokens cannot be split over 4 processes"):
         shard_bounds(3, 4)
     sequence = TokenSequence((Document(0, 64),), ((0, 64),))
     layout, sizes = Layout(Full(), 6, 64, 64), HeadSizes(6, 6, 8, 8)

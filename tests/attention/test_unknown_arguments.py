@@ -12,11 +12,11 @@ from hf_efficient_attn.patterns import Band
 X = torch.randn(1, 2, 8, 4)
 GIVEN = {hea.attention: (X, X, X, Band(1, 1)), hea.explain: (Band(1, 1),), hea.join_attention: ([(X, X[..., 0])],)}
 CASES = [
-    (hea.attention, "attention_mask", "Padding is key_mask=mask.bool"),
+    (hea.attention, "attention_mask", "For padding, use key_mask=mask.bool"),
     (hea.attention, "is_causal", "Give a causal pattern"),
     (hea.attention, "qery_offset", "Allowed are: q, k, .* Did you mean 'query_offset'?"),
     (hea.explain, "is_causal", "Give a causal pattern"),
-    (hea.explain, "dropout_p", "Write dropout.$"),
+    (hea.explain, "dropout_p", "Use dropout.$"),
     (hea.explain, "num_key_value_heads", ".* Did you mean 'num_key_heads'?"),
     # these have none of what would be written instead
     (hea.explain, "attention_mask", "Allowed are: what, query_tokens, .*, chosen.$"),

@@ -138,4 +138,4 @@ def test_explain_names_a_missing_compiler_only_where_its_backend_costs_less(monk
     options = {"device": "cuda", "dtype": torch.float32}
     found = (hea.explain(hea.patterns.Band(64, 64), tokens, **options) for tokens in (1024, 32_768))
     messages = [each.to_text(400) for each in found]
-    assert ["auto may take flex where triton is installed" in each for each in messages] == [False, True]
+    assert ["auto may choose flex if triton is installed" in each for each in messages] == [False, True]

@@ -114,7 +114,7 @@ def test_tables_and_picture(output: Path) -> None:
     for title in ("Useful-pair efficiency, forward", "Growth, crossover, layout", "Milliseconds per decoding step"):
         assert f"## {title}" in markdown
     assert "| band(4, 4), auto " in markdown
-    assert "- masked, forward and forward + backward: measured from 1 to 32 tokens." in markdown
+    assert "- masked, forward and forward + backward: measured only from 1 to 32 tokens." in markdown
     assert "Peak MiB" not in markdown
     assert (output / "attention.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
@@ -213,7 +213,7 @@ def test_a_busy_machine_is_said(load: float, threads: int, policy: str | None, m
         monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     text = waiting_threads()
     assert text.startswith(f"OMP_WAIT_POLICY {'is not set' if policy is None else 'is PASSIVE'}, GOMP_SPINCOUNT is not")
-    assert ("Other programs work" in text) == (load > 0 and threads > 1 and policy is None)
+    assert ("Other programs are running" in text) == (load > 0 and threads > 1 and policy is None)
 
 
 def test_crossover() -> None:

@@ -109,11 +109,11 @@ def case_of(**changed: Any) -> dict[str, Any]:
 def test_the_sentence_names_the_largest_loss() -> None:
     text = limit_sentence(case_of())
     assert "30% useful-pair efficiency" in text
-    assert "block granularity (× 0.50), without it alone 60%" in text
+    assert "block granularity (× 0.50; 60% without it)" in text
     # dense attention with a mask computes all pairs on purpose
     text = limit_sentence(case_of(figure="speed", speed=0.7))
     assert "0.70 times the speed of dense attention" in text
-    assert "kernel share (× 0.70), without it alone 1.00 times" in text
+    assert "kernel share (× 0.70; 1.00 times" in text
     assert "most of it gathers and copies" in text
 
 
@@ -123,7 +123,7 @@ def test_growth_names_what_grows_fastest() -> None:
     heading, sentence, table = comparison_section(case_of(), long)
     assert heading == "## Growth from 128 to 256 tokens: band, auto, forward"
     assert sentence.startswith("2.30 times the time.")
-    assert sentence.endswith("most beyond 2 × the first call is added by gathers and copies: +3 ms.")
+    assert sentence.endswith("the part that adds most beyond 2 × the first call is gathers and copies: +3 ms.")
     assert "3.50" in table
 
 

@@ -44,7 +44,7 @@ def test_few_rounds_are_not_kept(
     monkeypatch.setenv(machine_costs.VARIABLE, str(tmp_path / "machines.json"))
     monkeypatch.setattr(calibrate, "LEAST_ROUNDS", 2)
     main(["bench", "calibrate", "--repeats", "1", "--threads", "1", "--output", str(tmp_path), "--device", "cpu"])
-    assert "1 rounds (--repeats) say too little: it takes 2." in capsys.readouterr().out
+    assert "1 rounds (--repeats) are too few; give at least 2." in capsys.readouterr().out
     assert not (tmp_path / "machines.json").exists()
 
 
@@ -94,7 +94,7 @@ def test_rounds_that_disagree_are_not_kept(
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "calibrate.json").read_text())
     assert results["kept"] is None
     assert results["disagreement"] > 0.1
-    assert "something else works on this machine" in printed
+    assert "other programs are running" in printed
     assert not kept.exists()
 
 

@@ -89,7 +89,7 @@ def test_tables_and_picture(output: Path) -> None:
         assert f"## {title}" in markdown
     assert "Peak MiB" not in markdown
     assert all(f"| {SELF_ONLY} / {name}" in markdown for name in ("longformer", "bert"))
-    assert "Everything asked for was measured." in markdown
+    assert "Everything requested was measured." in markdown
     assert (output / "models.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
@@ -135,5 +135,5 @@ def test_the_bound_reads_nothing_but_itself() -> None:
 def test_other_outputs_are_not_timed() -> None:
     encoders = {by: build_encoder("longformer", by, SHAPE) for by in (OURS, THEIRS)}
     encoders[OURS].model.config.global_tokens = None
-    with pytest.raises(EfficientAttentionError, match="longformer differ by"):
+    with pytest.raises(EfficientAttentionError, match="longformer and transformers' differ by"):
         largest_difference("longformer", *(read_comparably(encoder) for encoder in encoders.values()), SHAPE)

@@ -17,7 +17,9 @@ from hf_efficient_attn.patterns import Band
 
 SOURCES = ("bert", "roberta", "xlm-roberta")
 
-pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as", "ignore:New in", "ignore:Layers of")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Left out, because", "ignore:Newly initialized", "ignore:The .* layers start"
+)
 
 
 def lifted(theirs: Any, **options: Any) -> Any:
@@ -81,13 +83,9 @@ def test_what_starts_anew_is_said(mechanism: str) -> None:
         warnings.simplefilter("always")
         ours = lifted(theirs, mechanism=mechanism)
     message = "\n".join(str(each.message) for each in caught)
-    assert (f"Layers of {mechanism} have the weights of their source as start values" in message) == (
-        mechanism not in EXACT
-    )
+    assert (f"The {mechanism} layers start with the weights of the source" in message) == (mechanism not in EXACT)
     has_new = mechanism not in ("pattern", "residual_scores")
-    assert (
-        "New in CompressedTransformerForMaskedLM, with start values, because the source has none" in message
-    ) == has_new
+    assert ("Newly initialized in CompressedTransformerForMaskedLM, because the source has none" in message) == has_new
     for layer, other in zip(ours.model.layers, theirs.bert.encoder.layer, strict=True):
         assert layer.self_attn.k_proj.weight.equal(other.attention.self.key.weight)
         assert layer.mlp.up_proj.weight.equal(other.intermediate.dense.weight)
@@ -115,8 +113,8 @@ def test_patterns_and_windows() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"parity": True}, "parity=True: layers of nystrom cannot compute"),
-    ({"parity": True, "mechanism": ["pattern", "linear"]}, "layers of linear cannot"),
+    ({"parity": True}, "parity=True: nystrom layers cannot compute"),
+    ({"parity": True, "mechanism": ["pattern", "linear"]}, "linear layers cannot"),
     ({"mechanism": "linfomer"}, "mechanism='linfomer'.*Did you mean 'linformer'"),
     ({"mechanism": "reused_weights"}, "mechanism='reused_weights'"),
     ({"mechanism": ["linear"]}, "lists 1 mechanisms for 2 layers"),
@@ -134,7 +132,7 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "nystromformer"])
 def test_other_targets_have_no_mechanism(model_type: str) -> None:
-    with pytest.raises(hea.ConfigurationError, match="mechanism=.* is for bert, roberta and xlm-roberta"):
+    with pytest.raises(hea.ConfigurationError, match="mechanism=.* is only for bert, roberta and xlm-roberta"):
         hea.convert(in_tree(model_type), mechanism="linear")
 
 
@@ -143,7 +141,7 @@ def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
     done = run(folder, tmp_path / "ours", "--to", "compressed_transformer", "--mechanism", "linformer")
     assert done.returncode == 0, done.stderr
     assert "CompressedTransformerForMaskedLM" in done.stdout
-    assert "note: Layers of linformer have the weights" in done.stderr
+    assert "note: The linformer layers start with the weights" in done.stderr
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert loaded.config.projected_tokens == 78
     again = lifted(folder, mechanism="linformer").state_dict()

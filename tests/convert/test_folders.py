@@ -66,7 +66,7 @@ def test_an_existing_folder_is_kept(bert: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.txt").write_text("mine")
-    with pytest.raises(hea.ConfigurationError, match="taken exists and is not an empty folder"):
+    with pytest.raises(hea.ConfigurationError, match="taken exists, is not an empty folder"):
         hea.convert(bert, taken)
     assert names(taken) == {"thesis.txt"}
     with pytest.raises(hea.ConfigurationError, match="has no config.json"):
@@ -82,7 +82,7 @@ def test_the_source_is_never_replaced(bert: Path, tmp_path: Path, destination: s
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "link").symlink_to(bert)
     before = names(bert)
-    with pytest.raises(hea.ConfigurationError, match="one lies inside the other"):
+    with pytest.raises(hea.ConfigurationError, match="one is inside the other"):
         hea.convert(bert, tmp_path / destination, overwrite=True)
     assert names(bert) == before
 
@@ -90,7 +90,7 @@ def test_the_source_is_never_replaced(bert: Path, tmp_path: Path, destination: s
 def test_destinations_that_cannot_be_folders(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for below in ("file", "file/deep/new"):
-        with pytest.raises(hea.ConfigurationError, match="cannot be made, because .*file is a file"):
+        with pytest.raises(hea.ConfigurationError, match="cannot be created, because .*file is a file"):
             hea.convert(bert, tmp_path / below, overwrite=True)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -126,15 +126,15 @@ def test_an_unknown_head_is_refused(bert: Path) -> None:
         hea.convert(bert)
 
 
-@pytest.mark.filterwarnings("ignore:Left behind")
+@pytest.mark.filterwarnings("ignore:Left out")
 def test_another_head(bert: Path) -> None:
     with pytest.warns(
         UserWarning,
-        match=r"New in .*: classifier\.dense\.weight, classifier\.dense\.bias, classifier\.out_proj\.weight",
+        match=r"Newly initialized .*: classifier\.dense\.weight, classifier\.dense\.bias, classifier\.out_proj\.weight",
     ):
         model = hea.convert(bert, head="AutoModelForSequenceClassification")
     assert isinstance(model, hea.SparseTransformerForSequenceClassification)
-    with pytest.warns(UserWarning, match=r"as the head is changed: .*cls\.predictions\.transform\.dense\.weight"):
+    with pytest.warns(UserWarning, match=r"because the head changes: .*cls\.predictions\.transform\.dense\.weight"):
         backbone = hea.convert(bert, head="AutoModel")
     assert isinstance(backbone, hea.SparseTransformerModel)
 
@@ -142,7 +142,7 @@ def test_another_head(bert: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*is not kept")
 def test_patterns_that_longformer_cannot_have() -> None:
     ours = hea.convert(in_tree("longformer", "AutoModelForMaskedLM"), pattern="band(8, 4)")
-    with pytest.raises(hea.ConfigurationError, match="longformer has windows that are equally long on both sides"):
+    with pytest.raises(hea.ConfigurationError, match="windows of longformer are equally long on both sides"):
         hea.convert(ours, to="longformer")
     with pytest.raises(hea.ConfigurationError, match="big_bird"):
         hea.convert(ours, to="big_bird")
@@ -159,7 +159,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "SparseTransformerModel" in done.stdout
     assert "200 positions" in done.stdout
-    assert "note: Left behind, as sparse_transformer has nothing like them: pooler.dense.weight" in done.stderr
+    assert "note: Left out, because sparse_transformer has no such weights: pooler.dense.weight" in done.stderr
     config = hea.SparseTransformerConfig.from_pretrained(tmp_path / "ours")
     assert config.max_position_embeddings == 200
     again = run(source, tmp_path / "ours")

@@ -50,7 +50,7 @@ PUBLISHED = {
     "vocab_size": 61,
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as (sparse|lm_head)", "ignore:Even with parity")
+pytestmark = pytest.mark.filterwarnings("ignore:Left out, because (sparse|lm_head)", "ignore:Even with parity")
 
 
 def save_without_architectures(model: Any, folder: Path, **options: Any) -> Path:
@@ -100,7 +100,7 @@ def published(folder: Path, is_old_pickle: bool) -> Any:
 
 
 @pytest.mark.parametrize("is_old_pickle", [False, True])
-@pytest.mark.filterwarnings("ignore:Left behind, as nothing corresponds to them")
+@pytest.mark.filterwarnings("ignore:Left out, because nothing corresponds to them")
 def test_the_published_longformer(tmp_path: Path, is_old_pickle: bool) -> None:
     theirs = published(tmp_path / "theirs", is_old_pickle)
     ours = hea.convert(tmp_path / "theirs", tmp_path / "ours")
@@ -110,7 +110,7 @@ def test_the_published_longformer(tmp_path: Path, is_old_pickle: bool) -> None:
     assert largest_difference(ours, loaded, inputs_of("longformer", "AutoModelForMaskedLM")) == 0
 
 
-@pytest.mark.filterwarnings("ignore:Left behind", "ignore:New in")
+@pytest.mark.filterwarnings("ignore:Left out", "ignore:Newly initialized")
 def test_another_head_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published(tmp_path / "theirs", is_old_pickle=False)
     monkeypatch.setattr(source, "find_head", lambda *_: pytest.fail("names were read"))

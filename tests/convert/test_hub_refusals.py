@@ -49,16 +49,16 @@ REFUSALS = {
     "tester/late/model.safetensors": (HTTPStatus.INTERNAL_SERVER_ERROR, ""),
 }
 SENTENCES = {
-    "tester/private": "answers 401: tester/private is private, or there is no such model, and the token",
+    "tester/private": "answers 401: tester/private is private or does not exist, and the token",
     "tester/gated": "answers 403: tester/gated is gated",
     "tester/busy": "answers 429: too many requests",
-    "tester/failing": "answers 500 for tester/failing: it has failed, not the name",
+    "tester/failing": "answers 500 for tester/failing: the Hub failed, the name may be correct",
     "tester/teapot": "answers 418 for tester/teapot",
     "tester/late": "answers 500 for tester/late",
     "tester/none": "answers 404: there is no model tester/none",
     "tester/empty": "answers 404: tester/empty has no config.json",
-    "a/b/c": "'a/b/c' is no folder here, and no name that a model on the Hub can have",
-    "x y": "no name that a model on the Hub can have",
+    "a/b/c": "'a/b/c' is not a folder here, and not a valid name of a model on the Hub",
+    "x y": "not a valid name of a model on the Hub",
 }
 
 
@@ -91,8 +91,8 @@ def test_refusals(outcomes: dict[str, dict[str, tuple[str, float]]], name: str) 
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("offline", "tester/none is no folder here nor in the cache, and HF_HUB_OFFLINE is set"),
-        ("unreachable", "tester/none is no folder here nor in the cache, and the Hub (http://127.0.0.1:"),
+        ("offline", "tester/none is neither a folder here nor in the cache, and HF_HUB_OFFLINE is set"),
+        ("unreachable", "tester/none is neither a folder here nor in the cache, and the Hub (http://127.0.0.1:"),
     ],
 )
 def test_a_silent_hub(outcomes: dict[str, dict[str, tuple[str, float]]], how: str, sentence: str) -> None:

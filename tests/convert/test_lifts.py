@@ -16,7 +16,7 @@ from hf_efficient_attn.patterns import Band, Dilated
 SOURCES = {"bert": {}, "roberta": {"bos_token_id": 3}, "xlm-roberta": {"bos_token_id": 3}}
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Left behind, as", "ignore:Copied from", "ignore:New in", "ignore:The ETC has"
+    "ignore:Left out, because", "ignore:Copied from", "ignore:Newly initialized", "ignore:The ETC starts"
 )
 
 
@@ -95,9 +95,9 @@ def test_what_starts_anew_and_what_is_said_of_it() -> None:
     with pytest.warns(UserWarning, match="Train it further") as caught:
         ours = lifted(source("bert"))
     message = "\n".join(str(each.message) for each in caught)
-    assert "Left behind, as etc_transformer has nothing like them: embeddings.position_embeddings.weight" in message
+    assert "Left out, because etc_transformer has no such weights: embeddings.position_embeddings.weight" in message
     assert (
-        "New in EtcTransformerModel, with start values, because the source has none: layers.*.self_attn.long_labels"
+        "Newly initialized in EtcTransformerModel, because the source has none: layers.*.self_attn.long_labels"
         in message
     )
     assert "layers.*.self_attn.global_side.other_v_proj (2)" in message
@@ -164,7 +164,7 @@ def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
     done = run(folder, tmp_path / "ours", "--to", "etc_transformer", "--attention-window", "8")
     assert done.returncode == 0, done.stderr
     assert "EtcTransformerForMaskedLM" in done.stdout
-    assert "note: Copied from the modules that read all tokens" in done.stderr
+    assert "note: Copied from the modules that all tokens use" in done.stderr
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert loaded.config.local_radius == 4
     again = lifted(folder, dst=tmp_path / "again", attention_window=8)

@@ -63,14 +63,14 @@ def test_what_differs_is_said() -> None:
         hea.convert(ours, to="nystromformer")
     text = "\n".join(str(each.message) for each in caught)
     assert "inverse_scale='head' is not kept: nystromformer divides by one number" in text
-    assert "reads texts of exactly segment_means_seq_len=80 tokens" in text
+    assert "takes texts of exactly segment_means_seq_len=80 tokens" in text
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"inv_coeff_init_option": True}, {}, "the option must be False"),
-        ({"num_landmarks": 7}, {}, "landmarks must divide the length"),
+        ({"inv_coeff_init_option": True}, {}, "inv_coeff_init_option must be False"),
+        ({"num_landmarks": 7}, {}, "num_landmarks must divide segment_means_seq_len"),
         ({}, {"pattern": "band(2, 2)"}, "the layers of a Nyströmformer attend to landmarks"),
     ],
 )

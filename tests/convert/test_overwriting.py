@@ -18,7 +18,7 @@ from hf_efficient_attn import cli
 from hf_efficient_attn.convert.destination import is_replaced, leftovers, write_folder
 from hf_efficient_attn.hub.stub import FILE
 
-pytestmark = pytest.mark.filterwarnings("ignore:Left behind, as sparse")
+pytestmark = pytest.mark.filterwarnings("ignore:Left out, because sparse")
 
 # of a model without a tokenizer
 WRITTEN = {"config.json", "model.safetensors", FILE}
@@ -125,7 +125,7 @@ def test_interrupted_while_files_move(
             with pytest.raises(hea.CheckpointError if interruption is OSError else interruption) as error:
                 write_folder(folder, lambda new: fill(new, NEW))
         [place] = leftovers(folder)
-        assert interruption is not OSError or f"The others are in {place / 'new'}; move them there" in str(error.value)
+        assert interruption is not OSError or f"Move the rest there from {place / 'new'}" in str(error.value)
         assert not (folder / "config.json").exists()
         found = contents(folder) | contents(place / "new")
         assert found == {name: text.encode() for name, text in {**NEW, "mine": "mine"}.items()}

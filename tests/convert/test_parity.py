@@ -16,7 +16,7 @@ NO_DROPOUT = {
 }
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Left behind, as sparse|New in", "ignore:.*is not kept", "ignore:Even with parity"
+    "ignore:Left out, because sparse|Newly initialized", "ignore:.*is not kept", "ignore:Even with parity"
 )
 
 
@@ -140,9 +140,9 @@ def test_round_trip(model_type: str, head: str) -> None:
 @pytest.mark.parametrize("model_type", ["longformer", "big_bird"])
 def test_what_is_lost_is_named(model_type: str) -> None:
     theirs = in_tree(model_type)
-    with pytest.warns(UserWarning, match=r"Left behind, as sparse_transformer .*: pooler.*weight, pooler.*bias"):
+    with pytest.warns(UserWarning, match=r"Left out, because sparse_transformer .*: pooler.*weight, pooler.*bias"):
         ours = hea.convert(theirs)
-    with pytest.warns(UserWarning, match=r"New in .*Model, with start values.*: pooler.*weight, pooler.*bias"):
+    with pytest.warns(UserWarning, match=r"Newly initialized in .*Model, because .*: pooler.*weight, pooler.*bias"):
         hea.convert(ours, to=model_type)
 
 

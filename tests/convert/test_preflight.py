@@ -39,7 +39,7 @@ def change_config(folder: Path, **fields: Any) -> None:
         ({"max_position_embeddings": 0}, "at least 1"),
         ({"max_position_embeddings": "long"}, "at least 1"),
         ({"max_target_position_embeddings": 99}, "is for encoder-decoders"),
-        ({"to": "longformer", "pattern": "full()"}, "longformer has windows"),
+        ({"to": "longformer", "pattern": "full()"}, "windows of longformer"),
         ({"dst": 3}, "dst is 3; it must be the path of a folder"),
         ({"dst": ""}, "dst is ''; it must be the path of a folder"),
         ({"to": ["longformer"]}, r"cannot become \['longformer'\]"),
@@ -70,7 +70,7 @@ def test_tables_larger_than_memory_are_refused(bert: Path, monkeypatch: pytest.M
         hea.convert(bert, max_position_embeddings=2**31 - 1)
 
 
-@pytest.mark.filterwarnings("ignore:Left behind", "ignore:Even with parity")
+@pytest.mark.filterwarnings("ignore:Left out", "ignore:Even with parity")
 def test_a_config_is_translated_once(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, translated = COUNTERPARTS["bert"], []
 
@@ -103,16 +103,16 @@ def test_a_config_of_no_activation_is_blamed(bert: Path) -> None:
     assert "again" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:Left behind")
+@pytest.mark.filterwarnings("ignore:Left out")
 def test_mixed_dtypes_are_named(bert: Path) -> None:
     file = bert / "model.safetensors"
     weights = {name: each if "LayerNorm" in name else each.half() for name, each in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
     change_config(bert, dtype="float16")
-    with pytest.warns(UserWarning, match=r"all weights get float16\. Cast are those of float32: embeddings\.LayerNorm"):
+    with pytest.warns(UserWarning, match=r"all its weights become float16\. Cast from float32: embeddings\.LayerNorm"):
         ours = hea.convert(bert)
     assert {tensor.dtype for tensor in ours.parameters()} == {torch.float16}
     theirs = in_tree("bert").half()
     theirs.embeddings.LayerNorm.float()
-    with pytest.warns(UserWarning, match=r"Cast are those of float32: embeddings\.LayerNorm\.weight"):
+    with pytest.warns(UserWarning, match=r"Cast from float32: embeddings\.LayerNorm\.weight"):
         hea.convert(theirs)

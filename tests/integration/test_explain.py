@@ -93,7 +93,7 @@ def test_refusals() -> None:
         hea.explain(Band(1, 1), training=True, backend="flex")
     with pytest.raises(UnsupportedBackendError, match="does not exist"):
         hea.explain(Band(1, 1), backend="triton")
-    with pytest.raises(EfficientAttentionError, match="at least as many keys as queries"):
+    with pytest.raises(EfficientAttentionError, match="at least one key per query"):
         hea.explain(Band(1, 1), 8, key_tokens=4)
 
 
@@ -185,7 +185,7 @@ def test_a_position_bias_takes_all_pairs_whatever_the_pattern(config: Any) -> No
 def test_notes_say_what_the_numbers_leave_out() -> None:
     capped = hea.explain(transformers.Gemma2Config(num_hidden_layers=1), 64)
     assert capped.call.softcap == 50
-    assert "without caps" in capped.to_text(200)
+    assert "has no caps" in capped.to_text(200)
     # the head that a config was saved with decides which tokens are global
     config = hea.SparseTransformerConfig.longformer(**SMALL)
     heads = ["SparseTransformerForQuestionAnswering", "SparseTransformerForSequenceClassification"]
@@ -310,7 +310,7 @@ def test_a_forecast_for_a_gpu_says_what_is_missing_here(monkeypatch: pytest.Monk
     monkeypatch.setattr(flex, "_compiler", lambda device: ("triton", is_there))
     options = {"device": "cuda", "dtype": torch.float32}
     explanation = hea.explain(Band(64, 64), 32_768, **options)
-    note = "(on cuda, auto may take flex where triton is installed; here it is not)"
+    note = "(on cuda, auto may choose flex if triton is installed; here it is not)"
     assert (explanation.backend == "flex", note in explanation.to_text(200)) == (is_there, not is_there)
     # head sizes of 8 are not for flex, whatever is installed
     assert note not in hea.explain(Band(64, 64), 32_768, **options, head_dim=8).to_text(200)

@@ -67,7 +67,7 @@ def test_what_is_added_up_is_said() -> None:
         (Full(), {"cross": True}, hea.InputError, "of another sequence. Leave out sequence_ranks"),
         (Band(2, 0), {"query_tokens": 1, "key_tokens": 64}, hea.InputError, "there are 1 queries and 64 keys"),
         (Band(2, 0), {"sequence_ranks": 0}, hea.InputError, "sequence_ranks is 0"),
-        (Band(2, 0), {"query_tokens": 3}, hea.InputError, "A text of 3 tokens cannot be cut over 4 processes"),
+        (Band(2, 0), {"query_tokens": 3}, hea.InputError, "A text of 3 tokens cannot be split over 4 processes"),
     ],
 )
 def test_refusals(pattern: Pattern, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -77,7 +77,7 @@ def test_refusals(pattern: Pattern, options: dict[str, Any], error: type[Excepti
 
 def test_an_encoder_decoder_is_not_shared() -> None:
     config = transformers.T5Config(vocab_size=32, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
-    with pytest.raises(hea.UnsupportedBackendError, match="sequence_ranks=2, but .* it joins several models"):
+    with pytest.raises(hea.UnsupportedBackendError, match="sequence_ranks=2, but .* it combines several models"):
         hea.explain(config, 64, sequence_ranks=2)
 
 
@@ -90,7 +90,7 @@ def test_a_family_that_needs_whole_texts_is_not_explained_on_shards() -> None:
     with pytest.raises(hea.UnsupportedBackendError, match="cannot compute a text that several"):
         hea.shard_sequence(model, FOUR)
     for each in (model, config):
-        with pytest.raises(hea.UnsupportedBackendError, match="models of the family etc_transformer read whole"):
+        with pytest.raises(hea.UnsupportedBackendError, match="models of the family etc_transformer need whole"):
             hea.explain(each, 4096, sequence_ranks=2)
 
 

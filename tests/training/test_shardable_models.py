@@ -68,7 +68,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: efficient(transformers.BertConfig(**SIZES), "AutoModelForSequenceClassification"),
         "its loss, .ForSequenceClassification., needs the whole text",
     ),
-    "encoder-decoder in-tree": (lambda: efficient(transformers.T5Config(**SIDES), "AutoModelForSeq2SeqLM"), "it joins"),
+    "encoder-decoder in-tree": (
+        lambda: efficient(transformers.T5Config(**SIDES), "AutoModelForSeq2SeqLM"),
+        "it combines",
+    ),
     "routers": (
         lambda: efficient(transformers.MixtralConfig(**SIZES, **PAIR, num_local_experts=2, output_router_logits=True)),
         "the loss of its routers needs all tokens",

@@ -156,8 +156,8 @@ def terms_at(terms: Sequence[Term], reindexed: ReindexedPattern, rows: slice) ->
     """
     if terms and not (reindexed.keeps_distances and all(term.label.is_invariant for term in terms)):
         raise UnsupportedBackendError(
-            "Learned parts of the scores (relative positions, spans) depend on the distance of query and key, and in a "
-            "text over several processes only patterns of neighbours preserve it. Use a band, or one process."
+            "Learned parts of the scores (relative positions, spans) depend on the distance between query and key. If "
+            "processes share a sequence, only local patterns preserve it. Use a band, or one process."
         )
     return tuple(term if term.values.shape[2] == 1 else replace(term, values=term.values[:, :, rows]) for term in terms)
 

@@ -68,7 +68,7 @@ def attend_shard(
     """
     refuse_compiled()
     if tokens.shape is None:
-        raise InputError("The length of the text over all processes is unknown. Give its mask (key_mask).")
+        raise InputError("The length of the sequence over all processes is unknown. Give its mask (key_mask).")
     num_tokens = tokens.shape[1]
     bounds = shard_bounds(num_tokens, shards.size)
     first, stop = bounds[shards.rank]
@@ -109,7 +109,8 @@ def refuse_compiled() -> None:
     """
     if torch.compiler.is_compiling() or get_eval_frame_callback() is not None:
         raise UnsupportedBackendError(
-            "A text over several processes cannot be compiled. Call the model without torch.compile."
+            "A model whose sequences are shared by processes (shard_sequence) cannot be compiled. Call it without "
+            "torch.compile."
         )
 
 
@@ -119,12 +120,12 @@ def refuse_on_shards(has_matrix: bool, has_bias: bool, need_weights: bool, has_s
         "a mask that is a matrix": has_matrix,
         "scores with a matrix added (a position bias)": has_bias,
         "attention weights (output_attentions)": need_weights,
-        "keys that are chosen by what tokens say": has_selected_keys,
+        "keys that are selected by content": has_selected_keys,
     }
     for what, is_requested in requested.items():
         if is_requested:
             raise UnsupportedBackendError(
-                f"A text over several processes (shard_sequence) cannot be computed with {what}. Leave that out, or "
+                f"A sequence that processes share (shard_sequence) cannot be computed with {what}. Leave that out, or "
                 "call shard_sequence(model, None)."
             )
 
@@ -151,7 +152,7 @@ def exchange_of(
     """
     if layout.pattern.chooses_by_content:
         # a choice needs all keys of a head
-        refuse_halo(mode, f"{shown(layout.pattern)} chooses among all keys of a head")
+        refuse_halo(mode, f"{shown(layout.pattern)} selects among all keys of a head")
         mode, layout = HEADS, replace(layout, pattern=Causal())
     exchange = key_exchange(layout, sequences, bounds, not has_terms, sizes.num_heads // sizes.num_key_heads)
     halo = halo_traffic(exchange, bounds, sizes)
@@ -240,7 +241,7 @@ def layer_exchange(call: AttentionCall, has_bias: bool, num_processes: int, mode
     refuse_on_shards(False, has_bias, False)
     if layout.is_cross or layout.num_queries != layout.num_keys:
         raise InputError(
-            f"Processes share texts that attend to themselves, but there are {layout.num_queries} queries and "
+            f"Processes can share a sequence only in self-attention, but there are {layout.num_queries} queries and "
             f"{layout.num_keys} keys{' of another sequence' if layout.is_cross else ''}. Leave out sequence_ranks."
         )
     # a single value, such as a span, is the same for all queries

@@ -73,8 +73,8 @@ def shard_bounds(num_tokens: int, num_shards: int) -> Bounds:
     """
     if num_tokens < num_shards:
         raise InputError(
-            f"A text of {num_tokens} tokens cannot be cut over {num_shards} processes. Pass at least one token for "
-            "each process."
+            f"A text of {num_tokens} tokens cannot be split over {num_shards} processes. Pass at least one token per "
+            "process."
         )
     length, longer = divmod(num_tokens, num_shards)
     edges = [shard * length + min(shard, longer) for shard in range(num_shards + 1)]
@@ -91,12 +91,12 @@ def why_whole(config: Any) -> str | None:
     """Return why `shard_sequence` takes no model with this config, as the end of a sentence; None if it may take it."""
     if not getattr(config, "can_shard_sequence", True):
         return (
-            f"models of the family {config.model_type} read whole sequences. Of the families, shard_sequence takes "
-            "sparse_transformer, adaptive_span and simplified_transformer, and of transformers decoders and encoders "
+            f"models of the family {config.model_type} need whole sequences. shard_sequence takes the families "
+            "sparse_transformer, adaptive_span and simplified_transformer, and decoders and encoders of transformers "
             'with attn_implementation="efficient".'
         )
     if config.is_encoder_decoder or config.get_text_config() is not config:
-        return "it joins several models. Shard a model of text alone."
+        return "it combines several models. Shard a text-only decoder or encoder."
     return None
 
 

@@ -89,7 +89,7 @@ def refuse_few_heads(num_heads: int, num_processes: int) -> None:
     if num_heads < num_processes:
         raise ConfigurationError(
             f"Cannot split {num_heads} heads over {num_processes} processes: each process needs at least one. Use "
-            f"{num_heads} processes or fewer, or mode='auto' and patterns of neighbours."
+            f"{num_heads} processes or fewer, or mode='auto' and a local pattern."
         )
 
 
@@ -103,7 +103,7 @@ def refuse_halo(mode: str, what: str) -> None:
     """Raise ConfigurationError in the mode that exchanges only keys; `what`: why all keys of a head are needed."""
     if mode == HALO:
         raise ConfigurationError(
-            f"{what}, so that processes must share heads, but mode={shown(mode)} shares keys. Use mode='auto' or "
+            f"{what}, so the processes must split the heads, but mode={shown(mode)} exchanges keys. Use mode='auto' or "
             "'heads'."
         )
 

@@ -115,7 +115,8 @@ def check_sides(config: Any) -> None:
         encoder, decoder = getattr(config, f"encoder_{name}"), getattr(config, f"decoder_{name}")
         if encoder != decoder:
             raise ConfigurationError(
-                f"encoder_{name}={encoder} and decoder_{name}={decoder}: sparse_seq2seq has one value for both sides."
+                f"encoder_{name}={encoder} and decoder_{name}={decoder} must be equal, because sparse_seq2seq has one "
+                "value for encoder and decoder."
             )
 
 
@@ -207,7 +208,7 @@ LED = Counterpart(
     copies=COPIES,
     deviations={
         **DEVIATIONS,
-        "global_tokens": "led has no global tokens but those of a call's global_attention_mask",
+        "global_tokens": "led has no global tokens except those that a call gives in global_attention_mask",
     },
     two_labels=("QuestionAnswering",),
     ignored_fields=(
@@ -231,8 +232,9 @@ def sinusoidal_fields(config: Any) -> dict[str, Any]:
     """
     if not config.scale_embedding:
         raise ConfigurationError(
-            f"scale_embedding=False: sparse_seq2seq adds sinusoids of amplitude {config.init_std} to embeddings that "
-            f"are not scaled, {config.model_type} of amplitude 1. Published checkpoints have scale_embedding=True."
+            f"scale_embedding=False cannot be converted: to unscaled embeddings sparse_seq2seq adds sinusoids of "
+            f"amplitude {config.init_std}, and {config.model_type} of amplitude 1. Published checkpoints have "
+            "scale_embedding=True."
         )
     return {
         "position_embedding_type": "sinusoidal",
@@ -257,8 +259,8 @@ def marian_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     if not config.share_encoder_decoder_embeddings or config.decoder_vocab_size != config.vocab_size:
         raise ConfigurationError(
             f"share_encoder_decoder_embeddings={config.share_encoder_decoder_embeddings}, vocab_size="
-            f"{config.vocab_size}, decoder_vocab_size={config.decoder_vocab_size}: source and target of sparse_seq2seq "
-            "share vocabulary and embedding."
+            f"{config.vocab_size}, decoder_vocab_size={config.decoder_vocab_size} cannot be converted: encoder and "
+            "decoder of sparse_seq2seq share the vocabulary and the embedding."
         )
     return sinusoidal_fields(config)
 

@@ -86,7 +86,7 @@ FIELDS: dict[str, str | tuple[str, ...]] = {
     "layer_norm_eps": "norm_eps",
     "type_vocab_size": "type_vocab_size",
 }
-DROPOUT = "the source has one dropout for embeddings, hidden states and classifiers"
+DROPOUT = "the target has one dropout for embeddings, hidden states and classifiers"
 DEVIATIONS = {"embedding_dropout": DROPOUT, "classifier_dropout": DROPOUT}
 
 
@@ -110,7 +110,7 @@ def rows_before_positions(config: Any) -> int:
     """
     if config.pad_token_id is None:
         raise ConfigurationError(
-            f"The {config.model_type} config says pad_token_id=None, but the position tables of RoBERTa and Longformer "
+            f"The {config.model_type} config has pad_token_id=None, but the position tables of RoBERTa and Longformer "
             "begin with pad_token_id + 1 unused rows. Set pad_token_id."
         )
     return int(config.pad_token_id) + 1
@@ -135,9 +135,8 @@ def check_encoder(config: Any) -> None:
     kind = getattr(config, "position_embedding_type", "absolute")
     if config.is_decoder or kind != "absolute":
         raise ConfigurationError(
-            f"The {config.model_type} config says is_decoder={config.is_decoder}, "
-            f"position_embedding_type={shown(kind)}; "
-            "encoders with absolute positions can be converted."
+            f"The {config.model_type} config has is_decoder={config.is_decoder} and position_embedding_type="
+            f"{shown(kind)}. Only encoders with absolute positions can be converted."
         )
 
 
@@ -251,7 +250,7 @@ LONGFORMER = Counterpart(
     unused=ROBERTA_UNUSED,
     deviations={
         **DEVIATIONS,
-        "global_tokens": "longformer has global tokens by the head alone; pass global_attention_mask for others",
+        "global_tokens": "longformer makes tokens global only by its head; pass global_attention_mask for others",
         "max_global_tokens": "only compiled models need it",
     },
     # the first two belong to the authors' own code, and transformers does not use them
@@ -274,7 +273,7 @@ def modernbert_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     kinds = {name: dict(rope) for name, rope in config.rope_parameters.items() if isinstance(rope, dict)}
     scaled = {name: rope for name, rope in kinds.items() if rope.get("rope_type", "default") != "default"}
     if scaled:
-        raise ConfigurationError(f"rope_parameters={scaled}: rotary positions of rope_type 'default' can be converted.")
+        raise ConfigurationError(f"rope_parameters={scaled} cannot be converted, only those with rope_type 'default'.")
     side = config.local_attention // 2
     is_sliding = [kind == "sliding_attention" for kind in config.layer_types]
     return {

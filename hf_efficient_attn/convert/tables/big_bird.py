@@ -53,8 +53,8 @@ def bigbird_numbers(config: Any, model_type: str) -> dict[str, Any]:
             if pattern in [bigbird(block, count, 0, plan) for plan in PREFIX_LENGTHS]:
                 return {"attention_type": "block_sparse", "block_size": block, "num_random_blocks": count}
     raise ConfigurationError(
-        f"{model_type} knows one pattern, the same in all layers: patterns.bigbird(block_tokens, num_random_blocks, "
-        f"seed=0, plan='authors' or 'transformers'). The config has {shown(config.attention_pattern)}."
+        f"{model_type} has only the pattern patterns.bigbird(block_tokens, num_random_blocks, seed=0, plan='authors' "
+        f"or 'transformers'), the same in all layers, but the config has {shown(config.attention_pattern)}."
     )
 
 
@@ -62,8 +62,8 @@ def bigbird_deviations(model_type: str) -> dict[str, str]:
     """Return the fields of our config in which a model type of transformers differs, and how."""
     return {
         "attention_pattern": f"{model_type} draws other random blocks at 2,048 tokens",
-        "random_blocks_in_eval": f"{model_type} evaluates with copies of block 0 in the place of random blocks",
-        "full_attention_up_to": f"{model_type} reads short inputs by full attention",
+        "random_blocks_in_eval": f"in eval mode {model_type} has copies of block 0 instead of random blocks",
+        "full_attention_up_to": f"{model_type} computes full attention on short inputs",
     }
 
 
@@ -76,7 +76,7 @@ def big_bird_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     is_causal = head == "CausalLM"
     if config.is_decoder != is_causal or config.add_cross_attention:
         raise ConfigurationError(
-            f"The big_bird config says is_decoder={config.is_decoder} and add_cross_attention="
+            f"The big_bird config has is_decoder={config.is_decoder} and add_cross_attention="
             f"{config.add_cross_attention}, and the head is {head}. Causal language models need is_decoder=True, all "
             "other heads False; cross-attention cannot be converted."
         )
@@ -132,11 +132,11 @@ BIG_BIRD = Counterpart(
     unused=bert.BERT_UNUSED,
     deviations={
         **bert.DEVIATIONS,
-        "attention_dropout": "big_bird drops no attention weights in block-sparse attention",
+        "attention_dropout": "big_bird has no dropout in block-sparse attention",
         **bigbird_deviations("big_bird"),
-        "question_answering_excludes_question": "big_bird keeps answers out of the question",
+        "question_answering_excludes_question": "big_bird never takes answers from the question",
         "classifier_activation": "big_bird has the activation of the MLP in sequence classification, tanh elsewhere",
-        "max_global_tokens": "big_bird has global blocks alone",
+        "max_global_tokens": "big_bird has only global blocks",
     },
     two_labels=("QuestionAnswering",),
     ignored_fields=(

@@ -67,8 +67,8 @@ def requested_of_compressed(config: Any, request: ConversionRequest) -> dict[str
     listed = set(mechanism) if isinstance(mechanism, list) else {mechanism}
     if request.parity and not listed <= set(EXACT):
         raise ConfigurationError(
-            f"parity=True: layers of {', '.join(sorted(listed - set(EXACT)))} cannot compute what their source "
-            f"computes. Those of {', '.join(EXACT)} can. Leave parity (--parity) out."
+            f"parity=True: {', '.join(sorted(listed - set(EXACT)))} layers cannot compute what the source computes. "
+            f"These layers can: {', '.join(EXACT)}. Leave parity (--parity) out."
         )
     if request.global_projections is not None:
         raise ConfigurationError(
@@ -92,8 +92,8 @@ def warning(config: Any) -> str:
     if not others:
         return ""
     return (
-        f"Layers of {', '.join(sorted(others))} have the weights of their source as start values, and compute "
-        "something else. Train the model further, on masked tokens, before it is fine-tuned."
+        f"The {', '.join(sorted(others))} layers start with the weights of the source but compute something else. "
+        "Train the model further, on masked tokens, before you fine-tune it."
     )
 
 
@@ -122,8 +122,8 @@ LABELS = ("vectors", "biases")
 # ids for global tokens: the authors use 1, the first unused token of BERT's vocabulary, for sentences
 UNUSED_TOKENS = (1, 0)
 WARNING = (
-    "The ETC has the weights of its source as start values, and computes something else: labels of distances take the "
-    "place of positions. Train it further, on masked tokens, before it is fine-tuned."
+    "The ETC starts with the weights of the source but computes something else: labels of distances replace positions. "
+    "Train it further, on masked tokens, before you fine-tune it."
 )
 
 
@@ -149,8 +149,8 @@ def to_ours_of_roberta(config: Any, head: str, parity: bool) -> dict[str, Any]:
     token = config.bos_token_id
     if token is None or token == config.pad_token_id:
         raise ConfigurationError(
-            f"The {config.model_type} config says bos_token_id={token}, pad_token_id={config.pad_token_id}, and global "
-            "tokens begin as the token before a text. Set bos_token_id to a token that is not padding."
+            f"The {config.model_type} config has bos_token_id={token} and pad_token_id={config.pad_token_id}, but "
+            "global tokens get the id bos_token_id. Set it to a token that is not padding."
         )
     del own["position_offset"]
     return {**_fields(config, parity, own), "global_token_id": token}
@@ -236,9 +236,9 @@ def nystromformer_to_ours(config: Any, head: str, parity: bool) -> dict[str, Any
     landmarks, tokens = config.num_landmarks, config.segment_means_seq_len
     if tokens % landmarks or config.inv_coeff_init_option:
         raise ConfigurationError(
-            f"The nystromformer config says segment_means_seq_len={tokens}, num_landmarks={landmarks} and "
-            f"inv_coeff_init_option={config.inv_coeff_init_option}, with which transformers computes nothing: "
-            "landmarks must divide the length, and the option must be False."
+            f"The nystromformer config has segment_means_seq_len={tokens}, num_landmarks={landmarks} and "
+            f"inv_coeff_init_option={config.inv_coeff_init_option}, with which transformers cannot compute outputs: "
+            "num_landmarks must divide segment_means_seq_len, and inv_coeff_init_option must be False."
         )
     is_full = parity and landmarks == tokens
     activation = "relu" if head == "MultipleChoice" else config.hidden_act
@@ -266,9 +266,9 @@ def nystromformer_to_theirs(config: Any) -> dict[str, Any]:
     tokens = max(landmarks, longest // landmarks * landmarks)
     if tokens == landmarks < longest:
         raise ConfigurationError(
-            f"nystromformer models read texts of a multiple of num_landmarks={landmarks} tokens, and have full "
-            f"attention at {landmarks} tokens, so with max_position_embeddings={longest} no text is left. Convert with "
-            f"max_position_embeddings={2 * landmarks}."
+            f"Texts of nystromformer models must have a multiple of num_landmarks={landmarks} tokens, and those of "
+            f"{landmarks} tokens get full attention. With max_position_embeddings={longest} no other text is possible. "
+            f"Convert with max_position_embeddings={2 * landmarks}."
         )
     return {"num_landmarks": landmarks, "segment_means_seq_len": tokens, "max_position_embeddings": longest}
 
@@ -282,7 +282,7 @@ def requested_of_nystromformer(config: Any, request: Any) -> dict[str, Any]:
     for name in ("pattern", "attention_window", "global_projections"):
         if getattr(request, name) is not None:
             raise ConfigurationError(
-                f"{name}={getattr(request, name)}: the layers of a Nyströmformer attend to landmarks and follow no "
+                f"{name}={getattr(request, name)}: the layers of a Nyströmformer attend to landmarks and have no "
                 f"pattern. Leave {name} out."
             )
     is_full = config.num_landmarks >= config.max_position_embeddings
@@ -295,8 +295,8 @@ def warning_there(config: Any) -> str:
     if config.num_landmarks == config.segment_means_seq_len:
         return ""
     return (
-        f"The nystromformer model reads texts of exactly segment_means_seq_len={config.segment_means_seq_len} tokens, "
-        "without padding; of others it mixes rows, or fails."
+        f"The nystromformer model takes texts of exactly segment_means_seq_len={config.segment_means_seq_len} tokens, "
+        "without padding. With others it mixes rows, or fails."
     )
 
 
@@ -327,10 +327,10 @@ NYSTROMFORMER = Counterpart(
     unused=bert.BERT_UNUSED,
     deviations={
         **bert.DEVIATIONS,
-        "attention_dropout": "nystromformer drops no attention weights",
+        "attention_dropout": "nystromformer has no dropout of attention weights",
         "inverse_scale": "nystromformer divides by one number for all texts of a batch and all heads",
-        "num_landmarks": "nystromformer has as many landmarks as positions where texts have full attention",
-        "classifier_activation": "nystromformer has relu in multiple choice, and else the activation of the MLP",
+        "num_landmarks": "with full attention nystromformer has one landmark per position",
+        "classifier_activation": "nystromformer has relu in multiple choice, and the activation of the MLP elsewhere",
     },
     two_labels=("QuestionAnswering",),
     ignored_fields=("inv_coeff_init_option", "max_position_embeddings", "num_landmarks", "segment_means_seq_len"),

@@ -28,7 +28,7 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
     """
     if head in ("CausalLM", "MaskedLM") and config.is_decoder is not (head == "CausalLM"):
         raise ConfigurationError(
-            f"The reformer config says is_decoder={config.is_decoder}, which no {head} model has. Correct "
+            f"The reformer config has is_decoder={config.is_decoder}, which does not fit the head {head}. Correct "
             "it, or choose another head."
         )
     dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
@@ -76,7 +76,7 @@ def tokens_alike(config: Any, theirs: Any) -> int:
     return min(config.lsh_attn_chunk_length, config.local_attn_chunk_length)
 
 
-NO_BIAS = "the bias of the vocabulary is in the checkpoint there, but acts in no output"
+NO_BIAS = "reformer saves the bias of the vocabulary, but no output uses it"
 OLD_BIAS = {"lm_head.bias": "lm_head.bias"}
 # the first entry that matches is used
 LM_HEAD = {"lm_head.decoder": "lm_head", **OLD_BIAS} if BIAS_ACTS else {**OLD_BIAS, "lm_head.decoder": "lm_head"}
@@ -139,10 +139,10 @@ REFORMER = Counterpart(
     optional={"lm_head.bias": "lm_head_bias"},
     deviations=({} if BIAS_ACTS else {"lm_head_bias": NO_BIAS})
     | {
-        "embedding_dropout": "there is one dropout for embeddings, hidden states and activations",
-        "activation_dropout": "there is one dropout for embeddings, hidden states and activations",
-        "attn_layers": "layers are listed one by one",
-        "lsh_attention_dropout": "it is a number there",
+        "embedding_dropout": "reformer has one dropout for embeddings, hidden states and activations",
+        "activation_dropout": "reformer has one dropout for embeddings, hidden states and activations",
+        "attn_layers": "reformer lists the layers one by one",
+        "lsh_attention_dropout": "reformer always has a number",
     },
     ignored_fields=(
         "attn_layers",
