@@ -357,8 +357,8 @@ def explain(
 
     `print` shows the result as a table. Nothing is computed, and the device need not exist on this machine. A cost is
     the estimated time divided by that of dense attention, or of dense causal attention if the layer or the pattern is
-    causal. Estimates rank backends, and are low: on a CPU, `hf-efficient-attn bench attention` measured 1.0 to 2.8
-    times the estimate.
+    causal. Estimates serve to compare backends. They are optimistic: on a CPU, `hf-efficient-attn bench attention`
+    measured 1.0 to 2.8 times the estimate.
 
     >>> from hf_efficient_attn.patterns.bands import Band
     >>> explanation = explain(Band(256, 256))
