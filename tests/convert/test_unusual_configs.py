@@ -60,7 +60,17 @@ def unusual(model_type: str, head: str, **changes: Any) -> Any:
     return in_tree(model_type, head, **{**UNUSUAL[model_type], **decoder, **changes})
 
 
-@pytest.mark.parametrize(("model_type", "head"), [*heads_of(*FIELDS), CAUSAL])
+# which are the backbone alone, one matrix, and what the head of sequences computes
+ALIKE = ("AutoModel", "AutoModelForTokenClassification", "AutoModelForMultipleChoice")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.thorough] * (pair[1] in ALIKE))
+        for pair in [*heads_of(*FIELDS), CAUSAL]
+    ],
+)
 def test_same_outputs_both_ways(model_type: str, head: str) -> None:
     theirs = unusual(model_type, head)
     inputs = inputs_of(model_type, head)

@@ -3,7 +3,7 @@
     python trainer_script.py FOLDER [thorough]                         one process, batches of 4
     torchrun --nproc_per_node 2 trainer_script.py FOLDER [thorough]    two processes, batches of 2 each
 
-Only two families in every way unless it is thorough. Writes FOLDER/{family}-{way}.pt, the weights, and
+Only one family in every way unless it is thorough. Writes FOLDER/{family}-{way}.pt, the weights, and
 FOLDER/report.json, what was run.
 """
 
@@ -42,8 +42,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "best": EVALUATED,
 }
 
-# a single stack and an encoder-decoder
-IN_EVERY_WAY = ("simplified_transformer", "sparse_seq2seq")
+# an encoder-decoder, whose batches hold most
+IN_EVERY_WAY = ("sparse_seq2seq",)
 # the others, unless it is thorough: `sharded_script.py` computes the activations of all of them again
 OFTEN = ("plain", "best")
 
