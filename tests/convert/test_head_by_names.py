@@ -62,17 +62,7 @@ def save_without_architectures(model: Any, folder: Path, **options: Any) -> Path
     return folder
 
 
-# the models of the last of these types have the names of one before
-LIKE_OTHERS = ("xlm-roberta", "pegasus", "marian", "led", "bigbird_pegasus")
-
-
-@pytest.mark.parametrize(
-    ("model_type", "head"),
-    [
-        pytest.param(*pair, marks=[pytest.mark.thorough] * (pair[0] in LIKE_OTHERS and pair[1] == "AutoModel"))
-        for pair in heads_of(*FIELDS)
-    ],
-)
+@pytest.mark.parametrize(("model_type", "head"), heads_of(*FIELDS))
 def test_every_head(model_type: str, head: str, tmp_path: Path) -> None:
     # BART's config keeps two labels out of its JSON, and reads three
     labels = {"num_labels": 3} if head == SEQUENCES else {}

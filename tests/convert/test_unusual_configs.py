@@ -66,10 +66,7 @@ ALIKE = ("AutoModel", "AutoModelForTokenClassification", "AutoModelForMultipleCh
 
 @pytest.mark.parametrize(
     ("model_type", "head"),
-    [
-        pytest.param(*pair, marks=[pytest.mark.thorough] * (pair[1] in ALIKE))
-        for pair in [*heads_of(*FIELDS), CAUSAL]
-    ],
+    [pytest.param(*pair, marks=[pytest.mark.thorough] * (pair[1] in ALIKE)) for pair in [*heads_of(*FIELDS), CAUSAL]],
 )
 def test_same_outputs_both_ways(model_type: str, head: str) -> None:
     theirs = unusual(model_type, head)

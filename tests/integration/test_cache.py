@@ -29,8 +29,8 @@ WAYS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}]
 def generated() -> Iterator[Any]:
     """Yield every model, side of padding, pattern and way.
 
-    Llama, padded on the left, which leaves one row as it is, meets all of them. Of other models the ways take turns, and
-    the models, too; no padding at all is one case.
+    Llama, padded on the left, which leaves one row as it is, meets all of them. Of other models the ways take turns,
+    and the models, too; no padding at all is one case.
     """
     for name, side in itertools.product(("llama", "gemma3", "gpt2"), ("left", "none")):
         for (number, kept), (turn, way) in itertools.product(enumerate(KEPT), enumerate(WAYS)):

@@ -56,9 +56,7 @@ def with_matrix(name: str, pattern: Pattern, inputs: dict[str, Tensor]) -> dict[
     return {**inputs, "attention_mask": allowed}
 
 
-@pytest.mark.parametrize(
-    ("name", "side"), [case for case in SPARSE_CASES if case.values[0] not in ("vit", *SEQ2SEQS)]
-)
+@pytest.mark.parametrize(("name", "side"), [case for case in SPARSE_CASES if case.values[0] not in ("vit", *SEQ2SEQS)])
 def test_pattern_is_the_dense_mask_on_sdpa(name: str, side: str) -> None:
     model, inputs = build(name), inputs_of(name, side)
     with torch.no_grad():

@@ -11,7 +11,6 @@ from models_cases import parametrize_cases
 
 import hf_efficient_attn as hea
 
-
 # that are about masks and caches which all cases of a route get alike: what a case reads, and keeps, the others say
 BY_ROUTE = (
     "test_padding_and_batch_mates_change_nothing",

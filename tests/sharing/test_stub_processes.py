@@ -19,9 +19,7 @@ LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForMaskedLM")
 
 
 @pytest.fixture(scope="module")
-def answers(
-    thorough: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def answers(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the sender has, and what the program has got, both by the names of models."""
     sent, wanted = {}, {}
     with running_hub(tmp_path_factory.mktemp("hub")) as hub:
