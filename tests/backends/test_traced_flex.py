@@ -83,6 +83,7 @@ class Case:
 
 CASES = {
     "masks": Case(Band(9, 2) | GlobalTokens([0, 5]), ("key_mask", "segment_ids", "global_mask"), lengths=(140, 200)),
+    "terms": Case(Band(9, 2), ("key_mask",), has_terms=True),
     "per head": Case(
         PerHead([bigbird(16, 1, causal=True) & Causal(), KeyTable([[query, query // 2] for query in range(300)])]),
         ("key_mask",),
@@ -102,7 +103,7 @@ def with_gradients(forward: Callable[..., Tensor], leaves: list[Tensor]) -> list
     return [each.detach().double() for each in (out, *torch.autograd.grad(out.square().sum(), leaves))]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["masks", "terms", pytest.param("per head", marks=pytest.mark.thorough)])
 def test_one_program_holds_flex_and_its_gradients(name: str) -> None:
     case, programs = CASES[name], Programs()
 

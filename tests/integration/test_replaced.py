@@ -16,7 +16,7 @@ ROOT = str(Path(hea.__file__).parents[1])
 
 
 def test_the_import_changes_what_is_listed_and_no_stock_model(tmp_path: Path) -> None:
-    """By what a process writes before the import and behind it."""
+    """By what a process writes before the import, which needs nothing optional, and behind it."""
     folders = {way: tmp_path / way for way in ("without", "with")}
     for folder in folders.values():
         folder.mkdir()

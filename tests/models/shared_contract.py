@@ -215,7 +215,7 @@ class SharedContract:
         scalar(model(**case.inputs(auto_class))).backward()
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)])
     def test_low_precision_is_finite_with_padding_rows(self, case: Any, dtype: torch.dtype) -> None:
         model = case.model().to(dtype).train()
         inputs = case.inputs()
@@ -234,7 +234,7 @@ class SharedContract:
         assert {parameter.dtype for parameter in again.parameters() if parameter not in spans} == {torch.bfloat16}
         assert all(parameter.dtype == torch.float32 for parameter in spans)
 
-    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.thorough)])
     def test_gradient_checkpointing_changes_no_gradient(self, case: Any, reentrant: bool) -> None:
         gradients = []
         for checkpointing in (False, True):
