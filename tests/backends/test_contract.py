@@ -94,9 +94,10 @@ def test_heads_have_the_numbers_of_the_model(backend: Backend, name: str) -> Non
         call = replace(case.call(), layout=layout)
         found, _ = backend.attend(*own, call)
         torch.testing.assert_close(found, whole[:, queries])
-    torch.compiler.reset()
-    compiled, _ = torch.compile(backend.attend, backend="aot_eager")(*own, call)
-    torch.testing.assert_close(compiled, found)
+    if name == "per head":
+        torch.compiler.reset()
+        compiled, _ = torch.compile(backend.attend, backend="aot_eager")(*own, call)
+        torch.testing.assert_close(compiled, found)
 
 
 @pytest.mark.parametrize("name", ["reference", "flex", *COMPARED_BACKENDS])

@@ -80,7 +80,7 @@ def test_same_outputs_both_ways(model_type: str, head: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "head", "field"),
     [
-        (model_type, head, field)
+        pytest.param(model_type, head, field, marks=[pytest.mark.thorough] * (head in ALIKE))
         for model_type, head in [*heads_of(*TARGETS), CAUSAL]
         for field, ending in FIELDS_OF_HEADS.items()
         if head.endswith(ending)

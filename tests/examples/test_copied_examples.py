@@ -45,8 +45,8 @@ def some(*often: str) -> list[Any]:
     return [pytest.param(name, marks=() if name in often else pytest.mark.thorough) for name in OWN]
 
 
-# one of each trainer
-@pytest.mark.parametrize("script", some("run_clm", "run_seq2seq", "run_sentence_embeddings"))
+# one of each trainer: that of encoder-decoders is one of Trainer, too
+@pytest.mark.parametrize("script", some("run_seq2seq", "run_sentence_embeddings"))
 def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
     copy = Path(shutil.copy(EXAMPLES / f"{script}.py", folder))
     printed = on_two_processes(copy, own(script, "--save_strategy", "no"), folder)

@@ -243,7 +243,7 @@ def test_no_scores_of_all_pairs_are_held() -> None:
         sizes.extend(each.meta["val"].numel() for each in graph.graph.nodes if hasattr(each.meta.get("val"), "numel"))
         return make_boxed_func(graph.forward)
 
-    heads, tokens, chunk = 4, 256, 16
+    heads, tokens, chunk = 4, 512, 16
     model = build(num_hidden_layers=1, local_radius=4, chunk_tokens=chunk, num_attention_heads=heads).train()
     torch.compiler.reset()
     step = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=measured, bw_compiler=measured))
