@@ -68,7 +68,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_scripts_write_results_tables_and_a_picture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In forks, which have imported all: test_timing.py starts a process that has not."""
+    """In forks, which have imported all: test_contest.py starts a process that has not."""
     monkeypatch.setattr(timing, "fresh_processes", lambda: CONTEXT)
     contest, options = CASES[name]
     contest.run(None, [*map(str, [*options, *TIMED]), "--output", str(tmp_path)])

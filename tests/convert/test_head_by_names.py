@@ -148,7 +148,9 @@ def test_names_of_no_head(tmp_path: Path) -> None:
     assert AUTO_CLASSES["ConditionalGeneration"] not in str(caught.value)
 
 
-@pytest.mark.parametrize("model_type", FIELDS)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=[pytest.mark.thorough] * (name in LIKE_OTHERS)) for name in FIELDS]
+)
 def test_buffers_that_earlier_versions_saved(model_type: str, tmp_path: Path) -> None:
     """They are no weights: transformers makes them anew, and passes over those of a checkpoint."""
     head = "AutoModelForSeq2SeqLM" if "d_model" in FIELDS[model_type] else "AutoModelForMaskedLM"

@@ -173,7 +173,12 @@ def test_steps_that_begin_chunks_read_nothing_before_them(side: str, pattern: An
 
 @pytest.mark.filterwarnings("ignore:output_attentions=True")
 @pytest.mark.parametrize(
-    ("name", "need_weights"), [("llama", False), ("t5", False), pytest.param("llama", True, marks=pytest.mark.thorough)]
+    ("name", "need_weights"),
+    [
+        ("llama", False),
+        pytest.param("t5", False, marks=pytest.mark.thorough),
+        pytest.param("llama", True, marks=pytest.mark.thorough),
+    ],
 )
 @torch.no_grad()
 def test_compiled_steps_in_a_static_cache_compute_what_eager_ones_do(name: str, need_weights: bool) -> None:
