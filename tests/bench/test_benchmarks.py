@@ -14,9 +14,7 @@ import pytest
 import spans
 import star
 import trees
-from distributed import CONTEXT
 
-from hf_efficient_attn.bench import timing
 from hf_efficient_attn.bench.contest import Contest
 
 SCRIPTS = Path(star.__file__).parent
@@ -64,12 +62,8 @@ CASES = {
 }
 
 
-# of a process that has threads
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_scripts_write_results_tables_and_a_picture(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In forks, which have imported all: test_contest.py starts a process that has not."""
-    monkeypatch.setattr(timing, "fresh_processes", lambda: CONTEXT)
+def test_scripts_write_results_tables_and_a_picture(name: str, tmp_path: Path) -> None:
     contest, options = CASES[name]
     contest.run(None, [*map(str, [*options, *TIMED]), "--output", str(tmp_path)])
     found = json.loads((tmp_path / f"{contest.name}.json").read_text())

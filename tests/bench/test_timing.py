@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed import CONTEXT
 
-from hf_efficient_attn.bench import timing
 from hf_efficient_attn.bench.report import clock_line
 from hf_efficient_attn.bench.timing import Case, cases_apart, clock_of, counts_processor_time
 
@@ -41,16 +39,7 @@ def build_nothing() -> dict[str, Case]:
     raise RuntimeError("no case today")
 
 
-@pytest.fixture(params=["forked", pytest.param("fresh", marks=pytest.mark.thorough)])
-def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daily, of processes that are fresh, `test_contest.py` has one."""
-    if request.param == "forked":
-        monkeypatch.setattr(timing, "fresh_processes", lambda: CONTEXT)
-
-
-# of a process that has threads
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_cases_run_in_one_other_process(processes: None, tmp_path: Path) -> None:
+def test_cases_run_in_one_other_process(tmp_path: Path) -> None:
     with cases_apart(build, (str(tmp_path),), CPU) as cases:
         for _ in range(2):
             cases["write"].run(cases["write"].prepare())
@@ -67,7 +56,6 @@ def test_cases_run_in_one_other_process(processes: None, tmp_path: Path) -> None
     assert (state, int(num_threads)) == ("state", torch.get_num_threads())
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_case_that_cannot_be_built(processes: None) -> None:
+def test_a_case_that_cannot_be_built() -> None:
     with pytest.raises(RuntimeError, match="no case today"), cases_apart(build_nothing, (), CPU):
         pass
