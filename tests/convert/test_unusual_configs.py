@@ -51,7 +51,7 @@ FIELDS_OF_HEADS = {
 CAUSAL = ("big_bird", "AutoModelForCausalLM")
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Left behind, as (sparse|lm_head)|New in", "ignore:.*is not kept", "ignore:Even with parity"
+    "ignore:Left behind, as (sparse|lm_head)|New in|stream_join=", "ignore:.*is not kept", "ignore:Even with parity"
 )
 
 
