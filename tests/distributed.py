@@ -1,10 +1,11 @@
 """Scripts in other processes, forked from this one, which has imported what they need: each saves seconds.
 
 A fork runs a script as `python SCRIPT …`, `python -m MODULE …` or `python -c CODE …` would: as `__main__`, with a
-working directory, an environment and output files of its own. Variables that libraries read when they are imported,
-such as HF_ENDPOINT, come too late for it; a script that needs them is run by `run_fresh`.
+working directory, an environment and output files of its own. Variables that other libraries than huggingface_hub read
+when they are imported come too late for it; a script that needs them is run by `run_fresh`.
 """
 
+import importlib
 import logging
 import os
 import runpy
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import huggingface_hub.hf_api
 import torch
 from torch.distributed import TCPStore, distributed_c10d
 
@@ -155,7 +157,10 @@ def _be_as_new() -> None:
         warnings.simplefilter("ignore", category)
     # transformers' collators ask by this name whether they are in a worker of a DataLoader
     CONTEXT.current_process().name = "MainProcess"
-    huggingface_hub.constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE") == "1"
+    # which read the environment; who calls the Hub asks them, or this object
+    importlib.reload(huggingface_hub.constants)
+    huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
+    huggingface_hub.close_session()
     # what reads numbers of processes, or folders of examples, when it is imported
     for name, module in [*sys.modules.items()]:
         if name.endswith("_script") or "/examples/" in (getattr(module, "__file__", None) or ""):

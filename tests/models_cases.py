@@ -154,6 +154,13 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: 
     if "routed_case" in metafunc.fixturenames and "auto_class" not in metafunc.fixturenames:
         metafunc.parametrize("routed_case", [case_param(case, is_thorough=not case.shows_a_route) for case in cases])
     if "auto_class" in metafunc.fixturenames:
+        of_family = {case.config_class: case for case in reversed(cases)}
+
+        def is_repeated(case: Any, head: str) -> bool:
+            """Return whether a head is one of the other direction's, and pools nothing."""
+            own = (case.main_head, "AutoModelForSequenceClassification")
+            return head not in own and case is not of_family[case.config_class] and not configures(case, head)
+
         fixture = "routed_case" if "routed_case" in metafunc.fixturenames else "case"
         others_are_thorough = others_are_thorough or fixture == "routed_case"
         pairs = [
@@ -161,7 +168,7 @@ def parametrize_cases(metafunc: Any, cases: Sequence[Any], others_are_thorough: 
                 case,
                 head,
                 name=f"{case.name}-{head.removeprefix('AutoModel') or 'Base'}",
-                is_thorough=others_are_thorough and not case.shows_a_route,
+                is_thorough=(others_are_thorough and not case.shows_a_route) or is_repeated(case, head),
             )
             for case, head in tested_heads(cases)
         ]
@@ -184,9 +191,13 @@ def tested_heads(cases: Sequence[Any]) -> Iterator[tuple[Any, str]]:
     complete: dict[Any, Any] = {}
     for case in cases:
         first = complete.setdefault((case.config_class, case.main_head), case)
-        configured = {head for name, _ in case.fields for field, head in HEAD_FIELDS.items() if name.startswith(field)}
-        wanted = set(case.heads) if case is first else {case.main_head, *configured}
-        yield from ((case, head) for head in case.heads if head in wanted)
+        wanted = [head for head in case.heads if case is first or head == case.main_head or configures(case, head)]
+        yield from ((case, head) for head in wanted)
+
+
+def configures(case: Any, head: str) -> bool:
+    """Return whether a case has fields of a head."""
+    return any(name.startswith(field) and head == of for name, _ in case.fields for field, of in HEAD_FIELDS.items())
 
 
 def ways_to_export(cases: Sequence[Any]) -> Iterator[tuple[Any, bool]]:

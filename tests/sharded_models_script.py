@@ -33,7 +33,7 @@ from sequence import Link  # noqa: E402
 
 ROWS, TOKENS, WIDTH = 2, 27, 24
 # the models are computed in so many parts, none of which takes too long
-PARTS = 4
+PARTS = 2
 # the first row is packed, with a document that lies on several processes
 LENGTHS = (5, 13, 9)
 # whose bytes `explain` cannot say: the text decides, or heads of other distances are computed apart

@@ -94,7 +94,7 @@ NEED_MATPLOTLIB = [
 def test_without_the_extras(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`test_floors.py` imports the package where nothing optional is installed."""
+    """`test_replaced.py` imports the package where nothing optional is installed."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "sharded_attention_script.py"
 TOLERANCE = 1e-10
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.thorough), 4])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.thorough) for size in (2, 4))])
 def test_processes_compute_what_one_does(size: int, tmp_path: Path) -> None:
     run_distributed(SCRIPT, tmp_path, world_size=size)
     for rank in range(size):

@@ -24,7 +24,7 @@ def pairwise_cases() -> list[Case]:
             dtype = DTYPES[(number + 2 * turn + turn // 3) % len(DTYPES)]
             cases.append(Case(pattern, num_keys, mask, dtype, HEADS[(number // 2 + turn) % len(HEADS)]))
     # what longer texts have more of is blocks
-    longer = (("band", 750, "left"), ("random", 750, "documents"), ("causal", 512, "holes"), ("key table", 750, "none"))
+    longer = (("band", 530, "left"), ("random", 530, "documents"), ("causal", 512, "holes"), ("key table", 530, "none"))
     return cases + [Case(*each, DTYPES[turn % len(DTYPES)]) for turn, each in enumerate(longer)]
 
 

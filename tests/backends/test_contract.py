@@ -43,7 +43,11 @@ def unwritten_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.thorough] * (number % 2)) for number, case in enumerate(CASES)],
+    ids=str,
+)
 def test_contract(case: Case) -> None:
     call = case.call(values=tensors_of(case, case.dtype).values)
     backends = [backend for backend in COMPARED_BACKENDS.values() if backend.why_not(call) is None]
@@ -52,7 +56,7 @@ def test_contract(case: Case) -> None:
         check(case, backend)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.dtype == torch.bfloat16][::2], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.dtype == torch.bfloat16][::4], ids=str)
 def test_contract_where_bfloat16_is_computed_in_float32(case: Case) -> None:
     call = case.call(values=tensors_of(case, case.dtype).values)
     with on_machine(widening(EPYC)):
@@ -61,7 +65,7 @@ def test_contract_where_bfloat16_is_computed_in_float32(case: Case) -> None:
                 check(case, backend)
 
 
-@pytest.mark.parametrize("case", special_cases()[::6], ids=str)
+@pytest.mark.parametrize("case", special_cases()[::15], ids=str)
 def test_default_dtype_changes_nothing(case: Case) -> None:
     """In the low default first, since masks and plans are kept for later calls."""
     call, found = case.call(values=tensors_of(case, case.dtype).values), []
@@ -90,9 +94,10 @@ def test_heads_have_the_numbers_of_the_model(backend: Backend, name: str) -> Non
         call = replace(case.call(), layout=layout)
         found, _ = backend.attend(*own, call)
         torch.testing.assert_close(found, whole[:, queries])
-    torch.compiler.reset()
-    compiled, _ = torch.compile(backend.attend, backend="aot_eager")(*own, call)
-    torch.testing.assert_close(compiled, found)
+    if name == "per head":
+        torch.compiler.reset()
+        compiled, _ = torch.compile(backend.attend, backend="aot_eager")(*own, call)
+        torch.testing.assert_close(compiled, found)
 
 
 @pytest.mark.parametrize("name", ["reference", "flex", *COMPARED_BACKENDS])

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import run_script
 
-from hf_efficient_attn.bench import text_blocks
+from hf_efficient_attn.bench import memory, text_blocks
 from hf_efficient_attn.cli import main
 
 TINY = (
@@ -102,6 +103,8 @@ def test_memory_and_the_table_without_matplotlib(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hf_efficient_attn.bench.report.can_draw", lambda: False)
+    # a fork: thorough, test_contest.py measures in a process of its own
+    monkeypatch.setattr(memory.subprocess, "run", run_script)
     (row,) = run(text, tmp_path / "out", "--max-steps", 1, "--mechanisms", "dense")["results"]
     assert row["peak_memory_bytes"] > 0
     assert "pip install matplotlib" in capsys.readouterr().out

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import star
 import torch
+from distributed import run_script
 
-from hf_efficient_attn.bench import contest, report
+from hf_efficient_attn.bench import contest, memory, report
 from hf_efficient_attn.bench.report import json_text, resolve_device, without_samples
 
 TINY = ["--batch-size", "2", "--layers", "1", "--hidden-size", "16", "--heads", "2", "--max-seconds", "0"]
@@ -73,7 +74,10 @@ def test_limits_leave_out_long_texts() -> None:
     assert limited.names_of(8, settings) == ["star", "lstm"]
 
 
-def test_memory_is_measured_in_a_process() -> None:
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_memory_is_measured_in_a_process(is_forked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_forked:
+        monkeypatch.setattr(memory.subprocess, "run", run_script)
     shape = {"tokens": 64, "batch_size": 8, "layers": 1, "hidden_size": 64, "heads": 2, "dtype": "float32"}
     arguments = {"script": star.__file__, "name": "lstm", "shape": {**shape, "device": "cpu"}}
     assert contest.peak_memory(contest.training_of_script, arguments, torch.device("cpu")) > 0

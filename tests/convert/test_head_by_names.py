@@ -62,7 +62,14 @@ def save_without_architectures(model: Any, folder: Path, **options: Any) -> Path
     return folder
 
 
-@pytest.mark.parametrize(("model_type", "head"), heads_of(*FIELDS))
+# whose weights have the names of RoBERTa's and of BART's
+LIKE_OTHERS = ("xlm-roberta", "pegasus", "marian")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head"),
+    [pytest.param(*pair, marks=[pytest.mark.thorough] * (pair[0] in LIKE_OTHERS)) for pair in heads_of(*FIELDS)],
+)
 def test_every_head(model_type: str, head: str, tmp_path: Path) -> None:
     # BART's config keeps two labels out of its JSON, and reads three
     labels = {"num_labels": 3} if head == SEQUENCES else {}
@@ -141,7 +148,9 @@ def test_names_of_no_head(tmp_path: Path) -> None:
     assert AUTO_CLASSES["ConditionalGeneration"] not in str(caught.value)
 
 
-@pytest.mark.parametrize("model_type", FIELDS)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=[pytest.mark.thorough] * (name in LIKE_OTHERS)) for name in FIELDS]
+)
 def test_buffers_that_earlier_versions_saved(model_type: str, tmp_path: Path) -> None:
     """They are no weights: transformers makes them anew, and passes over those of a checkpoint."""
     head = "AutoModelForSeq2SeqLM" if "d_model" in FIELDS[model_type] else "AutoModelForMaskedLM"

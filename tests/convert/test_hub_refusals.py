@@ -1,22 +1,24 @@
 """What the Hub answers, over real HTTP: each refusal in a sentence of its own, and without waiting."""
 
 import json
-import subprocess
 import sys
+import time
 from http import HTTPStatus
-from subprocess import PIPE
 
 import pytest
+from distributed import Script
 from hub_server import running_hub
 from in_tree_models import in_tree
 
-# asks a Hub, then none, and then one that is gone
+# asks a Hub, then none, and then one that is gone: this process, a fork, has its socket, too
 SCRIPT = """
-import json, sys, time, warnings
+import json, os, sys, time, warnings
+from pathlib import Path
 import hf_efficient_attn as hea
 from huggingface_hub import close_session, constants
 warnings.simplefilter("ignore")
-sleeps = []
+os.closerange(3, 1000)
+sleeps, sleep = [], time.sleep
 time.sleep = sleeps.append
 
 def answers(names):
@@ -35,7 +37,8 @@ names = ["tester/model", "tester/none"]
 constants.HF_HUB_OFFLINE = True
 answers(names)
 constants.HF_HUB_OFFLINE = False
-sys.stdin.readline()
+while not Path("gone").exists():
+    sleep(0.01)
 # which would still be served
 close_session()
 answers(names)
@@ -65,6 +68,7 @@ SENTENCES = {
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tuple[str, float]]]:
     """Return the answers of a Hub that is asked, of none, and of one that nobody reaches, in one process."""
+    place = tmp_path_factory.mktemp("client")
     with running_hub(tmp_path_factory.mktemp("hub")) as hub:
         for name in ("tester/model", "tester/late"):
             in_tree("bert").save_pretrained(hub.files(name))
@@ -72,12 +76,16 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tu
         (hub.files("tester/empty") / "README.md").write_text("nothing")
         hub.refusals.update(REFUSALS)
         words = [sys.executable, "-c", SCRIPT, "tester/model", *SENTENCES]
-        client = subprocess.Popen(words, env=hub.environment(), stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
-        assert client.stdout is not None
-        lines = [client.stdout.readline() for _ in range(2)]
-    printed, complaints = client.communicate("it is gone\n", timeout=200)
-    assert client.returncode == 0, complaints
-    lines += printed.splitlines()
+        printed, complaints = place / "printed", place / "complaints"
+        printed.touch()
+        client = Script(words, printed, complaints, place, hub.environment())
+        # what is asked behind two lines finds nobody
+        while client.process.is_alive() and printed.read_text().count("\n") < 2:
+            time.sleep(0.01)
+    (place / "gone").touch()
+    client.communicate(timeout=200)
+    assert client.returncode == 0, complaints.read_text()
+    lines = printed.read_text().splitlines()
     return dict(zip(("asked", "offline", "unreachable"), map(json.loads, lines), strict=True))
 
 

@@ -13,7 +13,14 @@ LEARNED = ("bert", "roberta", "bart")
 pytestmark = pytest.mark.filterwarnings("ignore:Left out, because sparse", "ignore:Copied from")
 
 
-@pytest.mark.parametrize(("model_type", "head"), heads_of(*DENSE))
+# which are the backbone alone, one matrix, and what the head of sequences computes
+ALIKE = ("AutoModel", "AutoModelForTokenClassification", "AutoModelForMultipleChoice")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head"),
+    [pytest.param(*pair, marks=[pytest.mark.thorough] * (pair[1] in ALIKE)) for pair in heads_of(*DENSE)],
+)
 def test_short_inputs_give_the_same(model_type: str, head: str) -> None:
     theirs = in_tree(model_type, head)
     ours = hea.convert(theirs, global_projections=True if head == "AutoModel" else None)

@@ -45,8 +45,8 @@ def some(*often: str) -> list[Any]:
     return [pytest.param(name, marks=() if name in often else pytest.mark.thorough) for name in OWN]
 
 
-# one of each trainer
-@pytest.mark.parametrize("script", some("run_clm", "run_seq2seq", "run_sentence_embeddings"))
+# one of each trainer: that of encoder-decoders is one of Trainer, too
+@pytest.mark.parametrize("script", some("run_seq2seq", "run_sentence_embeddings"))
 def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
     copy = Path(shutil.copy(EXAMPLES / f"{script}.py", folder))
     printed = on_two_processes(copy, own(script, "--save_strategy", "no"), folder)
@@ -57,7 +57,7 @@ def test_a_copy_trains_on_two_processes(script: str, folder: Path) -> None:
 
 
 # test_run_*.py train and evaluate all, not one without the other
-@pytest.mark.parametrize("script", some("run_qa", "run_lora", "run_seq2seq"))
+@pytest.mark.parametrize("script", some("run_qa", "run_lora"))
 def test_a_copy_trains_or_evaluates_as_told(script: str, folder: Path) -> None:
     copy = shutil.copy(EXAMPLES / f"{script}.py", folder)
     finish_example(start_forked(folder, copy, *own(script, "--do_eval", "False")))

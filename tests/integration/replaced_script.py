@@ -1,6 +1,8 @@
 """Writes what stock models of transformers are and compute, before `import hf_efficient_attn` and behind it.
 
 python replaced_script.py FOLDER_WITHOUT FOLDER_WITH
+
+No optional library can be imported in between.
 """
 
 import json
@@ -13,6 +15,7 @@ import torch
 import transformers
 from transformers import trainer_callback  # noqa: F401
 
+OPTIONAL = ("accelerate", "datasets", "evaluate", "matplotlib", "onnx", "peft", "triton")
 SIZES = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
@@ -66,6 +69,16 @@ if __name__ == "__main__":
         # the first model that is made leaves attributes in classes
         for _ in range(2):
             write(Path(sys.argv[1]))
-        import hf_efficient_attn  # noqa: F401
+        before = {name: sys.modules[name] for name in OPTIONAL if name in sys.modules}
+        sys.modules.update(dict.fromkeys(OPTIONAL))
+        import hf_efficient_attn as hea
 
+        # which is called like a function of the package, which stays the function
+        import hf_efficient_attn.integration.explain
+
+        assert callable(hea.attention)
+        assert callable(hea.explain)
+        for name in OPTIONAL:
+            del sys.modules[name]
+        sys.modules.update(before)
         write(Path(sys.argv[2]))

@@ -27,7 +27,7 @@ def only_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(build_call, "choose_blocks")
 
 
-@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("side", [pytest.param("none", marks=pytest.mark.thorough), "left"])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 2}], ids=str)
 def test_the_same_tokens(side: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # prompt lookup is for one text

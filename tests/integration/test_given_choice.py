@@ -40,7 +40,7 @@ def trained(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Te
     return out.detach(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("side", [pytest.param("none", marks=pytest.mark.thorough), "left", "right"])
 @pytest.mark.parametrize("name", CLASSES)
 def test_outputs_and_gradients_are_those_of_eager(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids, mask = tiny(name), token_ids(2, NUM_TOKENS), torch.ones(2, NUM_TOKENS, dtype=torch.long)

@@ -218,8 +218,7 @@ def test_a_compiled_model_refuses_other_rows() -> None:
     del model.encoder.layer[1:]
     hea.sparsify(model, Grid([None, 8], [NEAR, NEAR], 1))
     compiled = torch.compile(model, backend="eager", dynamic=True)
-    for height in (32, 64):
-        assert run("dinov2", compiled, torch.randn(1, 3, height, 32)).isfinite().all()
+    assert run("dinov2", compiled, torch.randn(1, 3, 32, 32)).isfinite().all()
     with pytest.raises(hea.InputError, match="has 8 × 16 patches, but attention_pattern has a grid of any number × 8"):
         run("dinov2", compiled, torch.randn(1, 3, 32, 64))
 

@@ -47,7 +47,11 @@ def marks_of(mask: torch.Tensor) -> torch.Tensor:
 
 # the patterns take turns
 MARKED = [
-    (name, side, (Band(4, 0), Band(2, 1), PerHead([Band(4, 0), Band(1, 0)] * 2))[(number + turn) % 3])
+    # of two sides each
+    pytest.param(
+        *(name, side, (Band(4, 0), Band(2, 1), PerHead([Band(4, 0), Band(1, 0)] * 2))[(number + turn) % 3]),
+        marks=[pytest.mark.thorough] * (turn == number % 3),
+    )
     for number, name in enumerate(("llama", "gpt2", "bert", "roberta"))
     for turn, side in enumerate(("none", "left", "right"))
 ]

@@ -90,7 +90,9 @@ def test_context_parallelism_is_not_offered(way: Callable[[Any], Any]) -> None:
         assert model._supports_context_parallel is tr.LlamaModel._supports_context_parallel
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "vit"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "t5", "vit", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("llama", "bert"))]
+)
 def test_no_examples_and_no_tokens_are_refused(name: str, way: Callable[[Any], Any]) -> None:
     model, inputs = way(build(name)), inputs_of(name, "none")
     for nothing in (lambda each: each[:0], lambda each: each[:, :0]):

@@ -185,7 +185,7 @@ def layouts(draw: st.DrawFn, pattern: Pattern, num_heads: int, num_keys: int) ->
 
 
 @given(pattern=compositions(), num_keys=st.integers(1, 140), block_tokens=st.sampled_from([4, 8, 32]), data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_every_allowed_pair_once_in_any_composition(
     pattern: Pattern, num_keys: int, block_tokens: int, data: st.DataObject
 ) -> None:
@@ -194,7 +194,7 @@ def test_every_allowed_pair_once_in_any_composition(
 
 
 @given(pattern=compositions(), num_keys=st.integers(1, 140), data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_every_allowed_pair_once_where_rows_are_large(pattern: Pattern, num_keys: int, data: st.DataObject) -> None:
     """As test_every_allowed_pair_once_in_any_composition, with everything that only large layouts do."""
     layout = data.draw(layouts(pattern, 1, num_keys))

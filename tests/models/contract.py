@@ -54,9 +54,9 @@ class SavingContract:
             getattr(transformers, routed_case.main_head).from_pretrained(tmp_path, attn_implementaton="eager")
 
 
-# what no mask and a mask of ones come to is the same to every kernel: thorough with the second
+# what no mask and a mask of ones come to is the same to every kernel: thorough with others than padding by one
 KERNELS_AND_MASKS = [
-    pytest.param(kernel, mask, marks=[pytest.mark.thorough] * (mask == "ones" or (kernel, mask) == ("eager", "none")))
+    pytest.param(kernel, mask, marks=[pytest.mark.thorough] * ((kernel, mask) != ("sdpa", "padded")))
     for kernel in ("sdpa", "eager")
     for mask in ("none", "ones", "padded")
 ]
@@ -107,7 +107,7 @@ class MasksContract:
         """Other rows, padding on both sides and, in causal models, what follows: for several texts and choices."""
         for changes in ({}, *case.choices):
             model = case.model("AutoModel", **changes).double()
-            for tokens in range(5, 14, 2):
+            for tokens in (5, 9, 12):
                 # each token once: of equal ones, rounding may decide which comes first
                 words = torch.randperm(58, generator=torch.Generator().manual_seed(tokens)) + 3
                 ids, mates = words[None, :tokens], random_ids(2, 18, seed=tokens)

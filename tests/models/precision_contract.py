@@ -19,7 +19,7 @@ from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
 # of autocast's distance from float32 to that of a model of the same low precision altogether; 1.1 was the most
 SLACK = 2.0
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough))
 
 
 def distance(output: Any, expected: Tensor) -> float:

@@ -20,11 +20,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name, others in (("own_case", ()), ("any_case", SPARSIFIED.cases)):
         if name in metafunc.fixturenames:
             every = [*CASES, *SEQ2SEQ_CASES, *others]
-            # each is loaded; how it computes is the same along a route
-            routed = [getattr(case, "shows_a_route", True) or name == "own_case" for case in every]
-            metafunc.parametrize(
-                name, [case_param(case, is_thorough=not often) for case, often in zip(every, routed, strict=True)]
-            )
+            # how a case is loaded and computes is the same along a route
+            routed = [case_param(case, is_thorough=not getattr(case, "shows_a_route", True)) for case in every]
+            metafunc.parametrize(name, routed)
             return
     cases = decoders if metafunc.cls is TestPrecisionCacheContract else [*CASES, *SEQ2SEQ_CASES]
     parametrize_cases(metafunc, cases, others_are_thorough=True)

@@ -3,11 +3,27 @@
 import pytest
 from families import CASES, SEQ2SEQ_CASES
 from models.shared_contract import SharedContract
-from models_cases import parametrize_cases
+from models_cases import case_param, parametrize_cases
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize_cases(metafunc, [*CASES, *SEQ2SEQ_CASES], others_are_thorough=True)
+    cases = [*CASES, *SEQ2SEQ_CASES]
+    if "is_shared" in metafunc.fixturenames:
+        routed = [case for case in cases if case.shows_a_route]
+        ways = [
+            case_param(
+                case,
+                is_shared,
+                name=f"{case.name}-{'its config' if is_shared else 'a config around it'}",
+                # families take turns
+                is_thorough=case not in routed[is_shared::2],
+            )
+            for case in cases
+            for is_shared in (True, False)
+        ]
+        metafunc.parametrize(("case", "is_shared"), ways)
+    else:
+        parametrize_cases(metafunc, cases, others_are_thorough=True)
 
 
 class TestSharedContract(SharedContract): ...

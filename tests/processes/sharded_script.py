@@ -37,8 +37,8 @@ from transformers.distributed import DistributedConfig
 
 # by whom all are trained, and computed again, unless it is thorough
 OFTEN = ("transformers", True)
-# what accelerate trains, too: one stack, one with buffers, one that learns spans, an encoder-decoder, one of theirs
-BY_ACCELERATE = ("simplified-sas", "routing-causal", "span-modern", "seq2seq-led", "llama")
+# what accelerate trains, too: one with buffers, an encoder-decoder, one of theirs
+BY_ACCELERATE = ("routing-causal", "seq2seq-led", "llama")
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 # accelerate 1.15 cannot cut any BERT into shards: its embeddings and its last bias have two owners each
 NOT_BY_ACCELERATE = ("bert",)

@@ -11,9 +11,8 @@ from sharing.compared import SIZES, scatter
 MODELS: dict[str, Any] = {family.name: case for family in OURS for case in family.column("Hub with")}
 MODELS |= {case.name: case for case in SPARSIFIED.column("Hub with")}
 FAMILIES = tuple(family.name for family in OURS)
-# that are pushed, and saved with their code, unless it is thorough: of one stack, of two, with buffers that move, and
-# sparsified
-OFTEN = ("simplified_transformer", "sparse_seq2seq", "routing_transformer", "llama")
+# that are shared unless it is thorough: of one stack and with buffers that move, of two stacks, and sparsified
+OFTEN = ("sparse_seq2seq", "routing_transformer", "llama")
 OFTEN_OR_THOROUGH = [pytest.param(name, marks=() if name in OFTEN else pytest.mark.thorough) for name in MODELS]
 
 

@@ -1,9 +1,9 @@
-"""A user without the package, who trusts nobody, loads models in every way; a process of its own.
+"""A user without the package, who trusts nobody, loads models in every way, and then copies; a process of its own.
 
-    python stock_client.py '{"FOLDER": ["AutoModelForCausalLM", …], …}'
+    python stock_client.py '{"FOLDER": ["AutoModelForCausalLM", …], …}' '{"FOLDER": "AutoModelForCausalLM", …}'
 
-The first also by a pipeline. Prints one line of JSON: what was said, by folder and way; where a model was loaded, it
-begins with "loaded".
+The first also by a pipeline. What copies compute of FOLDER/inputs.pt is left in FOLDER/logits.pt. Prints one line of
+JSON: what was said, by folder and way; where a model was loaded, it begins with "loaded".
 """
 
 import json
@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers
-from sharing.stub_client import PACKAGE
+from sharing.stub_client import PACKAGE, NotInstalled
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # of a kernel or a serving engine
@@ -43,7 +44,7 @@ def ways(folder: str, name: str) -> dict[str, str]:
     return found
 
 
-def main(folders: dict[str, list[str]]) -> dict[str, dict[str, str]]:
+def main(folders: dict[str, list[str]], copies: dict[str, str]) -> dict[str, dict[str, str]]:
     ALL_ATTENTION_FUNCTIONS[OTHER] = ALL_ATTENTION_FUNCTIONS["sdpa"]
     found = {}
     for folder, names in folders.items():
@@ -52,9 +53,14 @@ def main(folders: dict[str, list[str]]) -> dict[str, dict[str, str]]:
     first = next(iter(folders))
     found[first]["pipeline"] = outcomes(transformers.pipeline, "text-generation", first, model_kwargs=asked)
     assert PACKAGE not in sys.modules
+    sys.meta_path.insert(0, NotInstalled())
+    for folder, name in copies.items():
+        model = getattr(transformers, name).from_pretrained(folder, trust_remote_code=True)
+        with torch.no_grad():
+            torch.save(model(**torch.load(f"{folder}/inputs.pt")).logits, f"{folder}/logits.pt")
     return found
 
 
 if __name__ == "__main__":
     # behind a question of transformers, which nobody has answered
-    print("\n" + json.dumps(main(json.loads(sys.argv[1]))))
+    print("\n" + json.dumps(main(*map(json.loads, sys.argv[1:]))))

@@ -13,7 +13,6 @@ from typing import Any
 
 import transformers
 from sharing.compared import output_digest
-from transformers.cli.serving.model_manager import ModelManager
 
 PACKAGE = "hf_efficient_attn"
 
@@ -55,6 +54,9 @@ def known_names(repo: str) -> list[str]:
 
 def served(repo: str) -> str:
     """Return the name of the class that `transformers serve --trust-remote-code` loads for a model, and runs."""
+    # here, since it takes a second that other users of this file need not wait
+    from transformers.cli.serving.model_manager import ModelManager
+
     manager = ModelManager(device="cpu", dtype="auto", trust_remote_code=True)
     model = manager._load_model(f"{repo}@main")
     return f"{type(model).__name__} {output_digest(model)}"

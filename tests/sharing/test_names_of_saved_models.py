@@ -1,7 +1,9 @@
 """What programs find that choose code by the names of a saved model: engines, pipelines, transformers."""
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,15 @@ import torch
 import transformers
 from distributed import run_fresh
 from sharing.shared_models import shared_model
-from sharing.test_parts import images_and_text, two_berts
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    EncoderDecoderConfig,
+    Gemma3Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    SiglipVisionConfig,
+)
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from word_tokenizer import word_tokenizer
 
@@ -148,6 +157,49 @@ def with_experts(name: str, **options: Any) -> Any:
     return hea.sparsify(model, Band(3, 0))
 
 
+PART = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+IDS = torch.arange(3, 53).view(2, 25)
+
+
+def images_and_text() -> Any:
+    """Return a model of images and text, of which the text has a pattern."""
+    vision = SiglipVisionConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    text = {**PART, "head_dim": 8, "pad_token_id": 0, "layer_types": ["full_attention"] * 2}
+    config = Gemma3Config(text_config=text, vision_config=vision.to_dict(), image_token_id=63)
+    return hea.sparsify(transformers.Gemma3ForConditionalGeneration(config), Band(3, 0))
+
+
+def two_berts() -> Any:
+    """Return an encoder-decoder whose encoder alone has a pattern."""
+    decoder = BertConfig(**PART, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**PART), decoder)
+    model = transformers.EncoderDecoderModel(config)
+    hea.sparsify(model.encoder, Band(2, 2))
+    return model
+
+
+PARTS: dict[str, tuple[Callable[[], Any], str, dict[str, torch.Tensor], dict[str, Any]]] = {
+    "images and text": (
+        images_and_text,
+        "AutoModelForImageTextToText",
+        {"input_ids": IDS},
+        {"text_config": "hf_efficient_attn"},
+    ),
+    "two BERTs": (
+        two_berts,
+        "AutoModelForSeq2SeqLM",
+        {"input_ids": IDS, "decoder_input_ids": IDS[:, :6]},
+        {"encoder": "hf_efficient_attn"},
+    ),
+}
+
+
 def t5() -> Any:
     config = transformers.T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     return hea.sparsify(transformers.T5ForConditionalGeneration(config), Band(3, 3))
@@ -156,28 +208,80 @@ def t5() -> Any:
 def built(name: str) -> Any:
     if name in CONFIGS:
         return with_experts(name)
-    others = {"llama": lambda: shared_model("llama"), "t5": t5, "images and text": images_and_text}
-    return others.get(name, two_berts)()
+    return PARTS[name][0]() if name in PARTS else shared_model("llama") if name == "llama" else t5()
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """What transformers says to those who have not imported the package, by model and way of loading."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what is loaded; of models with parts a copy, too, and what they compute."""
     place = tmp_path_factory.mktemp("stock")
-    for name in LOADED_BY:
+    for name in LOADED_BY.keys() - PARTS.keys():
         built(name).save_pretrained(place / name)
     word_tokenizer(300).save_pretrained(place / "llama")
+    for name, (build, _, inputs, _) in PARTS.items():
+        torch.manual_seed(0)
+        model = build().eval()
+        for matrix in (each for each in model.parameters() if each.ndim > 1):
+            torch.nn.init.normal_(matrix, std=0.2)
+        model.save_pretrained(place / name)
+        with torch.no_grad():
+            logits = model(**inputs).logits
+            full = hea.sparsify(build(), None).eval()
+            full.load_state_dict(model.state_dict())
+            assert not torch.allclose(full(**inputs).logits, logits, atol=1e-3)
+        hea.hub.include_code(model).save_pretrained(place / f"{name}/copy")
+        torch.save(inputs, place / f"{name}/copy" / "inputs.pt")
+        torch.save(logits, place / f"{name}/copy" / "expected.pt")
+    return place
+
+
+@pytest.fixture(scope="module")
+def outcomes(place: Path) -> dict[str, dict[str, str]]:
+    """What transformers says to those who have not imported the package, by model and way of loading.
+
+    What copies compute there, once they are trusted, is left beside them.
+    """
     client = Path(__file__).with_name("stock_client.py")
-    done = run_fresh([sys.executable, client, json.dumps(LOADED_BY)], place)
+    copies = {f"{name}/copy": auto_class for name, (_, auto_class, *_) in PARTS.items()}
+    words = [sys.executable, client, json.dumps(LOADED_BY | {name: [each] for name, each in copies.items()})]
+    done = run_fresh([*words, json.dumps(copies)], place, {**os.environ, "HF_HOME": str(place / ".cache")})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", LOADED_BY)
+@pytest.mark.parametrize("name", [*LOADED_BY, *(f"{name}/copy" for name in PARTS)])
 def test_without_the_package_no_way_leads_to_full_attention(name: str, outcomes: dict[str, dict[str, str]]) -> None:
     assert len(outcomes[name]) >= 7
     for way, sentence in outcomes[name].items():
         assert f'implementation="{NAME}"` is not supported' in sentence, f"{way}: {sentence}"
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("folder", ["{}", "{}/copy"], ids=["stub", "copy"])
+def test_a_part_keeps_its_pattern(place: Path, name: str, folder: str) -> None:
+    _, auto_class, inputs, implementation = PARTS[name]
+    assert saved_config(place / folder.format(name))["attn_implementation"] == implementation
+    model = getattr(transformers, auto_class).from_pretrained(place / folder.format(name)).eval()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, torch.load(place / f"{name}/copy" / "expected.pt"))
+        model.set_attn_implementation("sdpa")
+        with pytest.raises(hea.UnsupportedBackendError, match="has an attention_pattern"):
+            model(**inputs)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_copy_loads_without_the_package(place: Path, outcomes: dict[str, dict[str, str]], name: str) -> None:
+    found, expected = (torch.load(place / f"{name}/copy" / f"{what}.pt") for what in ("logits", "expected"))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_copy_without_its_pattern_names_no_code(place: Path, name: str, tmp_path: Path) -> None:
+    auto_class = getattr(transformers, PARTS[name][1])
+    model = auto_class.from_pretrained(place / f"{name}/copy")
+    hea.sparsify(model, None).save_pretrained(tmp_path / "dense")
+    assert not {"auto_map", "attn_implementation"} & saved_config(tmp_path / "dense").keys()
+    auto_class.from_pretrained(tmp_path / "dense", trust_remote_code=True)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

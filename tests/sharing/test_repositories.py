@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import run_fresh
+from distributed import run_script
 from hub_server import running_hub
 from sharing.shared_models import MODELS, OFTEN, OFTEN_OR_THOROUGH, shared_model
 
@@ -26,7 +26,7 @@ def answers(thorough: list[str], tmp_path_factory: pytest.TempPathFactory) -> di
     """What the process has found, by the names of `MODELS`; and what `Trainer` has pushed."""
     with running_hub(tmp_path_factory.mktemp("hub")) as hub:
         words = [sys.executable, CLIENT, json.dumps(list(MODELS if thorough else OFTEN))]
-        done = run_fresh(words, tmp_path_factory.mktemp("client"), hub.environment())
+        done = run_script(words, tmp_path_factory.mktemp("client"), hub.environment())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

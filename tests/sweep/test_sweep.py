@@ -29,7 +29,7 @@ FIXED = (
     "SwitchTransformersForConditionalGeneration",
     "ViTForImageClassification",
 )
-SHARES = 50
+SHARES = 100
 SLOW = ("KimiLinearForCausalLM", "PegasusXForConditionalGeneration")
 
 

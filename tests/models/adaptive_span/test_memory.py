@@ -42,7 +42,11 @@ def full(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
     return generated.sequences
 
 
-@pytest.mark.parametrize(("padding", "options"), [(0, {}), (5, {"num_beams": 3})], ids=["greedy", "padded, beams"])
+@pytest.mark.parametrize(
+    ("padding", "options"),
+    [pytest.param(0, {}, marks=pytest.mark.thorough), (5, {"num_beams": 3})],
+    ids=["greedy", "padded, beams"],
+)
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
 def test_small_cache_gives_what_a_full_one_gives(fields: dict[str, Any], padding: int, options: dict[str, Any]) -> None:
     model, ids = tiny(**fields), random_ids(2, 30)

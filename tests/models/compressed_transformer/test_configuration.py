@@ -152,7 +152,7 @@ LINFORMER: dict[str, Any] = {"projected_tokens": 8, "projection_bias": True, "pr
     ("fields", "has_any_batch"),
     [
         ({**MEMORY, "compression_tokens": 4, "compression_by_head": False, "compression_null_key": True}, False),
-        ({**LINFORMER, "projection_sharing": "none"}, True),
+        pytest.param({**LINFORMER, "projection_sharing": "none"}, True, marks=pytest.mark.thorough),
         ({"projected_tokens": 8, "projection_type": "mean", "projection_first": True}, True),
     ],
 )

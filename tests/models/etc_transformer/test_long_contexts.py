@@ -122,6 +122,7 @@ def test_every_implementation_computes_the_same() -> None:
     torch.testing.assert_close(found["eager"], found["efficient"])
 
 
+@pytest.mark.thorough
 def test_compiles_without_graph_breaks_and_trains() -> None:
     inputs = {**batch(), "labels": random_ids(2, 21)}
     check_compiled_training(build("AutoModelForMaskedLM", num_hidden_layers=1), inputs)
