@@ -39,9 +39,10 @@ ORIGIN = f"# Generated from {PACKAGE}/"
 # beginnings of file names that are kept, because they show a reader of a repository where to start
 KEPT_NAMES = ("modeling_", "configuration_")
 THIS_MODULE = "\n\n# for modules that import this one as a module\nthis_module = sys.modules[__name__]\n"
-# names of custom operators are global to the process, which may hold other copies
+# names of custom operators are global to the process, which may hold other copies; torch allows letters and digits in
+# them, and the name of a module holds that of the folder
 OPERATOR = re.compile(rf'custom_op\("{PACKAGE}::')
-OWN_OPERATOR = """custom_op(__name__.replace(".", "_") + "::"""
+OWN_OPERATOR = """custom_op("in_" + __name__.encode().hex() + "::"""
 
 
 @dataclass(frozen=True)
