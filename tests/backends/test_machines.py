@@ -77,7 +77,7 @@ def test_a_file_with_numbers_of_cores_is_read(own_file: Path) -> None:
 def test_a_damaged_file_is_refused(own_file: Path, text: str) -> None:
     own_file.parent.mkdir()
     own_file.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"machines.json does not hold .* Delete it, or name another file"):
+    with pytest.raises(ConfigurationError, match=r"machines.json is not .* Delete it"):
         hea.attention(*torch.randn(3, 1, 1, 200, 8), PATTERN, backend="blocked")
 
 

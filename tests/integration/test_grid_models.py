@@ -80,7 +80,7 @@ def test_a_picture_of_another_size_as_the_dense_model(name: str, borders: str) -
 def test_another_resolution_is_refused() -> None:
     model = hea.sparsify(build("vit", torch.float32), Grid([8, 8], [NEAR, NEAR], 1))
     run("vit", model, torch.randn(1, 3, 32, 32))
-    with pytest.raises(hea.InputError, match="has 257 tokens, but 1 prefix tokens and a grid of 8 × 8 are 65"):
+    with pytest.raises(hea.InputError, match="257 tokens, but .* grid of 8 × 8 need 65"):
         run("vit", model, torch.randn(1, 3, 64, 64))
 
 
@@ -252,5 +252,5 @@ def test_a_picture_is_written_token_by_token() -> None:
     options = {"max_new_tokens": 18, "do_sample": False, "pad_token_id": 0}
     written = model.generate(start, **options)
     assert torch.equal(written, model.generate(start, use_cache=False, **options))
-    with pytest.raises(hea.InputError, match="has 22 tokens, but 1 prefix tokens and a grid of 4 × 5 are at most 21"):
+    with pytest.raises(hea.InputError, match="22 tokens, but .* grid of 4 × 5 .* 21"):
         model(torch.randint(13, (1, 22)))
