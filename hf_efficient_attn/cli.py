@@ -33,18 +33,18 @@ COMMANDS: dict[tuple[str, ...], str] = {
 
 # first word of a command of two words -> help text
 VERBS = {
-    "analyze": """Measure the hidden states and attention spans of a model: {subjects}
+    "analyze": """Measure the hidden states and attention spans of a model (subcommands: {subjects})
 
     hf-efficient-attn analyze signal --model pre_ln sas path/to/model --tokens 256
     hf-efficient-attn analyze spans outputs/adaptive --text book.txt
 
 Lengths, spans and distances are in tokens, entropies in nats, costs in multiply-adds for one token.""",
-    "bench": """Measure time and memory of attention on this machine: {subjects}
+    "bench": """Measure time and memory of attention on this machine (subcommands: {subjects})
 
     hf-efficient-attn bench attention --quick
     hf-efficient-attn bench models --peers longformer --lengths 512 --json
 
-Lengths are in tokens, times in milliseconds, memory in MiB. Keys of JSON name their units.""",
+Lengths are in tokens, times in milliseconds, memory in MiB. JSON keys name their units.""",
 }
 
 

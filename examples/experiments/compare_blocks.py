@@ -14,7 +14,7 @@ After Ctrl-C the same command with `--resume` continues from the last checkpoint
 their config; with your own text and two models of equal size; to search for the learning rates:
 
     python examples/experiments/compare_blocks.py --models pre_ln sas "sas,position_embedding_type=rope"
-    python examples/experiments/compare_blocks.py --models gpt2 sas_p,intermediate_size=634 --train_file my.txt \
+    python examples/experiments/compare_blocks.py --models gpt2 sas_p --equal_sizes --train_file my.txt \
         --learning_rates 1e-3 2e-3 4e-3 8e-3
     python examples/experiments/compare_blocks.py --learning_rates 1e-3 2e-3 4e-3 8e-3 --seeds 1 2 3
 """
@@ -53,6 +53,8 @@ SEARCH = Path(__file__).parents[2] / "model_cards" / "results" / "compare_blocks
 PAPER_RATE = 1e-3
 # models count as equally large if their numbers of weights differ by at most this share
 EQUAL_SIZE = 0.01
+# steps of a training after which the order of models counts
+ENOUGH_STEPS = 400
 MODELS = ("gpt2", *hea.SimplifiedTransformerConfig.blocks)
 COLUMNS = {
     "model": ("model", "{}"),
@@ -81,6 +83,9 @@ class Arguments(Shape):
     seeds: list[int] = HfArg(
         default_factory=lambda: [42], help="Seeds of weights and order: each model is trained with each."
     )
+    equal_sizes: bool = HfArg(
+        default=False, help="Change the width of the MLPs so that all models have as many weights as the first."
+    )
     train_file: str | None = HfArg(
         default=None, help="Your text; its last tenth is held out. Default: the standard library's source."
     )
@@ -106,8 +111,12 @@ def main(args: Arguments) -> None:
     data = prepare_token_blocks(
         args.train_file, args.max_train_bytes, args.vocab_size, args.block_size, args.max_eval_blocks
     )
+    if args.equal_sizes:
+        args.models = with_equal_sizes(args, len(data.tokenizer))
     folder = open_run(args, args.resume)
-    print("Text: {source}, {train_tokens:,} tokens to train on.".format(**data.describe()), flush=True)
+    repeats = args.max_steps * args.batch_size * args.block_size / data.describe()["train_tokens"]
+    print("Text: {source}, {train_tokens:,} tokens to train on.".format(**data.describe()), end=" ")
+    print(f"Each model reads it {repeats:.1f} times.", flush=True)
     try:
         results = [train_model(args, data, model, folder / model) for model in args.models]
     except KeyboardInterrupt:
@@ -131,6 +140,25 @@ def config_of(args: Arguments, model: str, **fields: Any) -> PreTrainedConfig:
     like_gpt2 = {"position_embedding_type": "learned", "hidden_act": "gelu_new"}
     shape = {**args.shape(), "max_position_embeddings": args.block_size}
     return hea.SimplifiedTransformerConfig(block=name, **{**like_gpt2, **shape, **fields})
+
+
+def with_equal_sizes(args: Arguments, vocab_size: int) -> list[str]:
+    """Return the models, with MLPs of a width that gives each as many weights as the first has."""
+
+    def weights(model: str) -> int:
+        config = config_of(args, model, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config).num_parameters()
+
+    found = args.models[:1]
+    for model in args.models[1:]:
+        field = "n_inner" if model.split(",")[0] == "gpt2" else "intermediate_size"
+        # the number of weights is a linear function of the width
+        narrow, wide = args.hidden_size, 2 * args.hidden_size
+        fewest, most = (weights(f"{model},{field}={width}") for width in (narrow, wide))
+        width = narrow + (weights(found[0]) - fewest) * (wide - narrow) / (most - fewest)
+        found.append(f"{model},{field}={max(1, round(width))}")
+    return found
 
 
 def train_model(args: Arguments, data: TokenBlocks, model: str, folder: Path) -> dict[str, Any]:
@@ -354,6 +382,8 @@ def verdict(args: Arguments, results: list[dict[str, Any]]) -> str:
         lines.append(
             f"The best rate of {' and '.join(at_ends)} is the lowest or highest one tried: try more rates there."
         )
+    if args.max_steps < ENOUGH_STEPS:
+        lines.append(f"After {args.max_steps} steps the order may still change: train longer.")
     return "\n".join(lines)
 
 

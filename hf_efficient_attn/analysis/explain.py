@@ -27,7 +27,7 @@ were 1.0 to 2.8 times the estimates.
     "memory_bytes"    estimated peak memory of one example, beyond queries, keys and values
     "costs_of"        the machine whose measured costs are used for the estimates
     "notes"           sentences on what the numbers leave out
-    "beside"          if the heads of the layer differ: the same keys for the other heads; otherwise null
+    "beside"          if the heads of the layer differ: these fields for the other heads; otherwise null
     "exchange"        with --sequence-ranks: how many bytes the processes send to each other; otherwise null
     "all_layers"      {"num_layers", "relative_cost", "baseline"} of all layers of a model; null for a pattern
 """
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=int, metavar="N", help="width of a head, for a pattern (default 64)")
     text = "cpu, cuda, h100, h200, a100 or another device of torch; this machine need not have it (default cpu)"
     parser.add_argument("--device", help=text)
-    text = "dtype of queries, keys and values (default: the model's; float32 on a CPU, else bfloat16)"
+    text = "dtype of queries, keys and values (default: the model's; for a pattern, float32 on a CPU, else bfloat16)"
     parser.add_argument("--dtype", choices=DTYPES, help=text)
     text = "cross-attention: queries and keys are tokens of different sequences"
     parser.add_argument("--cross", action="store_true", help=text)

@@ -3,10 +3,10 @@
     hf-efficient-attn analyze spans outputs/adaptive --text book.txt --compare outputs/fixed-256 outputs/fixed-512
 
 Spans and distances are in tokens, costs in multiply-adds for one token (`flops_per_token`). spans.json, which --json
-prints, holds {"settings", "notes", "compared"} and the report on the first model.
+prints, holds {"settings", "notes", "compared", ...}; the other keys are the report on the first model.
 
-The pictures are those of Sukhbaatar et al., "Adaptive Attention Span in Transformers" (arXiv:1905.07799), figures 1, 3
-(without its training losses), 4 and 5.
+The pictures correspond to figures 1, 3 (without its training losses), 4 and 5 of Sukhbaatar et al., "Adaptive Attention
+Span in Transformers" (arXiv:1905.07799).
 """
 
 import argparse

@@ -4,8 +4,8 @@
     hf-efficient-attn compare src/*.py --causal --max-length 1024 --keys 128 --learning-rates 1e-3 3e-3 --seeds 0 1 2
 
 All models have the same width, layers and heads, the same tokenizer, the same learning rate schedule, and the same
-batches in the same order. Training alternates between the models step by step, so that a slow moment of the machine
-slows all of them. They are masked language models (15% of the tokens are masked), or causal ones with --causal. The
+batches in the same order. Training alternates between the models step by step: if the machine slows down, all of them
+are affected. They are masked language models (15% of the tokens are masked), or causal ones with --causal. The
 last tenth of every file is held out. The result is a table, a picture of the held-out loss against the training time,
 and JSON. Lengths are in tokens, losses in nats per token.
 """
@@ -467,16 +467,18 @@ def results_figure(results: dict[str, Any]) -> Any:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `compare`."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8")
-    text = f"mechanisms to train: {', '.join(ALL)} (default: {' '.join(MECHANISMS)}, without those that have no causal "
-    text += "form with --causal, or no bidirectional form otherwise); the table shows differences in loss from dense, "
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8: about 1 MB for --max-length 4096"
+    )
+    text = f"mechanisms to train: {', '.join(ALL)} (default: those of {' '.join(MECHANISMS)} that have a causal "
+    text += "form with --causal, else a bidirectional form); the table shows differences in loss from dense, "
     text += "or from the first mechanism if dense is not among them"
     parser.add_argument("--mechanisms", nargs="+", metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
     text = f"seconds of training for each model (default {SECONDS:g}). Evaluation and memory measurement take half a "
     text += "minute or more per model in addition; fewer --eval-tokens, and --no-memory, make them shorter. With "
-    text += "--threads 1 on a CPU, processor time counts"
+    text += "--threads 1 on a CPU, seconds are processor time"
     group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
     group.add_argument("--max-steps", type=int, metavar="N", help="training steps for each model, instead of seconds")
     add_counts(parser, COUNTS)

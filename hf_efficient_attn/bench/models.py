@@ -82,7 +82,7 @@ COUNTS = {
     "batch_size": (1, "batch size: examples in a step"),
     "layer_tokens": (
         2048,
-        "long sequences are timed with fewer layers: layers x tokens is at most N, with at least one layer",
+        "long sequences are timed with fewer layers: N / tokens, but at least one",
     ),
     "memory_layers": (2, "number of layers of the models whose peak memory is measured"),
     "repeats": (10, "largest number of timed rounds for each length; a round runs every encoder once"),

@@ -4,7 +4,7 @@
     hf-efficient-attn sparsify my_llama new_llama --pattern "band(1020, 0) | global(0, 1, 2, 3)" --layers every-second
     hf-efficient-attn sparsify bert-base-uncased new_bert --pattern "band(64, 64) | global(0)" --layers 0-3,8
 
-Weights and their dtype stay as they are; config.json records the pattern, and tokenizer and processor are copied. A
+Weights and their dtype stay as they are; config.json records the pattern, and the tokenizer and processor are copied. A
 decoder uses the causal form of the pattern. Evaluate the new model on your texts, and fine-tune it if it has become
 worse. In Python, hf_efficient_attn.sparsify(model, pattern) does the same with a loaded model.
 """
