@@ -1,7 +1,8 @@
 """Command line `hf-efficient-attn`: parse, call one function, print.
 
-Each command is a module that defines `add_arguments(parser)` and `main(args)`; `--help` shows its docstring. Only the
-module of the called command is imported. The console script runs this file without importing the package.
+Each command is a module that defines `add_arguments(parser)` and `main(args)`; `--help` shows its docstring. The module
+is imported when its command is called, and nothing else of the package before it: the console script runs this file
+without importing the package.
 """
 
 import argparse

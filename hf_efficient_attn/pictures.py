@@ -1,4 +1,4 @@
-"""Figures, tick labels, and checks of output paths; only this module imports matplotlib, which is optional."""
+"""Figures, tick labels, and checks of output paths; matplotlib is optional, and imported only to draw a figure."""
 
 import os
 from importlib.util import find_spec

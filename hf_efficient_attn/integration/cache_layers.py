@@ -286,7 +286,7 @@ class PatternLayer(DynamicLayer):
             UnsupportedBackendError: always.
         """
         raise UnsupportedBackendError(
-            "PatternCache cannot remove tokens again, as assisted decoding and prompt lookup need, because it has "
+            "PatternCache cannot remove tokens from the end, as assisted decoding and prompt lookup do, because it has "
             "already dropped tokens that the remaining ones attend to. Generate with the default cache."
         )
 

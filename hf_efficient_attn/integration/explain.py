@@ -549,7 +549,7 @@ def _request(pattern: Pattern, layer: int, cross: bool, heads: Mapping[str, int 
 
 
 def _has_causal_part(pattern: Pattern) -> bool:
-    """Return whether a pattern, or a part of a union or of a per-head pattern, is causal and not just the own token."""
+    """Return whether a pattern, or a part of a union or per-head pattern, is causal and allows more than the query."""
     if pattern == SELF:
         return False
     parts = pattern.parts if isinstance(pattern, Union | PerHead) else ()

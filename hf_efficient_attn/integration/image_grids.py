@@ -18,7 +18,7 @@ from hf_efficient_attn.patterns.grid import written_shape
 PIXELS = ("pixel_values", "pixel_values_videos")
 # the attribute in which a model stores the spec of its pattern, the shapes of the grids, and the names of its arguments
 GRIDS = "_grid_shapes"
-# model types with another order of tokens → the end of a message that says so
+# model types with another order of tokens → what they do instead, as the predicate of a message
 OTHER_TOKENS = {
     "llama4_vision_model": "has its class token after its patches",
     "vit_mae": "drops masked patches and shuffles the others",

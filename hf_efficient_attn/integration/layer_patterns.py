@@ -366,7 +366,7 @@ def no_layer_left(config: Any, num_layers: int) -> str:
     if not kinds <= {"sliding_attention", "chunked_attention"}:
         return message + "Sparsify a model that has layers with full attention."
     if getattr(config, "layer_types", None) is not None:
-        return message + f'Set config.layer_types to "{FULL_ATTENTION}" for the layers that should follow it.'
+        return message + f'Set entries of config.layer_types to "{FULL_ATTENTION}" for layers that should follow it.'
     return message + "If they should follow it, set config.sliding_window to None."
 
 

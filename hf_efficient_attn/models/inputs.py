@@ -74,7 +74,7 @@ def key_masks(
     """Return what attention layers need to know about the keys, the same for every layer.
 
     Args:
-        config: the config of the model; a `PatternCache` must have been made for it.
+        config: the config of the model; a `PatternCache` in use must have been made for it.
         embedded: the new tokens, [B, T, hidden_size].
         attention_mask: [B, K] over cached and new tokens, 1 = token. With four dimensions it is a matrix
             [B, 1, T, K], or the token table of a step of `generate`.

@@ -25,7 +25,7 @@ NUMBERED = dict(zip(INPUTS, ("input_ids", "labels"), strict=True))
 NO_SENTENCE = -1
 # as in BERT, the fractions of predicted tokens that become the mask token or another token; the rest stays unchanged
 MASKED_SHARE, OTHER_SHARE = 0.8, 0.1
-# at least two parts are masked, because the loss distinguishes each from the others
+# at least two parts are masked, because the loss distinguishes each from the others, but at most half of the parts
 LEAST_SENTENCES = 2
 
 

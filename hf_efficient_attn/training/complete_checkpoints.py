@@ -125,7 +125,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
 
 
 def _why_no_weights(folder: Path) -> str | None:
-    """Return why weights are missing; whether single files are whole is checked only for the shards of an index."""
+    """Return why weights are missing, or None; of their files, only the shards of an index are checked to be whole."""
     indices = [folder / name for name in INDICES if (folder / name).exists()]
     for index in indices:
         reason = _why_no_shards(index)
@@ -294,7 +294,7 @@ def _what_to_do(file: Path) -> str:
     before = checkpoint_before(file.parent)
     if before is None:
         return "There is no earlier complete checkpoint: train from the start."
-    return f"Resume from the last complete checkpoint before it, in the same folder: {Path(before).name}."
+    return f"Resume from the last complete checkpoint before this one, next to it: {Path(before).name}."
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

@@ -164,7 +164,7 @@ def test_refusals_say_what_to_do() -> None:
     mistral = tr.MistralConfig(**small, sliding_window=4)
     cures = (
         (mamba, "with full attention"),
-        (gemma, "Set config.layer_types"),
+        (gemma, "Set entries of config.layer_types"),
         (mistral, "sliding_window to None"),
     )
     for config, cure in cures:

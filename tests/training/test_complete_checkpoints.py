@@ -229,7 +229,7 @@ def test_a_memory_that_cannot_be_read_names_the_checkpoint_before(run: Path, con
     segments = hea.TextSegments(text(2 * (STEPS * SEGMENT + 1)), 2, SEGMENT)
     trainer = build_trainer(run, model, segments, optimizer, [hea.SpanCallback()], max_steps=STEPS + 2)
     with pytest.raises(
-        hea.CheckpointError, match=r"segment_memory_0\.pt.*last complete checkpoint before it, .*: "
+        hea.CheckpointError, match=r"segment_memory_0\.pt.*last complete checkpoint before this one, .*: "
     ) as error:
         trainer.train(resume_from_checkpoint=str(file.parent))
     assert before.name in str(error.value)

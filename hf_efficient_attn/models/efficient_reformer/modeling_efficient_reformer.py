@@ -3,7 +3,7 @@
 Queries and keys share one projection, and a token attends to the tokens whose queries point in a similar direction:
 random rotations assign each token to a bucket, tokens are sorted by bucket and split into chunks of c tokens, and a
 chunk attends to itself and the chunk before. Several rounds with other rotations make misses rare. Layers of this kind
-alternate with local layers, which attend within chunks of neighbouring tokens.
+stand among local layers, whose tokens attend to chunks of neighbouring tokens.
 
 Sources: Kitaev et al. (arXiv:2001.04451) and, where it is silent or its code disagrees, the code (google/trax): tokens
 of different buckets in a chunk attend to each other, and a key found in several rounds counts several times. The form
@@ -16,8 +16,8 @@ of the paper can be chosen in the config. We differ in these points:
   it, causality holds for values but not for the choice of keys: later tokens move the borders of chunks.
 
 Decoding with a cache: new tokens are hashed by the same rotations, and attend to what they would attend to if the text
-ended with the last of them; tokens in the cache keep the states that they got when they were new. With
-`chunk_by_bucket`, in local layers, and as long as a text fits into one chunk, this equals the full forward pass.
+ended with the last of them; tokens in the cache keep the states that they got when they were new. This equals the full
+forward pass with `chunk_by_bucket`, in local layers, or as long as a text fits into one chunk.
 """
 
 from itertools import islice

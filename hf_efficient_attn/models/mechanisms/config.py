@@ -60,7 +60,7 @@ def check_features(config: Any) -> None:
     if config.num_features is not None and config.feature_map != "positive_random":
         raise ConfigurationError(
             f"num_features={config.num_features}, but with feature_map={shown(config.feature_map)} the number of "
-            "features is the size of a head. Leave num_features out, or use feature_map='positive_random'."
+            "features is fixed. Leave num_features out, or use feature_map='positive_random'."
         )
     check_least(config, num_features=1, feature_redraw_steps=1)
     if config.feature_redraw_steps is not None and config.feature_map != "positive_random":

@@ -67,7 +67,7 @@ class PriorAttention(SparseAttention):
         return Term(self.prior(distances, dtype)[None, :, None], reach)
 
     def prior_reach(self, num_keys: int) -> Distance:
-        """Return the range of distances between `num_keys` keys, when exporting at most that of `most_tokens`."""
+        """Return the range of distances between `num_keys` keys, or between `most_tokens` keys when exporting."""
         last = self.most_tokens - 1 if torch.compiler.is_exporting() else MOST_DISTANCE
         return within(Distance(0 if self.is_causal else -last, last), num_keys)
 

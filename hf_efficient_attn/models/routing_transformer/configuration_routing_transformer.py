@@ -63,7 +63,7 @@ def check_direction(config: Any) -> None:
         raise ConfigurationError("include_self=False with cluster_tokens=1 leaves no key. Use at least 2 tokens.")
 
 
-# The authors' networks, as fields of `RoutingTransformerConfig`.
+# The authors' networks, as fields of `RoutingTransformerConfig`; keywords of the presets change or add fields.
 #
 # Sizes, clusters, head counts and dropouts are taken from the authors' code. It does not state vocabularies; ours are
 # the 267,735 words of Wikitext-103, 256 bytes for enwik8 and for pixels, and 32,768 subwords for PG-19. Its local heads

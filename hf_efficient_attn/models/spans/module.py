@@ -149,7 +149,10 @@ class Spans(KeptInFloat32):
             return self.limit * torch.sigmoid(whole(self.bias)) if self.seen is None else self.seen
 
     def longest_spans(self) -> Tensor:
-        """Return the longest span of each head in tokens, without the ramp, [H]; see `head_spans`."""
+        """Return the longest span of each head in tokens, without the ramp, [H].
+
+        For a dynamic span, this is the maximum over the tokens of the last forward pass; otherwise see `head_spans`.
+        """
         return self.head_spans() if self.seen_longest is None else self.seen_longest
 
     def freeze(self, tokens: list[float]) -> None:
