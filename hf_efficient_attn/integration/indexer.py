@@ -31,8 +31,9 @@ from hf_efficient_attn.patterns.bands import Causal
 # target.
 #
 # The paper sums over queries; here the loss is the mean, so that it does not depend on the number of tokens in a batch.
-# An indexer has no other gradients, so the two differ by a constant factor. Adam takes the same steps (except for the
-# effect of ε); clipping by a norm over the whole model, and optimizers whose steps scale with the gradient, differ.
+# An indexer has no other gradients, so the two differ only by the number of queries. Adam takes the same steps (except
+# for the effect of ε) if this number is constant; clipping by a norm over the whole model, and optimizers whose steps
+# scale with the gradient, differ.
 
 
 # elements per tensor that are in memory at a time; on CPUs fewer, so that they stay in the processor's cache

@@ -177,7 +177,7 @@ class EtcAnswerHead(QuestionAnsweringHead):
         long_answer_positions: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> EtcAnswerOutput:
-        """Return the logits and, with positions, the loss: the mean of the losses of start and end and of long answers.
+        """Return the logits and, with positions, the loss: the mean of the span's loss and that of the long answer.
 
         long_answer_positions: the index of the correct global token, [B]; −100: the example has no long answer.
 
