@@ -528,7 +528,7 @@ def with_unit_keys(q: Tensor, k: Tensor, call: AttentionCall, backend: str) -> t
 
 
 def _without_pairs(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return the outputs without examples, queries or keys, which not every kernel can compute."""
+    """Return output and log-sum-exp of a call without examples, queries or keys, which not every kernel can compute."""
     k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
     out = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
     lse = out.new_full(q.shape[:3], -torch.inf, dtype=lse_dtype(q))

@@ -21,8 +21,8 @@ AUTO = "auto"
 BACKENDS: dict[str, Backend] = {module.NAME: module for module in (blocked, flash, flex, gathered, reference, sdpa)}
 # backends that use only standard operators, which ONNX has
 WRITTEN = (sdpa.NAME, reference.NAME)
-# the memory in bytes that a backend chosen by "auto" may take besides inputs and output; if it is more, MORE_THAN_LEAST
-# times the least memory of all backends that can compute the call
+# the memory in bytes that a backend chosen by "auto" may take besides inputs and output, or, where that is more,
+# MORE_THAN_LEAST times the least memory of all backends that can compute the call
 MAX_WORKING_BYTES, MAX_WORKING_BYTES_OFF_CPU = 256 * MEBIBYTE, 2048 * MEBIBYTE
 MORE_THAN_LEAST = 2
 # the same limit if no other backend can compute the call

@@ -28,7 +28,7 @@ from hf_efficient_attn.layout.call import AttentionCall, cap
 
 
 def plain_rows(q: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors [batch, heads, tokens, width] that the operator reads correctly; the others are copied.
+    """Return the tensors [batch, heads, tokens, width], copied where the operator could not read them correctly.
 
     Examples, heads and tokens may have any memory order. Except in q, examples and heads may also overlap or be
     expanded.
@@ -332,7 +332,7 @@ BYTES = 16
 
 
 def aligned(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors [batch, heads, tokens, width] that the kernel can read; the others are copied."""
+    """Return the tensors [batch, heads, tokens, width], copied where the kernel could not read them."""
     return tuple(tensor if is_aligned(tensor) else tensor.contiguous() for tensor in tensors)
 
 

@@ -257,8 +257,8 @@ def convert(
               big_bird.
 
             The other outputs are compared: source and result process the same random tokens in eval mode and float32
-            (at most 1,021; for dense sources at most half a window), and if outputs differ, nothing is written.
-            Dropout in training is not compared, and neither are the changes that another `pattern`, window or
+            (at most 1,021; for dense sources at most attention_window / 2 + 1), and if outputs differ, nothing is
+            written. Dropout in training is not compared, and neither are the changes that another `pattern`, window or
             `global_projections=False` makes.
         overwrite: whether `dst` may be the folder of an existing checkpoint. Its weights (also shards and pickles),
             config, generation config and tokenizer are replaced; all other files stay, such as .git, README.md or

@@ -71,7 +71,7 @@ def check_source(model_type: str) -> None:
         )
     if model_type not in FAMILIES and model_type not in COUNTERPARTS:
         raise ConfigurationError(
-            f"Models of model_type {shown(model_type)} cannot be converted, only: "
+            f"Models of model_type {shown(model_type)} cannot be converted, only models of "
             f"{', '.join(sorted([*COUNTERPARTS, *FAMILIES]))}. For other models, hea.sparsify(model, pattern) sets a "
             "sparse pattern and keeps their type."
         )

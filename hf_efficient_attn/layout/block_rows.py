@@ -45,7 +45,7 @@ def without_small_gaps(intervals: Intervals) -> Intervals:
 
 
 def can_merge(row: QueryBlock, after: QueryBlock, max_pairs: int) -> bool:
-    """Return whether two consecutive rows with the same keys can be one block: both are full, or both are small."""
+    """Return whether two consecutive rows with the same keys can be one block: full, or small enough together."""
     if row.intervals != after.intervals:
         return False
     return (row.is_full and after.is_full) or (row.tokens + after.tokens) * size(row.intervals) <= max_pairs
@@ -288,7 +288,7 @@ class RunMasks:
 
         Args:
             rows: the rows that need masks.
-            block_tokens: the period of the partition; rows start at multiples of it.
+            block_tokens: a period of the partition; rows start at multiples of it.
         """
         of_tokens: dict[int, list[QueryBlock]] = {}
         for row in rows:

@@ -54,7 +54,10 @@ class Label:
 
     @property
     def idle(self) -> Pattern | None:
-        """The pairs whose scores do not change and have no gradient, so that backends may skip them, or None."""
+        """The pairs whose scores do not change and have no gradient, so that backends may leave the term out for them.
+
+        None: unknown.
+        """
         return None
 
     def to_dict(self) -> dict[str, Any]:

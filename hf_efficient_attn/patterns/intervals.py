@@ -14,9 +14,9 @@ from hf_efficient_attn.messages import shown
 # on every machine.
 #
 # A step is the work for one interval of keys, a microsecond or less. Functions that make intervals charge steps. A
-# computation is refused if it needs more than MAX_STEPS steps, and for long inputs also more than STEPS_PER_ROW steps
-# for each query of each head. Computing a cached value, such as a compiled layout, has a budget of its own, so that no
-# result depends on what was computed before.
+# computation is refused if it needs more than MAX_STEPS steps, or, for long inputs, more than STEPS_PER_ROW steps for
+# each query of each head, which is the higher limit there. Computing a cached value, such as a compiled layout, has a
+# budget of its own, so that no result depends on what was computed before.
 
 
 # for one computation: most of a second
@@ -207,8 +207,8 @@ class CrossingError(Exception):
 class Moving:
     """An end of an interval: its values for the first and the last query of a range, linear in between.
 
-    The result of a comparison holds for every query of the range, except that `<` and `>` may also be True if the ends
-    are equal for some queries.
+    The result of a comparison holds for every query of the range, except for queries at which the ends are equal: these
+    may count as either.
 
     Raises:
         CrossingError: two compared ends change their order within the range.

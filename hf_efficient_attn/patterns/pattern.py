@@ -430,7 +430,7 @@ class Pattern(Operators):
         return tuple(shape for part in self.parts for shape in part.grid_shapes())
 
     def drawn_blocks(self) -> DrawnBlocks | None:
-        """Return how many random blocks it draws for each block of queries; None: it draws none."""
+        """Return how many random blocks it draws for each block of queries; None: it is another kind of pattern."""
         return None
 
     # What it defines if it holds other patterns
