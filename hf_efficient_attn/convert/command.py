@@ -6,8 +6,8 @@
     hf-efficient-attn convert roberta-base etc_roberta --to etc_transformer
     hf-efficient-attn convert roberta-base short_keys --to compressed_transformer --mechanism linformer
 
-Converted Longformer models give the same outputs as before; LED, BigBird, BigBird-Pegasus, Reformer and Nyströmformer
-models may do so only with --parity.
+Converted Longformer models give the same outputs as before. The outputs of LED, BigBird, BigBird-Pegasus, Reformer and
+Nyströmformer models may differ without --parity.
 Dense models (BERT, RoBERTa, XLM-RoBERTa, ModernBERT, BART, Pegasus, Marian) become sparse and accept longer texts.
 Their outputs stay the same only for texts of at most W / 2 + 1 tokens (W is --attention-window), so fine-tune them on
 longer texts. The source is never changed. Lengths are in tokens.

@@ -105,16 +105,12 @@ def row(part: str | None, layers: list[int], explanation: Explanation) -> str:
 
 def reading(explanation: Explanation) -> str:
     """Return what a token attends to, in Markdown: the patterns of all heads, and whether their keys are selected."""
-    is_gathered = "" if explanation.call.chosen is None else f" keys selected by content ({explanation.backend})"
-    heads = (
-        "" if explanation.beside is None else f"{explanation.call.layout.num_heads} of {explanation.num_heads} heads: "
-    )
-    others = (
-        ""
-        if explanation.beside is None
-        else f"; the other {explanation.beside.num_heads}: {reading(explanation.beside)}"
-    )
-    return f"{heads}`{expression(explanation.pattern)}`{',' * bool(is_gathered)}{is_gathered}{others}"
+    selected = "" if explanation.call.chosen is None else f", keys selected by content ({explanation.backend})"
+    text, others = f"`{expression(explanation.pattern)}`{selected}", explanation.beside
+    if others is None:
+        return text
+    heads = f"{explanation.call.layout.num_heads} of {explanation.num_heads} heads"
+    return f"{heads}: {text}; the other {others.num_heads}: {reading(others)}"
 
 
 def expression(pattern: Pattern) -> str:

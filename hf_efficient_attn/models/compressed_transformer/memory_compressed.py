@@ -30,7 +30,7 @@ from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.layer import dense_attention
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.models.base import backend_of
-from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention, Sequences, in_front
+from hf_efficient_attn.models.mechanisms.sequences import MechanismAttention, Sequences, in_front_of_padding, whole_rows
 from hf_efficient_attn.models.mechanisms.state_cache import SummaryLayer
 from hf_efficient_attn.models.parts.blocks import drop_rate
 from hf_efficient_attn.patterns.bands import CompressedKeys
@@ -67,9 +67,11 @@ class MemoryCompressedAttention(MechanismAttention):
         if cache is None:
             return super().forward(hidden_states, sequences, **kwargs)
         # a cache has one sequence per row, which continues in the next call
-        rows = (
-            sequences if sequences.real is None and not sequences.is_packed else in_front(hidden_states, sequences.real)
-        )
+        rows = sequences
+        if sequences.real is not None:
+            rows = in_front_of_padding(sequences.real)
+        elif sequences.is_packed:
+            rows = whole_rows()
         if sequences.is_packed:
             (states,), (group,) = rows.split(hidden_states), rows.groups
             _, key, value = (zeroed(each, group.real) for each in self.project(zeroed(states, group.real)))

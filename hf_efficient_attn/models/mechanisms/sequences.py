@@ -142,11 +142,6 @@ def in_front_of_padding(real: Tensor) -> Sequences:
     return Sequences((SequenceGroup(tokens_at + rows, index < count),), places + rows, real)
 
 
-def in_front(states: Tensor, real: Tensor | None) -> Sequences:
-    """Return each row of states [B, T, X] as one sequence with its real tokens in front; real None: all tokens."""
-    return whole_rows() if real is None else in_front_of_padding(real)
-
-
 def _gathered(found: Sequence[Sequence[Document]], real: Tensor | None, tokens: int, device: torch.device) -> Sequences:
     """Return each document as a sequence; if one group would have too many places, grouped by length."""
     listed = [_tokens_of(document, row, real, tokens) for row, several in enumerate(found) for document in several]
