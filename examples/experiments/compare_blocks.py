@@ -55,6 +55,8 @@ PAPER_RATE = 1e-3
 EQUAL_SIZE = 0.01
 # steps of a training after which the order of models counts
 ENOUGH_STEPS = 400
+# a text that is read more often is repeated
+MOST_REPEATS = 1.5
 MODELS = ("gpt2", *hea.SimplifiedTransformerConfig.blocks)
 COLUMNS = {
     "model": ("model", "{}"),
@@ -114,9 +116,8 @@ def main(args: Arguments) -> None:
     if args.equal_sizes:
         args.models = with_equal_sizes(args, len(data.tokenizer))
     folder = open_run(args, args.resume)
-    repeats = args.max_steps * args.batch_size * args.block_size / data.describe()["train_tokens"]
     print("Text: {source}, {train_tokens:,} tokens to train on.".format(**data.describe()), end=" ")
-    print(f"Each model reads it {repeats:.1f} times.", flush=True)
+    print(f"Each model reads it {repeats_of(args, data):.1f} times.", flush=True)
     try:
         results = [train_model(args, data, model, folder / model) for model in args.models]
     except KeyboardInterrupt:
@@ -140,6 +141,11 @@ def config_of(args: Arguments, model: str, **fields: Any) -> PreTrainedConfig:
     like_gpt2 = {"position_embedding_type": "learned", "hidden_act": "gelu_new"}
     shape = {**args.shape(), "max_position_embeddings": args.block_size}
     return hea.SimplifiedTransformerConfig(block=name, **{**like_gpt2, **shape, **fields})
+
+
+def repeats_of(args: Arguments, data: TokenBlocks) -> float:
+    """Return how many times a training reads the text."""
+    return args.max_steps * args.batch_size * args.block_size / data.describe()["train_tokens"]
 
 
 def with_equal_sizes(args: Arguments, vocab_size: int) -> list[str]:
@@ -310,6 +316,10 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
     if any(len(one["tried"]) > 1 for one in results):
         tables = [rates_table(results), "The best seed of each model at its best rate:", *tables]
     text = "\n\n".join([*tables, verdict(args, results), *stops])
+    if repeats_of(args, data) > MOST_REPEATS:
+        text += (
+            f"\n\nEach model has read the text {repeats_of(args, data):.1f} times: give more text to compare fairly."
+        )
     best = min(results, key=lambda result: result["eval_loss"])["model"]
     content = {"corpus": data.describe(), "size": size_of(args), "models": {one["model"]: one for one in results}}
     prompt, sample = continue_text(folder / best, data)
@@ -320,7 +330,7 @@ def report(args: Arguments, data: TokenBlocks, folder: Path, results: list[dict[
         f"Each model is a folder in {folder}. See their losses in {folder / 'loss_curves.png'}, all figures in\n"
         f"{folder / 'results.json'}. Use a model like any other of Transformers, after `import hf_efficient_attn`:\n\n"
         f'    pipeline("text-generation", model="{folder / best}")("def main(", max_new_tokens=50)\n\n'
-        "Other examples, from long documents to translation, are beside this one: examples/run_*.py."
+        "Other examples, from long documents to translation, are in examples/run_*.py."
     )
 
 
