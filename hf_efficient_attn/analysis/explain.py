@@ -27,7 +27,7 @@ were 1.0 to 2.8 times the estimates.
     "memory_bytes"    estimated peak memory of one example, beyond queries, keys and values
     "costs_of"        the machine whose measured costs are used for the estimates
     "notes"           sentences on what the numbers leave out
-    "beside"          if the heads of the layer differ: these fields for the other heads; otherwise null
+    "beside"          the same fields for the other heads, if the heads of the layer differ; else null
     "exchange"        with --sequence-ranks: how many bytes the processes send to each other; otherwise null
     "all_layers"      {"num_layers", "relative_cost", "baseline"} of all layers of a model; null for a pattern
 """

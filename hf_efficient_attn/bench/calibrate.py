@@ -11,7 +11,7 @@ nothing is kept. To go back to the costs of the package, delete the file whose p
 HF_EFFICIENT_ATTN_MACHINES names another file.
 
 The unit of costs is the time that torch's dense attention takes for one score. The command measures the cost of one
-score in blocks of each size, in dense attention with a mask, and with soft caps, score terms or dropout. It also
+score for each block size, for dense attention with a mask, and for soft caps, score terms or dropout. It also
 measures the cost of a key and of a call. --check adds a table that compares the choice of "auto" with every backend and
 block size.
 """

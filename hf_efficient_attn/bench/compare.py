@@ -66,8 +66,8 @@ COUNTS = {
     "vocab_size": (2048, "vocabulary size of the tokenizer that is trained on the text"),
     "eval_tokens": (
         65_536,
-        "largest number of held-out tokens, but at least 4 blocks; half of them choose the learning rate, half are the "
-        "test set",
+        "maximum number of held-out tokens (but at least 4 blocks): half to choose the learning rate, half as the test "
+        "set",
     ),
 }
 # share of the training in which the learning rate rises; then it falls to 0
@@ -470,14 +470,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8: about 1 MB for --max-length 4096"
     )
-    text = f"mechanisms to train: {', '.join(ALL)} (default: those of {' '.join(MECHANISMS)} that have a causal "
-    text += "form with --causal, else a bidirectional form); the table shows differences in loss from dense, "
+    text = f"mechanisms to train: {', '.join(ALL)} (default: {' '.join(MECHANISMS)}, without those that have no "
+    text += "causal (--causal) or bidirectional form); the table shows differences in loss from dense, "
     text += "or from the first mechanism if dense is not among them"
     parser.add_argument("--mechanisms", nargs="+", metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
-    text = f"seconds of training for each model (default {SECONDS:g}). Evaluation and memory measurement take half a "
-    text += "minute or more per model in addition; fewer --eval-tokens, and --no-memory, make them shorter. With "
+    text = f"seconds of training for each model (default {SECONDS:g}). Evaluation and memory measurement add half a "
+    text += "minute or more per model; fewer --eval-tokens shorten the one, --no-memory skips the other. With "
     text += "--threads 1 on a CPU, seconds are processor time"
     group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
     group.add_argument("--max-steps", type=int, metavar="N", help="training steps for each model, instead of seconds")

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "src",
         metavar="FOLDER",
-        help="folder or name on the Hub of a model of transformers "
+        help="folder, or name on the Hub, of a transformers model "
         f"({', '.join(sorted(COUNTERPARTS))}) or of this package ({ours})",
     )
     parser.add_argument("dst", metavar="NEW", help="folder to write; it must be new or empty, except with --overwrite")
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="TYPE",
         help=f"model type of the result (default: the one of {ours} that corresponds to the source). Some sources can "
-        f"also become another type: {', '.join(lifted)}. A model of this package can become one of these types of "
-        f"transformers: {', '.join(both_ways)}",
+        f"also become another type: {', '.join(lifted)}. A model of this package can be converted to these "
+        f"transformers types: {', '.join(both_ways)}",
     )
     parser.add_argument(
         "--head",
@@ -91,8 +91,8 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--max-position-embeddings",
         type=int,
         metavar="N",
-        help=f"longest input in tokens (default: the source's, but no less than {DEFAULT_POSITIONS:,} for a dense "
-        "source that does not become a compressed_transformer)",
+        help=f"longest input in tokens (default: the source's; at least {DEFAULT_POSITIONS:,} for a dense source, "
+        "unless it becomes a compressed_transformer)",
     )
     parser.add_argument(
         "--max-target-position-embeddings",
@@ -104,7 +104,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         "--attention-window",
         type=int,
         metavar="W",
-        help="width of the window around each token, an even number of tokens, both sides together (default: the "
+        help="total width of the window around each token, an even number of tokens (default: the "
         f"source's; {DEFAULT_WINDOW} for a dense source, whose outputs stay the same on inputs of up to W / 2 + 1 "
         "tokens; 168 for an etc_transformer)",
     )
