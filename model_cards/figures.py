@@ -386,6 +386,25 @@ def attention() -> Any:
     return figure
 
 
+def deep_blocks() -> Any:
+    """Return the held-out loss of 12 layers of each block, by step and by second: mean and range over seeds."""
+    found = results("compare_blocks_deep")
+    tokens = found["size"]["batch_size"] * found["size"]["block_size"]
+    figure, axes = panels(11, 4.4, 1, 2, sharey=True)
+    for index, (name, model) in enumerate(found["models"].items()):
+        steps, means, lows, highs = zip(*model["held_out"], strict=True)
+        for axis, unit in zip(axes, (1, tokens / model["tokens_per_second"]["median"]), strict=True):
+            place = [step * unit for step in steps]
+            label = f"{name}, rate {model['best_rate']:g}"
+            axis.plot(place, means, "o-", color=f"C{index}", markersize=3, label=label)
+            axis.fill_between(place, lows, highs, color=f"C{index}", alpha=0.15, linewidth=0)
+            axis.grid(alpha=0.3)
+    axes[0].set(xlabel="training step", ylabel="bits per byte of held-out text")
+    axes[1].set(xlabel="training time (s), one thread")
+    axes[0].legend()
+    return figure
+
+
 def adaptive_span() -> Any:
     """Return the bands that the four heads of the layer with the longest span have learned."""
     keys = max((layer["keys"] for layer in results("spans_adaptive")["layers"]), key=max)
@@ -416,6 +435,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "patterns": partial(patterns, PATTERNS, 63),
     "sparse_presets": partial(patterns, PRESETS, 48),
     "bench_attention": attention,
+    "deep_blocks": deep_blocks,
     "families/adaptive_span": adaptive_span,
     "families/bp_transformer": span_tree,
     "families/any_model": partial(patterns, SPARSIFIED, 32, is_icon=True),

@@ -32,13 +32,7 @@ def blocks(kind: str, text: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", text, flags=re.DOTALL)
 
 
-# which train as scripts of `examples` do, that are tested
-RARE = ("LED with Seq2SeqTrainer", "SAS-P beside GPT-2")
-
-
-@pytest.mark.parametrize(
-    "title", [pytest.param(title, marks=[pytest.mark.thorough] * (title in RARE)) for title in RECIPES]
-)
+@pytest.mark.parametrize("title", RECIPES)
 def test_recipes_run_and_print_what_the_page_says(title: str, tmp_path: Path) -> None:
     """Each script runs in a process of its own, in the order of the page; only numbers may differ."""
     text = RECIPES[title]

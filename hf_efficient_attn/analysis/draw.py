@@ -202,7 +202,8 @@ def patterns_figure(drawings: Sequence[Drawing], titles: Sequence[str]) -> Any:
         colors = ListedColormap(["#FFFFFF", COLOR])
         axis.imshow(rows, cmap=colors, vmin=0, vmax=1, interpolation="none", extent=extent)
         axis.set_title(title, fontsize=9)
-        axis.set_xlabel("key\n" + each.density.replace("; ", "\n"), fontsize=9)
+        lines = (line for part in each.density.split("; ") for line in wrap(part, TITLE_LETTERS))
+        axis.set_xlabel("\n".join(["key", *lines]), fontsize=9)
         axis.set_ylabel("query", fontsize=9)
         axis.tick_params(labelsize=8)
     for axis in axes[len(drawings) :]:
