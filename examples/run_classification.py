@@ -1,6 +1,6 @@
 """Train an encoder to classify documents of thousands of tokens.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has default data and makes new models
     python examples/run_classification.py
 
 The command trains a small sparse encoder, from random weights, to tell spam from other mails (20 MB, downloaded once),

@@ -1,6 +1,6 @@
 """Train a causal language model, from random weights or from a checkpoint.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has default data and makes new models
     python examples/run_clm.py
 
 The command trains a simplified Transformer (block `sas_p`) on the source code of Python's standard library. It takes 5

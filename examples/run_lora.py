@@ -1,6 +1,6 @@
 """Give a pretrained decoder a sparse attention pattern, and recover quality with LoRA.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has the default data and model
     python examples/run_lora.py
 
 The command lets the tokens of SmolLM2 (135 million parameters, 93 MB, downloaded once) attend to only the 28 tokens

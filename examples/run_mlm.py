@@ -1,6 +1,6 @@
 """Train a masked language model, and extend it to thousands of tokens.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has default data and makes new models
     python examples/run_mlm.py
     python examples/run_mlm.py --model_name_or_path outputs/run_mlm --output_dir outputs/long_mlm \\
         --max_seq_length 4096 --max_train_samples 40

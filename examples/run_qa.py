@@ -1,6 +1,6 @@
 """Train an encoder to answer questions about texts of thousands of tokens. An answer is a span of the text.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has default data and makes new models
     python examples/run_qa.py
 
 The command trains a small sparse encoder, from random weights, on 1,000 questions about a dictionary (2.4 MB,

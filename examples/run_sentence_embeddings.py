@@ -1,6 +1,6 @@
 """Extend a sentence-transformers model to long documents, and train it to find them.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has the default data and model
     python examples/run_sentence_embeddings.py
 
 The command extends a BERT with 512 positions (all-MiniLM-L6-v2, 84 MB, downloaded once) to 4,096 and trains it on pairs

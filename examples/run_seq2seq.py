@@ -1,6 +1,6 @@
 """Train an encoder-decoder to summarize or to translate.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has default data and makes new models
     python examples/run_seq2seq.py
 
 The command trains a small model like LED, from random weights, to summarize descriptions of Debian's packages. It takes

@@ -1,6 +1,6 @@
 """Measure what a sparse attention pattern saves and costs in a pretrained Llama: time to read a prompt, and perplexity.
 
-    pip install ".[train]"
+    pip install ".[train]"  # if you copy this file, copy example_data, too: it has the default data and model
     python examples/sparsify_llama.py
 
 The command reads pages of Python's documentation, 8,192 tokens each, with SmolLM2 (135 million parameters, 93 MB,

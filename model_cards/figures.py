@@ -213,6 +213,12 @@ def sparse_llama(found: Record) -> Iterator[Record]:
         yield {**one, **one["recall"], **{f"at {end}": value for end, value in one["perplexity"].items()}}
 
 
+def spam(found: Record) -> Iterator[Record]:
+    """Yield the accuracy of each model and of a bag of words by how much of a text they read."""
+    for model, entry in [*found["models"].items(), ("bag of words", {"scores": found["bag_of_words"]})]:
+        yield from ({"name": f"{model}, {read}", **score} for read, score in entry["scores"].items())
+
+
 def with_fixed_64(found: Record) -> Iterator[Record]:
     """Yield the results of models with each kind of span, and with a fixed span of 64."""
     yield from records(found, "kinds")
@@ -276,6 +282,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
         "{num_steps:,.0f}",
         partial(records, name="models"),
     ),
+    "spam": Listing("reads = {name} | accuracy = {accuracy:.3f} | of texts above 512 = {accuracy_long:.3f}", spam),
     "block losses": Listing(
         "further training with = {trained} | attends to = {read} | nats per token = {loss:.3f} | last quarter of "
         "a text = {late_loss:.3f} | above all keys = {gap:+.3f}",
