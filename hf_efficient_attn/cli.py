@@ -53,9 +53,15 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of the command line. Only the called command gets its options."""
     parser = argparse.ArgumentParser(
         prog="hf-efficient-attn",
-        description="Efficient attention for Hugging Face Transformers: sparsify and convert models, draw and explain "
+        description="Efficient attention for Hugging Face Transformers: sparsify and convert models, draw and explain\n"
         "attention patterns, measure speed.",
-        epilog="hf-efficient-attn COMMAND --help shows the options of a command, and examples.",
+        epilog="""For example, give a saved Llama a band of 1,020 tokens and the first four tokens, and draw them:
+
+    hf-efficient-attn sparsify my_llama my_sparse_llama --pattern "band(1020, 0) | global(0, 1, 2, 3)"
+    hf-efficient-attn draw my_sparse_llama
+
+hf-efficient-attn COMMAND --help shows the options of a command, and examples.""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = "show the version and exit"
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=version)

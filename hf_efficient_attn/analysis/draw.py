@@ -7,7 +7,7 @@
 A row is a query, a column is a key, and ■ is a pair that attention computes. The config of a model sets the heads and
 whether attention is causal. If only some layers of a model are sparse, the first sparse layer is drawn; --layer draws
 another one. Without --tokens, the sequence is long enough to show the shape of the pattern. If it is too long for the
-width of the terminal, each character covers several queries and several keys, and is ■ if any of their pairs is
+width of the terminal, or for a picture, each ■ covers several queries and several keys, of which at least one pair is
 computed.
 """
 
@@ -32,12 +32,13 @@ PIXELS_PER_INCH = 180
 COLOR = "#0072B2"
 MAX_COLUMNS = 4
 PANEL_INCHES = 2.8
+MARGIN = 0.01
 # letters per line, and lines of a title, so that it fits its panel
 TITLE_LETTERS, TITLE_LINES = 30, 3
 # the default length is at least this many times the reach of the pattern, and this many of its blocks
 REACHES, BLOCKS = 4, 12
 FEWEST_TOKENS, MOST_TOKENS = 32, 1 << 14
-# signs per line in a picture, and if there is no terminal
+# signs per line in a picture, each at least a pixel wide, and if there is no terminal
 PICTURE_SIGNS, SIGNS = 256, 80
 
 
@@ -122,8 +123,8 @@ def main(args: argparse.Namespace) -> None:
     panels = [panel_of(source, args) for source in args.pattern]
     signs = PICTURE_SIGNS if args.picture else get_terminal_size((SIGNS, 0)).columns
     lengths = [args.tokens or default_tokens(panel.pattern) for panel in panels]
-    # if --tokens is given, every pair has its own sign
-    steps = [1 if args.tokens else -(-tokens // signs) for tokens in lengths]
+    # if --tokens is given, every pair has its own sign in the terminal; a picture has too few pixels for that
+    steps = [1 if args.tokens and not args.picture else -(-tokens // signs) for tokens in lengths]
     drawings = [Drawing(*each) for each in zip(panels, lengths, steps, strict=True)]
     if args.picture:
         titles = args.titles or [panel.title for panel in panels]
@@ -201,6 +202,9 @@ def patterns_figure(drawings: Sequence[Drawing], titles: Sequence[str]) -> Any:
         extent = (-0.5, each.tokens - 0.5, each.tokens - 0.5, -0.5)
         colors = ListedColormap(["#FFFFFF", COLOR])
         axis.imshow(rows, cmap=colors, vmin=0, vmax=1, interpolation="none", extent=extent)
+        # between the pairs and the frame, which would hide the first tokens
+        axis.use_sticky_edges = False
+        axis.margins(MARGIN)
         axis.set_title(title, fontsize=9)
         lines = (line for part in each.density.split("; ") for line in wrap(part, TITLE_LETTERS))
         axis.set_xlabel("\n".join(["key", *lines]), fontsize=9)

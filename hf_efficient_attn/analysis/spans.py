@@ -178,9 +178,8 @@ def _read(model: Any, ids: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument(
-        "model", help="model with spans: its folder, its name on the Hub, or a config.json (for random weights)"
-    )
+    text = "model with spans: its folder, its name on the Hub, or a config.json (for random weights)"
+    parser.add_argument("model", metavar="MODEL", help=text)
     parser.add_argument(
         "--compare",
         nargs="+",

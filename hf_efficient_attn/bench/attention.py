@@ -250,7 +250,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help=text)
     text = "backends of this package (default auto flex; on a GPU auto flash flex)"
     parser.add_argument("--backends", nargs="+", choices=backends, help=text)
-    text = "other libraries and implementations to compare with (default all)"
+    text = "other libraries, and attention of transformers, to compare with; masked is torch's attention with the "
+    text += "pattern as a mask (default all that are installed)"
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help=text)
     add_counts(parser, COUNTS)
     add_dtype(parser, "the inputs")

@@ -444,14 +444,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=LENGTHS,
         metavar="N",
-        help="lengths of the sequences that --check compares, in tokens",
+        help=f"lengths that --check compares, in tokens (default {LENGTHS[0]}, doubled up to {LENGTHS[-1]})",
     )
     parser.add_argument(
         "--patterns",
         nargs="+",
         default=PATTERNS,
         metavar="P",
-        help="patterns that --check compares, as in bench attention",
+        help=f"patterns that --check compares, as in bench attention (default {' '.join(PATTERNS)})",
     )
     add_dtype(parser, "what --check compares")
     add_max_seconds(parser, 4.0)

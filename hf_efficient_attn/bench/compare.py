@@ -12,6 +12,7 @@ and JSON. Lengths are in tokens, losses in nats per token.
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -557,6 +558,9 @@ def main(args: argparse.Namespace) -> None:
             "leave out --tokenizer."
         )
     make_folder(args)
+    for name, reason in left_out.items():
+        # before the trainings, which may take long
+        print(f"Not compared: {name}, because {reason}.", file=sys.stderr)
     shape = Shape(
         *(args.max_length, args.batch_size, args.hidden_size, args.heads, args.keys, args.causal, "float32"),
         *(device.type, args.layers),

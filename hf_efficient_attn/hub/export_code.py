@@ -21,7 +21,7 @@ from hf_efficient_attn.hub.saved_config import load_config
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument("folder", help="folder of a saved model; its config.json is rewritten")
+    parser.add_argument("folder", metavar="FOLDER", help="folder of a saved model; its config.json is rewritten")
 
 
 def main(args: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ def test_mechanisms_are_trained_and_compared(text: Path, tmp_path: Path, capsys:
     """A mechanism without a causal form is named, and a picture is drawn."""
     options = ["--causal", "--no-memory", "--max-steps", 3, "--mechanisms", "band", "linformer", "dense"]
     found = run(text, tmp_path / "out", *options)
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
     rows = {row["mechanism"]: row for row in found["results"]}
     # all are compared with dense, wherever it was named
     assert list(rows) == ["dense", "band"]
@@ -47,6 +47,8 @@ def test_mechanisms_are_trained_and_compared(text: Path, tmp_path: Path, capsys:
         assert row["parameters"] == rows["dense"]["parameters"]
         assert 0 < row["bits_per_byte"] < 8.5
     assert list(found["not_compared"]) == ["linformer"]
+    # said before the first training, too
+    assert "linformer" in said
     table = (tmp_path / "out" / "compare.md").read_text()
     assert table in printed + "\n"
     assert all(
