@@ -28,7 +28,7 @@ from hf_efficient_attn.patterns import Band, GlobalTokens
 class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a new model, random weights.")
     model_type: str = HfArg(default="simplified_transformer", help="Model type of a new model.")
-    config_overrides: str | None = HfArg(default=None, help='Of a new model: "hidden_size=96,num_hidden_layers=4".')
+    config_overrides: str | None = HfArg(default=None, help='For a new model: "hidden_size=96,num_hidden_layers=4".')
     tokenizer_name: str | None = HfArg(default=None, help="Tokenizer of a new model. Default: one trained on the text.")
     attention_window: int | None = HfArg(default=None, help="Attend to this number of tokens before, and the first 4.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the Hub.")

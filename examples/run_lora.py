@@ -32,7 +32,7 @@ class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Decoder. Default: SmolLM2-135M.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the Hub. Default: source code of Python's library.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
-    train_file: str | None = HfArg(default=None, help="Your training data: .jsonl. Others: --dataset_name text.")
+    train_file: str | None = HfArg(default=None, help="Your data, .jsonl. For .txt, add --dataset_name text.")
     validation_file: str | None = HfArg(default=None, help="Your validation data. Default: a tenth of the rows.")
     text_column: str = HfArg(default="text", help="Column of the text.")
     block_size: int = HfArg(default=512, help="Length of the training sequences in tokens.")

@@ -27,7 +27,7 @@ import hf_efficient_attn as hea
 class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a small pretrained BERT.")
     model_type: str | None = HfArg(default=None, help="Train a new model of this type: sparse_transformer, bert, ...")
-    config_overrides: str | None = HfArg(default=None, help='Of a new model: "hidden_size=384,num_hidden_layers=6".')
+    config_overrides: str | None = HfArg(default=None, help='For a new model: "hidden_size=384,num_hidden_layers=6".')
     tokenizer_name: str | None = HfArg(default=None, help="Tokenizer of a new model. Default: one trained on the text.")
     attention_window: int | None = HfArg(default=None, help="Attend to half this number of tokens on each side.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the Hub.")

@@ -33,7 +33,7 @@ class Arguments:
     model_name_or_path: str | None = HfArg(default=None, help="Checkpoint. Default: a small model, random weights.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the Hub.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
-    train_file: str | None = HfArg(default=None, help="Your training data: .jsonl. Others: --dataset_name csv.")
+    train_file: str | None = HfArg(default=None, help="Your data, .jsonl. For .csv, add --dataset_name csv.")
     validation_file: str | None = HfArg(default=None, help="Your validation data. Default: a tenth of the rows.")
     source_column: str = HfArg(default="source", help="Column of sources, for instance translation.en.")
     target_column: str = HfArg(default="target", help="Column of their summaries or translations.")

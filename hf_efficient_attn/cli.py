@@ -30,6 +30,8 @@ COMMANDS: dict[tuple[str, ...], str] = {
     ("families",): "hf_efficient_attn.analysis.families",
     ("sparsify",): "hf_efficient_attn.convert.sparsify",
 }
+# commands that take patterns, or models that have one
+WITH_PATTERNS = ("attention", "convert", "draw", "explain", "explore", "sparsify")
 
 
 # first word of a command of two words -> help text
@@ -79,6 +81,9 @@ hf-efficient-attn COMMAND --help shows the options of a command, and examples.""
             module = importlib.import_module(path)
             module.add_arguments(subparser)
             subparser.set_defaults(main=module.main)
+            if name in WITH_PATTERNS:
+                text = "a module with patterns of your own, in this folder or installed"
+                subparser.add_argument("--import", action=_Import, metavar="MODULE", dest=argparse.SUPPRESS, help=text)
     return parser
 
 
@@ -88,6 +93,18 @@ class _Version(argparse.Action):
 
         print(f"{parser.prog} {VERSION}")
         parser.exit()
+
+
+class _Import(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, module: Any, option: Any = None) -> None:
+        # the folder of the console script is in its place
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            parser.error(f"{option} {module}: no such module in {Path.cwd()}, and none is installed.")
 
 
 def _docstring(module: str) -> str:

@@ -263,7 +263,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "mechanisms, training step": Pivot("{mechanism}", "{training" + MILLISECONDS),
     "mechanisms, one more token": Pivot("{mechanism}", "{decoding[milliseconds][median]:.1f}"),
     "models, training step": Pivot(
-        "{model} / {peer}", "{over[training]:ratio}", "{tokens:,} ({layers} layers)", MODELS
+        "{model} / {peer}", "{over[training]:ratio}", "{tokens:,}, layers: {layers}", MODELS
     ),
     "models, peak MiB": Pivot("{model}, {by}", "{peak_memory_bytes:MiB}"),
     "spans, training step": Pivot(SPANS, "{over[training]:ratio}", "{limit:,}", OVER),
@@ -388,7 +388,7 @@ def attention() -> Any:
             axis.set(xscale="log", yscale="log", title="" if row else pattern)
             axis.grid(alpha=0.3)
         axes[4 * row].set_ylabel(f"ms, {measure.replace('_', ' + ')}")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.supxlabel("tokens")
     return figure
 

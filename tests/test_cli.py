@@ -15,6 +15,7 @@ import hf_efficient_attn
 from hf_efficient_attn.cli import COMMANDS, build_parser, main
 from hf_efficient_attn.convert.hub import HTTP_ERROR, find_on_hub
 from hf_efficient_attn.models.register import FAMILIES
+from hf_efficient_attn.patterns import Pattern
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -121,6 +122,38 @@ def test_any_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     missing = "hf_efficient_attn.nothing"
     with pytest.raises(ModuleNotFoundError):
         main(["draw", "full()", "--tokens", "4", "--picture", "a.png"])
+
+
+OWN = """
+from dataclasses import dataclass
+
+from hf_efficient_attn.patterns import Pattern
+
+
+@dataclass(frozen=True)
+class EveryThird(Pattern, kind="every_third"):
+    def allowed(self, query, key):
+        return (query - key) % 3 == 0
+
+    def key_intervals(self, first_query, last_query, num_keys):
+        queries = range(first_query, last_query + 1)
+        return [(key, key + 1) for key in range(num_keys) if any(self.allowed(query, key) for query in queries)]
+"""
+
+
+def test_a_module_with_own_patterns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(Pattern, "kinds", {**Pattern.kinds})
+    (tmp_path / "own_patterns.py").write_text(OWN)
+    main(["draw", "every_third()", "--tokens", "4", "--import", "own_patterns"])
+    assert capsys.readouterr().out.split()[:4] == ["■⬚⬚■", "⬚■⬚⬚", "⬚⬚■⬚", "■⬚⬚■"]
+    with pytest.raises(SystemExit) as stop:
+        main(["draw", "every_third()", "--import", "own_pattern"])
+    assert stop.value.code == 2
+    assert "--import own_pattern: no such module" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@
 A row is a query, a column is a key, and ■ is a pair that attention computes. The config of a model sets the heads and
 whether attention is causal. If only some layers of a model are sparse, the first sparse layer is drawn; --layer draws
 another one. Without --tokens, the sequence is long enough to show the shape of the pattern. If it is too long for the
-width of the terminal, or for a picture, each ■ covers several queries and several keys, of which at least one pair is
+width of the terminal, or for a picture, each ■ stands for a square of queries and keys, and at least one pair in it is
 computed.
 """
 
@@ -24,6 +24,8 @@ from hf_efficient_attn.attention.explanation import shown_pattern
 from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.integration.explain import layer_request
 from hf_efficient_attn.integration.layer_patterns import PARTS
+from hf_efficient_attn.patterns.bands import Strided
+from hf_efficient_attn.patterns.big_bird import RandomBlocks
 from hf_efficient_attn.patterns.pattern import Pattern, drawn
 from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_picture, new_figure, save_figure
@@ -168,16 +170,21 @@ def panel_of(source: str, args: argparse.Namespace) -> Panel:
 
 
 def default_tokens(pattern: Pattern) -> int:
-    """Return a length that shows the shape of a pattern: a few times its reach, several blocks, all global positions.
+    """Return a length that shows the shape of a pattern: some of its reaches, steps and blocks, all global positions.
 
     >>> from hf_efficient_attn.patterns import Band, BlockLocal, Full, GlobalTokens
     >>> [default_tokens(each) for each in (Full(), Band(16, 16), Band(500, 0) | GlobalTokens([0]), BlockLocal(8))]
     [32, 64, 2000, 96]
+    >>> default_tokens(Strided(64)), default_tokens(RandomBlocks(3, 64))
+    (256, 768)
     """
-    members = [reach for each in pattern.atoms() if (reach := each.decoding_reach()) is not None]
-    farthest = max((reach.left or 0 for reach in members), default=0)
-    blocks = pattern.granularity * BLOCKS if pattern.granularity > 1 else 0
-    tokens = min(max(FEWEST_TOKENS, REACHES * farthest, blocks), MOST_TOKENS)
+    reaches = [reach.left or 0 for each in pattern.atoms() if (reach := each.decoding_reach()) is not None]
+    steps = [each.step for each in pattern.atoms() if isinstance(each, Strided)]
+    blocks = [each.block_tokens for each in pattern.atoms() if isinstance(each, RandomBlocks)]
+    if pattern.granularity > 1:
+        blocks.append(pattern.granularity)
+    shown = max(FEWEST_TOKENS, REACHES * max(reaches + steps, default=0), BLOCKS * max(blocks, default=0))
+    tokens = min(shown, MOST_TOKENS)
     while tokens < MOST_TOKENS and not all(named.is_within(tokens) for named in pattern.global_positions()):
         tokens *= 2
     return pattern.fitting_length(tokens)

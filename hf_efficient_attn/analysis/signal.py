@@ -4,8 +4,8 @@
 
 In an untrained model, the vectors of different tokens should stay different from layer to layer (in rank collapse, they
 become alike), and their norms should neither vanish nor explode. Skip connections ensure this. Without them, plain
-softmax attention averages the vectors of all tokens, so they become alike; shaped attention α·I + β·A − γ·C keeps them
-different.
+softmax attention averages the vectors of all tokens, so they become alike. Shaped attention α·I + β·A − γ·C keeps them
+different; I is the identity, A holds the attention weights, and C averages the keys that a query may attend to.
 
 Cosines lie between -1 and 1, entropies are in nats. signal.json, which --json prints, holds {"settings", "models"};
 each model has a list of its layers.

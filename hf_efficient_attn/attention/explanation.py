@@ -179,7 +179,7 @@ class Explanation:
         layout, inputs = self.call.layout, self.call.inputs
         keys_shared = inputs.num_key_heads != layout.num_heads
         others = {f"not {name}": _predicate(name, reason) for name, reason in self.reasons.items()}
-        on_demand = {"others": f"{', '.join(self.reasons)}; --why or to_text(why=True) says why not"}
+        on_demand = {"others": f"{', '.join(self.reasons)}; --why (in Python: to_text(why=True)) says why not"}
         rows = {
             **self.answer,
             **({} if self.model is None else {"model": self.model}),

@@ -248,11 +248,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patterns", nargs="+", default=PATTERNS, metavar="P", help=text)
     text = "lengths of the sequences in tokens (default 128 to 131072)"
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="N", help=text)
-    text = "backends of this package (default auto flex; on a GPU auto flash flex)"
-    parser.add_argument("--backends", nargs="+", choices=backends, help=text)
-    text = "other libraries, and attention of transformers, to compare with; masked is torch's attention with the "
-    text += "pattern as a mask (default all that are installed)"
-    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help=text)
+    text = f"backends of this package: {', '.join(backends)} (default auto flex; on a GPU auto flash flex)"
+    parser.add_argument("--backends", nargs="+", choices=backends, metavar="BACKEND", help=text)
+    text = f"what else to compare with: {', '.join(PEERS)} (default all that are installed); masked is torch's "
+    text += "attention with the pattern as a mask"
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), metavar="PEER", help=text)
     add_counts(parser, COUNTS)
     add_dtype(parser, "the inputs")
     add_device(parser)

@@ -471,15 +471,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="text, in UTF-8: about 1 MB for --max-length 4096"
     )
-    text = f"mechanisms to train: {', '.join(ALL)} (default: {' '.join(MECHANISMS)}, without those that have no "
-    text += "causal (--causal) or bidirectional form); the table shows differences in loss from dense, "
-    text += "or from the first mechanism if dense is not among them"
+    text = f"mechanisms to train (default: {' '.join(MECHANISMS)}, without those that have no causal (--causal) or "
+    text += "bidirectional form). The table shows differences in loss from dense, or from the first mechanism if dense "
+    text += "is not among them. These are the names, and what a token attends to, where K is --keys: "
+    text += "; ".join(f"{name}: {mechanism.about.format(keys='K')}" for name, mechanism in ALL.items())
     parser.add_argument("--mechanisms", nargs="+", metavar="M", help=text)
     parser.add_argument("--causal", action="store_true", help="train causal language models, not masked ones")
     group = parser.add_mutually_exclusive_group()
-    text = f"seconds of training for each model (default {SECONDS:g}). Evaluation and memory measurement add half a "
-    text += "minute or more per model; fewer --eval-tokens shorten the one, --no-memory skips the other. With "
-    text += "--threads 1 on a CPU, seconds are processor time"
+    text = f"seconds of training for each model (default {SECONDS:g}). Evaluation takes half a minute or more per "
+    text += "model in addition, less with fewer --eval-tokens; so does measuring memory, which --no-memory leaves out. "
+    text += "With --threads 1 on a CPU, seconds are processor time"
     group.add_argument("--max-seconds", type=float, default=SECONDS, metavar="S", help=text)
     group.add_argument("--max-steps", type=int, metavar="N", help="training steps for each model, instead of seconds")
     add_counts(parser, COUNTS)

@@ -318,9 +318,8 @@ def _speeds(own: Row, other: Row) -> dict[str, dict[str, float]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench models`."""
     names = list(ARCHITECTURES)
-    parser.add_argument(
-        "--peers", nargs="+", choices=names, default=names, help="architectures to compare with (default all)"
-    )
+    text = f"architectures to compare with: {', '.join(names)} (default all)"
+    parser.add_argument("--peers", nargs="+", choices=names, default=names, metavar="PEER", help=text)
     parser.add_argument(
         "--lengths",
         nargs="+",

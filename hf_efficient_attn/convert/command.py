@@ -70,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mechanism",
         metavar="NAME",
-        help="attention mechanism of a compressed_transformer that is made from a dense model (default nystrom)",
+        help="attention mechanism of a compressed_transformer that is made from a dense model: linformer, linear, "
+        "nystrom or memory_compressed (default nystrom)",
     )
     parser.add_argument(
         "--parity",

@@ -334,7 +334,7 @@ class BlockLayer(DynamicLayer):
         self.sums: Tensor | None = None
         self.num_summed = 0
         self.summed_padding: Tensor | None = None
-        # the keys that the last `update` stored, and the memory of which the keys and values are views
+        # the keys that the last `update` stored, and the memory that the keys and values are views of
         self._known: Tensor | None = None
         self._memory: tuple[Tensor, Tensor] | None = None
 

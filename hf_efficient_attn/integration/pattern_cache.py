@@ -212,7 +212,7 @@ class PatternCache(Cache):
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the length of the mask and the position of its first key: all tokens, of which layers use the last."""
+        """Return the length of the mask and the position of its first key: all tokens; layers use the last ones."""
         if self.is_sliding[layer_idx]:
             return super().get_mask_sizes(query_length, layer_idx)  # type: ignore[no-any-return]
         self.is_followed = False

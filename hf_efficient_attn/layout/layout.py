@@ -11,7 +11,7 @@ from hf_efficient_attn.layout.cache import cached
 from hf_efficient_attn.layout.token_mask import Document
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.intervals import Intervals
-from hf_efficient_attn.patterns.pattern import Extent, Pattern
+from hf_efficient_attn.patterns.pattern import Extent, Pattern, check_own
 
 # (number of the first head, heads of the call, heads of the model)
 Heads = tuple[int, int, int]
@@ -235,7 +235,10 @@ _head_patterns = cached()(_draw)
 
 @cached()
 def _head_groups(pattern: Pattern, heads: Heads, num_tokens: int, layer: int) -> HeadGroups:
-    return _groups_of(_head_patterns(pattern, heads, num_tokens, layer))
+    groups = _groups_of(_head_patterns(pattern, heads, num_tokens, layer))
+    for _, _, drawn in groups:
+        check_own(drawn, num_tokens)
+    return groups
 
 
 @cached()

@@ -14,7 +14,7 @@ from hf_efficient_attn.messages import cut, shown
 from hf_efficient_attn.patterns.big_bird import bigbird
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 from hf_efficient_attn.patterns.pattern import Pattern
-from hf_efficient_attn.patterns.serialization import allowed_names, check_kind, written_fields
+from hf_efficient_attn.patterns.serialization import check_kind, unknown_pattern, written_fields
 
 # Patterns as short expressions, such as band(4, 4) | global(0). Whatever takes a pattern also takes an expression.
 
@@ -133,7 +133,7 @@ def _value(node: ast.expr) -> Any:
         return constant
     written = _written(node)
     if isinstance(node, ast.Name) and _factory(written) is None:
-        raise ConfigurationError(f"No pattern is called {shown(written)}; {allowed_names(written, _factories())}")
+        raise unknown_pattern(written, _factories())
     factory = _factory(written)
     if factory is not None:
         needed = _signature(written, [argument for argument in _arguments(factory) if "=" not in argument])
@@ -174,7 +174,7 @@ def _factories() -> dict[str, Callable[..., Pattern]]:
 def _call(node: ast.Call, name: str) -> Pattern:
     factory = _factory(name)
     if factory is None:
-        raise ConfigurationError(f"No pattern is called {shown(name)}; {allowed_names(name, _factories())}")
+        raise unknown_pattern(name, _factories())
     arguments = [_value(argument) for argument in node.args]
     repeated = [name for name, count in Counter(keyword.arg for keyword in node.keywords).items() if count > 1]
     if repeated:

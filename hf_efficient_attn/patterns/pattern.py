@@ -6,6 +6,7 @@ intervals: an upper bound (keys that at least one query attends to) and a lower 
 The algebra is interval arithmetic on these bounds, so that no method ever enumerates all pairs.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -165,6 +166,46 @@ def common_period(periods: Iterable[int | None]) -> int | None:
     return None if None in listed else lcm(*(period for period in listed if period))
 
 
+# Pattern classes from outside this package: whether `allowed` and `key_intervals` agree, for some pairs.
+
+
+# queries that are checked alone and with the next ones, and keys near them, far from them, and beside which intervals
+OWN_QUERIES, OWN_BLOCK = 8, 4
+OWN_NEAR, OWN_FAR, OWN_INTERVALS = 64, 512, 32
+
+
+def check_own(pattern: "Pattern", num_keys: int) -> None:
+    """Raise ConfigurationError if `key_intervals` of classes from outside this package contradict `allowed`."""
+    own = sorted({type(atom).__name__ for atom in pattern.atoms() if _package(type(atom)) != _package(Pattern)})
+    if own:
+        for first in {num_keys * place // OWN_QUERIES for place in range(OWN_QUERIES)}:
+            _check_intervals(pattern, own, first, first, num_keys)
+            _check_intervals(pattern, own, first, min(first + OWN_BLOCK, num_keys) - 1, num_keys)
+
+
+def _package(of: type) -> str:
+    return of.__module__.partition(".")[0]
+
+
+def _check_intervals(pattern: "Pattern", own: list[str], first: int, last: int, num_keys: int) -> None:
+    """Compare the intervals of the queries first..last (inclusive) with `allowed`."""
+    intervals = checked_intervals(pattern.kind, pattern.key_intervals(first, last, num_keys), num_keys)
+    edges = [edge for interval in intervals for edge in interval]
+    beside = {edge - before for edge in (*edges[:OWN_INTERVALS], *edges[-OWN_INTERVALS:]) for before in (0, 1)}
+    tried = {*beside, *range(first - OWN_NEAR, last + OWN_NEAR), *range(0, num_keys, 1 + num_keys // OWN_FAR)}
+    for key in sorted(key for key in tried if 0 <= key < num_keys):
+        is_within = bisect_right(edges, key) % 2 == 1
+        is_allowed = any(pattern.allowed(query, key) for query in range(first, last + 1))
+        if is_allowed and not is_within or (is_within and not is_allowed and first == last):
+            query = f"query {first}" if first == last else f"one of the queries {first} to {last}"
+            raise ConfigurationError(
+                f"{', '.join(own)}: key_intervals({first}, {last}, {num_keys}) "
+                f"{'leaves out' if is_allowed else 'holds'} key {key}, but `allowed` "
+                f"{'lets' if is_allowed else 'does not let'} {query} attend to it. The intervals must hold every key "
+                "that any of the queries attends to, and for a single query no others."
+            )
+
+
 # A pattern drawn with one character per pair, or per square of pairs.
 
 
@@ -195,6 +236,7 @@ def drawn(
             )
     num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
     resolved = pattern.resolve(num_keys, layer, head, num_heads)
+    check_own(resolved, num_keys)
     queries = range(query_offset, query_offset + num_queries)
     lines = []
     with work_budget("Drawing this pattern"):
@@ -278,7 +320,8 @@ class Pattern(Operators):
 
         An interval (start, stop) holds the keys start, …, stop − 1. The intervals are exact for one query, for atoms
         and for unions, and an upper bound otherwise. They are sorted, disjoint, not empty, and between 0 and num_keys:
-        `clip(normalize(found), num_keys)` from `patterns.intervals` converts any list of intervals to this form.
+        `clip(normalize(found), num_keys)` from `patterns.intervals` converts any list of intervals to this form. If a
+        pattern is from outside this package, attention compares the intervals of some queries with `allowed`.
         """
         self._needs_length()
 

@@ -217,10 +217,7 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
     if not isinstance(kind, str) or kind not in kinds:
         if kind is None:
             raise ConfigurationError(f"A pattern has no kind; {allowed_names(kind, kinds)}")
-        raise ConfigurationError(
-            f"No pattern is called {shown(kind)}; {allowed_names(kind, kinds)} If it is your own class, first "
-            "import the module that defines it. The command line knows only the patterns of this package."
-        )
+        raise unknown_pattern(kind, kinds)
     fields = {field.name: field for field in written_fields(kinds[kind])}
     unknown = [name for name in data if name not in fields]
     if unknown:
@@ -231,6 +228,14 @@ def _pattern(data: dict[str, Any], kinds: Mapping[str, type]) -> Any:
             f"{kind} needs the field {shown(missing[0])}, which is missing in {shown(data)}; add it."
         )
     return kinds[kind](**{name: from_json(value, kinds) for name, value in data.items()})
+
+
+def unknown_pattern(name: Any, names: Mapping[str, Any]) -> ConfigurationError:
+    """Return the error for a name that is not among the names of patterns."""
+    return ConfigurationError(
+        f"No pattern is called {shown(name)}; {allowed_names(name, names)} If it is your own class, first import the "
+        "module that defines it (on the command line: --import MODULE)."
+    )
 
 
 def allowed_names(name: Any, names: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ HOOKS = "_sequence_hooks"
 BATCH = "_sharded_batch"
 # outputs without an axis of tokens
 NOT_CUT = ("loss", "auxiliary_loss")
-# arguments with an entry for each token, of which a process gets its part
+# arguments with an entry for each token; a process gets the entries of its own tokens
 PER_TOKEN = ("input_ids", "inputs_embeds", "token_type_ids")
 # arguments about the whole text
 OF_TEXT = (

@@ -271,3 +271,11 @@ def test_classes_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with pytest.raises(ConfigurationError, match=named):
                 use()
+
+    # in the right form, but not the keys of `allowed`: without its key, and with others
+    for intervals in (((0, 1),), ((0, 2048),)):
+        for pattern in (Listed(intervals), Listed(intervals) | Band(1, 1), Listed(intervals).causal()):
+            with pytest.raises(ConfigurationError, match="Listed: key_intervals"):
+                attention(states, states, states, pattern)
+            with pytest.raises(ConfigurationError, match="Listed: key_intervals"):
+                explain(pattern, 2048)

@@ -180,7 +180,7 @@ def remark(call: AttentionCall) -> str:
     if call.chosen is not None:
         return "flash computes all tiles that hold a selected pair, perhaps all of the pattern; auto never takes it."
     num_kernels = work_of(call.layout.fitted).num_kernels
-    return f"flash computes this with {num_kernels} kernel{'s' * (num_kernels > 1)} of FlashAttention-4."
+    return f"flash computes the call with {num_kernels} kernel{'s' * (num_kernels > 1)} of FlashAttention-4."
 
 
 def computed_pairs(call: AttentionCall) -> int:

@@ -107,7 +107,7 @@ def parts_of(layout: Layout, documents: Documents | None) -> tuple[HeadParts, ..
 
 @cached()
 def selected_parts(layout: Layout) -> tuple[HeadParts, ...]:
-    """Return the part of selected blocks: all pairs of the pattern, of which the mask allows only the selected ones."""
+    """Return the part of selected blocks: all pairs of the pattern; the mask allows only the selected ones."""
     return (HeadParts(0, layout.num_heads, (Part(mask=layout.pattern),)),)
 
 

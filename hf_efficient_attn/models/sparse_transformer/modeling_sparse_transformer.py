@@ -84,8 +84,8 @@ class SparseTransformerModel(SparseTransformerPreTrainedModel):
             global_attention_mask: 1 = attends to all tokens and is attended to by all, [B, K] over cached and new
                 tokens; instead of the config's `global_tokens`.
         """
-        asked = looked_at(self.config, self.task, input_ids)
-        read = (asked, attention_mask, position_ids, global_attention_mask, token_type_ids)
+        rule_ids = looked_at(self.config, self.task, input_ids)
+        read = (rule_ids, attention_mask, position_ids, global_attention_mask, token_type_ids)
         given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache, use_cache)
         call = self.prepare(*given, read_on_host=read)
         check_packing(self.config.full_attention_up_to, call.documents, call.tokens)
