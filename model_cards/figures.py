@@ -11,6 +11,7 @@ The `all_results.json` of an example contains neither its command nor its machin
 import argparse
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -197,13 +198,15 @@ def llama(found: Record) -> Iterator[Record]:
 
 
 def learning_rates(found: Record) -> Iterator[Record]:
-    """Yield the bits per byte of models by learning rate: the mean over seeds, the lowest and the highest."""
+    """Yield the bits per byte of models by learning rate: the mean over seeds, the lowest and the highest; or NaN."""
     for model in records(found, "models"):
         of_rate: dict[float, list[float]] = {}
         for trial in model["tried"]:
-            of_rate.setdefault(trial["learning_rate"], []).append(trial["bits_per_byte"])
-        for rate, bits in of_rate.items():
-            text = f"{fmean(bits):.3f}" + (f" ({min(bits):.3f}–{max(bits):.3f})" if len(bits) > 1 else "")
+            bits = math.inf if trial.get("stopped") else trial["bits_per_byte"]
+            of_rate.setdefault(trial["learning_rate"], []).append(bits)
+        for rate, values in of_rate.items():
+            text = f"{fmean(values):.3f}" + (f" ({min(values):.3f}–{max(values):.3f})" if len(values) > 1 else "")
+            text = "NaN" if math.inf in values else text
             yield {"name": model["name"], "rate": rate, "bits": text}
 
 

@@ -100,7 +100,7 @@ def order(sizes: Sizes) -> ChosenKeys:
 def order_of_rounds(sizes: Sizes) -> ChosenKeys:
     """Return an order of three rounds, with chunks on both sides, in which a token may read itself."""
     ordered, buckets = sorted_by_bucket(sizes, 3, 4, sizes.num_heads)
-    return ChunkedOrder(ordered, 8, chunks_after=1, buckets=buckets, reads_self_last=False)
+    return ChunkedOrder(ordered, 8, chunks_after=1, buckets=buckets, attends_to_self_last=False)
 
 
 def order_once(sizes: Sizes) -> ChosenKeys:

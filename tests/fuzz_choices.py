@@ -44,7 +44,7 @@ def draw_choice(rng: random.Random, sizes: Sizes, is_cross: bool) -> Any:
         rng.randint(0, 2),
         rng.randint(0, 1),
         buckets=rng.choice((None, torch.randint(0, 4, order.shape).sort(-1).values)),
-        reads_self_last=rng.random() < 0.7,
+        attends_to_self_last=rng.random() < 0.7,
         counts_duplicates=rng.random() < 0.6,
     )
 

@@ -115,8 +115,8 @@ def positions(rng: random.Random, num_keys: int) -> list[int]:
 
 def global_tokens(rng: random.Random, num_keys: int) -> Pattern:
     """Draw global tokens, one half of them left away at times."""
-    reads_all, read_by_all = rng.choice(((True, True), (True, True), (True, False), (False, True)))
-    return GlobalTokens(positions(rng, num_keys), reads_all, read_by_all)
+    attends_to_all, attended_by_all = rng.choice(((True, True), (True, True), (True, False), (False, True)))
+    return GlobalTokens(positions(rng, num_keys), attends_to_all, attended_by_all)
 
 
 def key_table(rng: random.Random, num_keys: int) -> Pattern:

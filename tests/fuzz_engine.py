@@ -95,7 +95,7 @@ def counts_of_case(case: Case) -> Tensor:
 def selected_pairs(case: Case, allowed: Tensor, distances: Tensor) -> Tensor:
     """Return the pairs that are chosen; in an order, a query reads itself only where it may read nothing else."""
     chosen = counts_of_case(case) > 0
-    if not getattr(case.chosen, "reads_self_last", False):
+    if not getattr(case.chosen, "attends_to_self_last", False):
         return chosen
     is_other = distances != 0
     readable = allowed & chosen & is_other

@@ -49,8 +49,8 @@ def read_global_tokens(pattern: Any, num_tokens: int, head: Head) -> Tensor:
     reads = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     for position in pattern.positions:
         if -num_tokens <= position < num_tokens:
-            reads[position, :] |= pattern.reads_all
-            reads[:, position] |= pattern.read_by_all
+            reads[position, :] |= pattern.attends_to_all
+            reads[:, position] |= pattern.attended_by_all
     return reads
 
 

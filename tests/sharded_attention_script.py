@@ -84,7 +84,7 @@ CASES = {
     "random blocks": Case(RandomBlocks(2, 3, seed=1) | Band(1, 1)),
     "bigbird": Case(bigbird(3, 2), tokens=40, key_heads=2),
     "causal bigbird": Case(bigbird(3, 2, causal=True), tokens=40),
-    "union": Case(Dilated(8, 0, 4) | BlockLocal(4) | Band(2, 0) | GlobalTokens([5], reads_all=False)),
+    "union": Case(Dilated(8, 0, 4) | BlockLocal(4) | Band(2, 0) | GlobalTokens([5], attends_to_all=False)),
     "heads differ": Case(PerHead([Band(2, 0), Dilated(9, 0, 3), Band(1, 0) | GlobalTokens([0]).causal()])),
     "grid": Case(Grid([6, 5], [Band(1, 1), Band(1, 2)]), tokens=30, key_heads=2),
     "grid and prefix": Case(Grid([None, 4], [Band(1, 1), Band(0, 0)], 2, "shifted"), tokens=30),

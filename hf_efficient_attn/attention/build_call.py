@@ -46,7 +46,7 @@ class LayerPattern:
         layer: the index of the layer, on which random patterns depend.
         is_own: whether this is the layer's own attention, not a pattern of the config.
         is_causal: whether this is the causal form of the config's pattern.
-        reads_all: whether every query attends to every token, as in a layer's own full attention and in
+        attends_to_all: whether every query attends to every token, as in a layer's own full attention and in
             cross-attention, whose queries and keys are of different sequences.
         first_head, num_model_heads: which of the model's heads are computed; see `attention`.
         is_cross: whether queries and keys are of different sequences, whose positions the pattern relates.
@@ -57,7 +57,7 @@ class LayerPattern:
     layer: int = 0
     is_own: bool = True
     is_causal: bool = False
-    reads_all: bool = False
+    attends_to_all: bool = False
     first_head: int = 0
     num_model_heads: int | None = None
     is_cross: bool = False
@@ -159,7 +159,7 @@ def check_axes(cross: bool, tokens: TokenMask, query_offset: int | Tensor | None
     if cross and tokens.global_mask is not None:
         raise InputError(
             "global_mask is for tokens that are both queries and keys, but with cross=True queries and keys are "
-            "different tokens. Use Full(), or GlobalTokens(positions, reads_all=False) for some of the keys."
+            "different tokens. Use Full(), or GlobalTokens(positions, attends_to_all=False) for some of the keys."
         )
 
 
@@ -329,7 +329,7 @@ def with_selected_keys(
     if layer_spec.is_cross:
         raise UnsupportedBackendError(f"{shown(pattern)} is for self-attention. Leave cross=True out.")
     # lengths may be symbols to a compiler
-    is_short = not torch.compiler.is_compiling() and key.shape[2] <= pattern.reads_all_up_to()
+    is_short = not torch.compiler.is_compiling() and key.shape[2] <= pattern.attends_to_all_up_to()
     if is_short and not needs_selected_keys(backend):
         return replace(layer_spec, pattern=Causal()), None
     tokens.check(query.shape[0], key.shape[2], query.device)
@@ -352,7 +352,7 @@ def planned_selected_keys(
     """Return the result of `with_selected_keys` for a pattern, with a choice that has a shape but no contents."""
     if not pattern.chooses_by_content:
         return pattern, None
-    if num_keys <= pattern.reads_all_up_to() and not needs_selected_keys(backend):
+    if num_keys <= pattern.attends_to_all_up_to() and not needs_selected_keys(backend):
         return Causal(), None
     blocks = torch.empty(1, num_heads, num_queries, pattern.num_chosen, dtype=torch.int32, device="meta")
     return Causal(), ChosenBlocks(blocks, pattern.block_tokens)

@@ -195,22 +195,22 @@ def requested_pairs(call: AttentionCall, request: LayerRequest) -> int:
     if pattern.chooses_by_content:
         return call.layout.num_heads * pattern.num_pairs(*call.layout.extent)
     if call.chosen is not None and request.most_keys is not None:
-        by_query = most_pairs(call.layout, request.most_keys, call.chosen.reads_self_last)
+        by_query = most_pairs(call.layout, request.most_keys, call.chosen.attends_to_self_last)
         return min(by_query, call.chosen.most_pairs(call.layout, call.inputs.num_key_heads))
     return allowed_pairs(call.layout) if call.chosen is None else selected_pairs_of(call, call.chosen)
 
 
 @cached()
-def most_pairs(layout: Layout, most_keys: int, reads_self_last: bool) -> int:
+def most_pairs(layout: Layout, most_keys: int, attends_to_self_last: bool) -> int:
     """Return how many pairs a layout allows in all heads if each query attends to at most `most_keys` keys.
 
     >>> from hf_efficient_attn.patterns.bands import Causal
-    >>> most_pairs(Layout(Causal(), num_heads=2, num_queries=5, num_keys=5), 3, reads_self_last=False)
+    >>> most_pairs(Layout(Causal(), num_heads=2, num_queries=5, num_keys=5), 3, attends_to_self_last=False)
     24
     """
     queries = range(layout.query_offset, layout.query_offset + layout.num_queries)
     counts = (layout.pattern.num_keys_of(query, layout.num_keys) for query in queries)
-    if reads_self_last:
+    if attends_to_self_last:
         counts = (max(1, count - 1) for count in counts)
     return layout.num_heads * sum(min(count, most_keys) for count in counts)
 

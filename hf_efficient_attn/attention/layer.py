@@ -276,13 +276,13 @@ def attend_layer(
         return out.transpose(1, 2).contiguous(), None
     if len(terms) > 0:
         # dense attention in torch would keep several numbers for each pair
-        layer_spec = replace(layer_spec, reads_all=False)
+        layer_spec = replace(layer_spec, attends_to_all=False)
     tokens = tokens_of_layer(tokens, layer_spec, key)
     if matrix is not None and not layer_spec.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
-    reads_all = layer_spec.reads_all and tokens.segment_ids is None and chosen is None
-    if not (reads_all or matrix is not None or bias is not None or need_weights):
+    attends_to_all = layer_spec.attends_to_all and tokens.segment_ids is None and chosen is None
+    if not (attends_to_all or matrix is not None or bias is not None or need_weights):
         settings = (query_offset, tokens, terms, sinks, softcap, scale, dropout, chosen, backend)
         return attend(query, key, value, layer_spec, *settings)[0].transpose(1, 2).contiguous(), None
     layer_spec, chosen = with_selected_keys(layer_spec, chosen, query, key, tokens, query_offset, backend)
@@ -404,7 +404,7 @@ def pairs_of(
     A matrix that the user gave replaces the layer's own attention; a pattern restricts it further.
     """
     allowed = None
-    if layer_spec.reads_all and tokens.segment_ids is None:
+    if layer_spec.attends_to_all and tokens.segment_ids is None:
         allowed = None if tokens.key_mask is None else tokens.key_mask[:, None, None]
     elif matrix is None or not layer_spec.is_own:
         layout = layout_of(layer_spec, query_offset, query, key)

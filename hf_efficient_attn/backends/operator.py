@@ -244,8 +244,8 @@ def attention_backward_operator(
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     chosen, call_text, chosen_text = rest[1], rest[6], rest[7]
     refuse_operator(rest[-1], call_text)
-    reads_self_last = bool(chosen_text) and read_selected_keys(chosen_text, chosen).reads_self_last
-    alone = q.new_empty(q.shape[:3] if reads_self_last else (0,), dtype=torch.bool)
+    attends_to_self_last = bool(chosen_text) and read_selected_keys(chosen_text, chosen).attends_to_self_last
+    alone = q.new_empty(q.shape[:3] if attends_to_self_last else (0,), dtype=torch.bool)
     return empty_output(q, v, q.dtype), q.new_empty(q.shape[:3], dtype=wide_dtype(q.dtype)), alone
 
 

@@ -199,7 +199,7 @@ def layer_pattern(module: nn.Module, options: Mapping[str, Any], attention_mask:
     reading = direction(module, options, attention_mask)
     if reading == CROSS:
         refuse_ambiguous_matrix(module, attention_mask)
-        return LayerPattern(Full(), reads_all=True)
+        return LayerPattern(Full(), attends_to_all=True)
     is_causal = reading == CAUSAL
     layer = getattr(module, "layer_idx", None)
     window = own_window(module, layer, options, is_causal)
@@ -231,7 +231,7 @@ def own_pattern(is_causal: bool, window: int | None) -> LayerPattern:
     """
     if window is not None:
         return LayerPattern(Band(window - 1, 0 if is_causal else window - 1))
-    return LayerPattern(Causal()) if is_causal else LayerPattern(Full(), reads_all=True)
+    return LayerPattern(Causal()) if is_causal else LayerPattern(Full(), attends_to_all=True)
 
 
 def own_window(module: nn.Module, layer: int | None, options: Mapping[str, Any], is_causal: bool = True) -> int | None:

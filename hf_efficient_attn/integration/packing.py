@@ -189,7 +189,11 @@ def with_parsed_documents(
             return tokens
         positions = _positions(options, query)
         # a layer with full attention may not have requested a mask, and its positions may count something else
-        if positions is None or query.shape[2] != key.shape[2] or (layer_spec.reads_all and not is_overridden(NAME)):
+        if (
+            positions is None
+            or query.shape[2] != key.shape[2]
+            or (layer_spec.attends_to_all and not is_overridden(NAME))
+        ):
             return tokens
         starts = position_starts(positions)
         if not is_tracing(starts):

@@ -52,7 +52,11 @@ def given_selected_keys(
         if matrix is None:
             return layer_spec, ChosenTokens(indices[:, None]), None
         # the matrix closes only pairs that were not selected, and those whose indices are dropped here
-        return replace(layer_spec, pattern=Full(), reads_all=False), ChosenTokens(open_indices(indices, matrix)), None
+        return (
+            replace(layer_spec, pattern=Full(), attends_to_all=False),
+            ChosenTokens(open_indices(indices, matrix)),
+            None,
+        )
     if blocks is None:
         return layer_spec, None, matrix
     block_tokens = getattr(module.config, "index_block_size", None)
@@ -118,7 +122,7 @@ def cached_selected_keys(
     if torch.compiler.is_compiling() or not getattr(pattern, "chooses_by_content", False):
         return layer_spec, None
     layer = layer_of(module, key)
-    is_short = key.shape[2] <= pattern.reads_all_up_to()
+    is_short = key.shape[2] <= pattern.attends_to_all_up_to()
     if layer is None or layer.block_tokens != pattern.block_tokens or is_short or query_offset is not None:
         return layer_spec, None
     others = (tokens.segment_ids, tokens.global_mask, tokens.query_mask, tokens.query_segment_ids)

@@ -139,7 +139,7 @@ def request_of(
     part, config = part_of(module), getattr(module, "config", None)
     own_is_causal = layer_spec.is_own and layer_spec.pattern.is_causal
     # full attention in a decoder is cross-attention
-    is_cross = layer_spec.reads_all and (part == DECODER or is_named_cross(module))
+    is_cross = layer_spec.attends_to_all and (part == DECODER or is_named_cross(module))
     return LayerRequest(
         layer_spec,
         num_heads=query.shape[1],

@@ -206,7 +206,7 @@ def allowed_pairs(
         traced = _written_pairs if is_written() else _traced_pairs
         return traced(layout, tokens, batch_size, device, query_start)
     if is_idle(tokens):
-        if reads_everything(layout):
+        if attends_to_everything(layout):
             return None
         check_size(layout, 1)
         return _pairs.get((mask_key(layout), device), lambda: _of_pattern(layout, device))
@@ -326,7 +326,7 @@ def documents_of(call: AttentionCall) -> tuple[tuple[Document, ...], ...] | None
     return None if is_idle(tokens) else tokens.documents(call.inputs.batch_size, layout.num_keys, layout.num_positions)
 
 
-def reads_everything(layout: Layout) -> bool:
+def attends_to_everything(layout: Layout) -> bool:
     """Return whether every query of every head may attend to every key."""
     first, last = layout.query_offset, layout.query_offset + layout.num_queries - 1
     everything = ((0, layout.num_keys),)
@@ -566,7 +566,7 @@ def selected_pairs(
     """
     counts = of_heads(chosen.counts(layout, tokens, num_key_heads, query_start), layout.num_heads)
     read = counts > 0 if allowed is None else allowed & (counts > 0)
-    if chosen.reads_self_last:
+    if chosen.attends_to_self_last:
         read = with_self_last(read, first_query(layout, query_start))
     return read, counts.clamp(min=1)
 
@@ -584,8 +584,8 @@ def with_self_last(read: Tensor, query_offset: int | Tensor) -> Tensor:
     num_queries, num_keys = read.shape[-2:]
     queries = query_offset + torch.arange(num_queries, device=read.device)
     is_self = torch.arange(num_keys, device=read.device) == queries[:, None]
-    reads_others = (read & ~is_self).any(-1, keepdim=True)
-    return read & ~(is_self & reads_others)
+    attends_to_others = (read & ~is_self).any(-1, keepdim=True)
+    return read & ~(is_self & attends_to_others)
 
 
 # Which of the allowed pairs terms and a choice of keys leave, and what is added to their scores. This takes memory for
@@ -605,8 +605,8 @@ def read_pairs(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return (pairs, added): the pairs that terms and a choice leave, and finite numbers to add to their scores.
 
-    Terms close pairs by -inf before keys are chosen, so that `reads_self_last` knows which keys a query can attend to.
-    A key that is chosen n times adds log n.
+    Terms close pairs by -inf before keys are chosen, so that `attends_to_self_last` knows which keys a query can attend
+    to. A key that is chosen n times adds log n.
 
     Args:
         allowed: which pairs the pattern and the masks allow, bool [batch or 1, heads or 1, queries, keys]; None: all.

@@ -388,8 +388,8 @@ class ChunkedOrder(GroupedKeys):
         chunk_tokens: the length of a chunk.
         chunks_before, chunks_after: how many chunks before and after its own a query attends to.
         buckets: int, in the shape of `order`; only pairs of equal buckets are allowed. None: all pairs are.
-        reads_self_last: a query attends to itself only if no other key is allowed in any round (a term of -inf forbids
-            a key).
+        attends_to_self_last: a query attends to itself only if no other key is allowed in any round (a term of -inf
+            forbids a key).
         counts_duplicates: a key that a query meets in several rounds counts several times, as in the authors' code;
             False: once, as in the paper's equation 16.
         reads: instead of the circle, the numbers of the chunks that each chunk attends to, itself included: int [B or
@@ -402,7 +402,7 @@ class ChunkedOrder(GroupedKeys):
     chunks_before: int = 1
     chunks_after: int = 0
     buckets: Tensor | None = None
-    reads_self_last: bool = True
+    attends_to_self_last: bool = True
     counts_duplicates: bool = True
     reads: Tensor | None = None
     unit_keys: bool = False
@@ -412,7 +412,7 @@ class ChunkedOrder(GroupedKeys):
         "chunk_tokens",
         "chunks_before",
         "chunks_after",
-        "reads_self_last",
+        "attends_to_self_last",
         "counts_duplicates",
         "unit_keys",
     )

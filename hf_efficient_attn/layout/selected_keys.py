@@ -241,7 +241,7 @@ class ChosenKeys:
     labels_count: str = POSITIONS
     # a query attends to the keys of its group that are at least this many places after its own; None: to all
     first_place: int | None = None
-    reads_self_last: bool = False
+    attends_to_self_last: bool = False
     # whether keys are scaled to length 1
     unit_keys: bool = False
     # from where places are counted: the start of the document, or of the axis
@@ -302,7 +302,8 @@ class ChosenKeys:
     def tiles(self, layout: Layout, tokens: TokenMask, sizes: Sizes, only: Tensor | None = None) -> Iterator[Tiles]:
         """Yield tiles that together hold every selected pair as often as it counts; masks are applied afterwards.
 
-        only: the queries whose tiles are wanted, bool [batch, heads, queries]; None: all. Used by `reads_self_last`.
+        only: the queries whose tiles are wanted, bool [batch, heads, queries]; None: all. `attends_to_self_last` uses
+            it.
         """
         raise NotImplementedError
 

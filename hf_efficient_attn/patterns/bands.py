@@ -424,7 +424,7 @@ class BlockTopK(Pattern, kind="block_top_k"):
     def max_tokens_ahead(self) -> int | None:
         return 0
 
-    def reads_all_up_to(self) -> int:
+    def attends_to_all_up_to(self) -> int:
         """Return the length in tokens up to which every query attends to all tokens before it."""
         return self.num_chosen * self.block_tokens
 

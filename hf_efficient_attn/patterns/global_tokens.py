@@ -23,8 +23,8 @@ class GlobalTokens(Pattern, kind="global_tokens"):
     beyond the end of an input are ignored, because one pattern is used for inputs of any length.
 
     positions: integers; negative positions count from the end.
-    reads_all, read_by_all: whether these tokens attend to all keys, and whether all queries attend to them; at most one
-        of the two may be False.
+    attends_to_all, attended_by_all: whether these tokens attend to all keys, and whether all queries attend to them; at
+        most one of the two may be False.
 
     >>> print(GlobalTokens([0]).draw(3))
     ■■■
@@ -36,16 +36,16 @@ class GlobalTokens(Pattern, kind="global_tokens"):
     """
 
     positions: Sequence[int]
-    reads_all: bool = True
-    read_by_all: bool = True
+    attends_to_all: bool = True
+    attended_by_all: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", integers(self.kind, "positions", self.positions))
-        check_bool(self.kind, "reads_all", self.reads_all)
-        check_bool(self.kind, "read_by_all", self.read_by_all)
-        if not (self.reads_all or self.read_by_all):
+        check_bool(self.kind, "attends_to_all", self.attends_to_all)
+        check_bool(self.kind, "attended_by_all", self.attended_by_all)
+        if not (self.attends_to_all or self.attended_by_all):
             raise ConfigurationError(
-                f"{self.kind}: reads_all and read_by_all are both false; set at least one of them to true."
+                f"{self.kind}: attends_to_all and attended_by_all are both false; set at least one of them to true."
             )
 
     @property
@@ -59,34 +59,34 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         return self if kept == self.positions else replace(self, positions=kept)
 
     def allowed(self, query: Any, key: Any) -> Any:
-        reading = _inside(self._intervals if self.reads_all else (), query)
-        return reading | _inside(self._intervals if self.read_by_all else (), key)
+        reading = _inside(self._intervals if self.attends_to_all else (), query)
+        return reading | _inside(self._intervals if self.attended_by_all else (), key)
 
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
-        if self.reads_all and self._num_positions(first_query, last_query):
+        if self.attends_to_all and self._num_positions(first_query, last_query):
             return ((0, num_keys),)
         return self._read_intervals(num_keys)
 
     def full_key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
-        if self.reads_all and self._num_positions(first_query, last_query) == last_query - first_query + 1:
+        if self.attends_to_all and self._num_positions(first_query, last_query) == last_query - first_query + 1:
             return ((0, num_keys),)
         return self._read_intervals(num_keys)
 
     def num_pairs(self, num_queries: int, num_keys: int, query_offset: int = 0) -> int:
-        num_rows = self._num_positions(query_offset, query_offset + num_queries - 1) if self.reads_all else 0
+        num_rows = self._num_positions(query_offset, query_offset + num_queries - 1) if self.attends_to_all else 0
         return num_rows * num_keys + (num_queries - num_rows) * size(self._read_intervals(num_keys))
 
     @property
     def max_tokens_ahead(self) -> int | None:
-        if self.reads_all or self.depends_on_length:
+        if self.attends_to_all or self.depends_on_length:
             return None
         return max(self.positions, default=-1)
 
     def members(self) -> tuple[Pattern, ...]:
         """Return the columns and the rows, which are computed separately."""
-        if not (self.reads_all and self.read_by_all):
+        if not (self.attends_to_all and self.attended_by_all):
             return (self,)
-        return replace(self, reads_all=False), replace(self, read_by_all=False)
+        return replace(self, attends_to_all=False), replace(self, attended_by_all=False)
 
     def decoding_reach(self) -> DecodingReach | None:
         num_first = len(self.positions)
@@ -104,8 +104,8 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         if all(stop - start >= LONG_INTERVAL for start, stop in self._intervals):
             return super().token_orders(num_queries, num_keys, query_offset)
         queries = range(query_offset, query_offset + num_queries)
-        rows = tuple(position for position in positions if self.reads_all and position in queries)
-        columns = tuple(position for position in positions if self.read_by_all and position < num_keys)
+        rows = tuple(position for position in positions if self.attends_to_all and position in queries)
+        columns = tuple(position for position in positions if self.attended_by_all and position < num_keys)
         orders = (TokenOrder(queries, columns, None), TokenOrder(rows, range(num_keys), None))
         return tuple(order for order in orders if order.queries and order.keys)
 
@@ -120,7 +120,7 @@ class GlobalTokens(Pattern, kind="global_tokens"):
         return self.positions
 
     def _read_intervals(self, num_keys: int) -> Intervals:
-        return clip(self._intervals, num_keys) if self.read_by_all else ()
+        return clip(self._intervals, num_keys) if self.attended_by_all else ()
 
     def _num_positions(self, first: int, last: int) -> int:
         positions = self._counted_from_start

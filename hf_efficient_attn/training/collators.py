@@ -294,7 +294,7 @@ class SentenceMaskingCollator:
 
     def _choose_parts(self, batch: BatchEncoding) -> Tensor:
         """Return which parts are masked, bool [B, G]."""
-        candidates = torch.nonzero((batch["global_mask"] - batch["global_reads_all"]) == 1)
+        candidates = torch.nonzero((batch["global_mask"] - batch["global_attends_to_all"]) == 1)
         count = min(max(LEAST_SENTENCES, round(self.cpc_share * len(candidates))), len(candidates) // 2)
         chosen = torch.zeros_like(batch["global_mask"], dtype=torch.bool)
         if self.cpc_share and count >= LEAST_SENTENCES:

@@ -91,7 +91,7 @@ def test_gradient_of_the_log_sum_exp(pattern: str) -> None:
         (Band(1023, 0), 1),
         (Dilated(64, 64, 4), 1),
         (Band(64, 64) | GlobalTokens([0, 700]), 3),
-        (Band(60, 0) | GlobalTokens([0, 1, 2, 3], reads_all=False).causal(), 2),
+        (Band(60, 0) | GlobalTokens([0, 1, 2, 3], attends_to_all=False).causal(), 2),
         (bigbird(64), 2),
         (BlockLocal(256), 1),
     ],

@@ -77,9 +77,9 @@ ROW_PATTERNS = {
     "band": Band(20, 0),
     "globals": Band(20, 0) | GlobalTokens([0, 100]),
     "scattered": Dilated(60, 0, 3),
-    "heads": PerHead([Band(20, 0) | GlobalTokens([1]), GlobalTokens([90], reads_all=False)]),
+    "heads": PerHead([Band(20, 0) | GlobalTokens([1]), GlobalTokens([90], attends_to_all=False)]),
     "random": (Band(8, 0) | RandomBlocks(1, 4)).causal(),
-    "nothing": GlobalTokens([5], read_by_all=False),
+    "nothing": GlobalTokens([5], attended_by_all=False),
 }
 
 
@@ -128,10 +128,10 @@ def check_without_gradients(q: Tensor, k: Tensor, v: Tensor, layout: Layout, tok
 def test_heads_that_read_few_keys_of_their_own_get_these_alone() -> None:
     forget_single_queries()
     q, k, v = draw(1, ROW)
-    own = PerHead([GlobalTokens(range(head, 3 * head + 1), reads_all=False) for head in range(4)])
+    own = PerHead([GlobalTokens(range(head, 3 * head + 1), attends_to_all=False) for head in range(4)])
     layout = Layout(own, 4, 1, ROW, ROW - 1)
     assert decode_keys.keys_of_query(layout).num_computed == 10
-    layout = replace(layout, pattern=PerHead([GlobalTokens([9 * head], reads_all=False) for head in range(4)]))
+    layout = replace(layout, pattern=PerHead([GlobalTokens([9 * head], attends_to_all=False) for head in range(4)]))
     assert decode_keys.keys_of_query(layout).num_computed == 1
     read = decode_keys.read_keys(layout, NO_MASK, 2, q.dtype)
     assert read.places is not None

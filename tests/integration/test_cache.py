@@ -20,7 +20,7 @@ KEPT: list[tuple[Pattern, int]] = [
     (Band(3, 0), 3),
     (Band(0, 0), 0),
     (Band(4, 7) | GlobalTokens([0, 1]), 6),
-    (GlobalTokens([0], reads_all=False) | Band(1, 0), 2),
+    (GlobalTokens([0], attends_to_all=False) | Band(1, 0), 2),
     (PerHead([Dilated(4, 0, 2) & Band(9, 3), Band(2, 0) | GlobalTokens([0])]), 10),
 ]
 WAYS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}]

@@ -299,7 +299,7 @@ def test_the_first_token_without_keys_is_named_once() -> None:
     _laid_out.cache_clear()
     _plans.clear()
     warn_of_keyless.cache_clear()
-    model = hea.sparsify(build("llama"), Dilated(left=4, right=-1, step=2) | GlobalTokens([1], reads_all=False))
+    model = hea.sparsify(build("llama"), Dilated(left=4, right=-1, step=2) | GlobalTokens([1], attends_to_all=False))
     with pytest.warns(UserWarning, match="the first at position 0"):
         model(token_ids(1, 9))
     # pytest turns a second warning into an error

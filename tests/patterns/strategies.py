@@ -34,8 +34,8 @@ positional = st.one_of(
     st.builds(Dilated, limits, limits, small),
     st.builds(Strided, small),
     st.builds(GlobalTokens, st.lists(st.integers(-20, 20), max_size=4)),
-    st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), reads_all=st.just(False)),
-    st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), read_by_all=st.just(False)),
+    st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), attends_to_all=st.just(False)),
+    st.builds(GlobalTokens, st.lists(st.integers(0, 20), max_size=4), attended_by_all=st.just(False)),
     st.builds(KeyTable, st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=20)),
     # rows so long that they are searched
     st.builds(KeyTable, st.lists(st.integers(0, 60).map(range), min_size=1, max_size=20)),

@@ -15,6 +15,6 @@ def test_pairs(pattern: BlockTopK) -> None:
 
 def test_short_texts_are_causal() -> None:
     pattern = BlockTopK(8, 3)
-    assert pattern.reads_all_up_to() == 24
+    assert pattern.attends_to_all_up_to() == 24
     assert pattern.num_pairs(24, 24) == Causal().num_pairs(24, 24)
     assert pattern.num_pairs(25, 25) == Causal().num_pairs(25, 25) - 8

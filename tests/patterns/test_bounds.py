@@ -137,7 +137,7 @@ def test_the_deepest_and_the_widest_are_read() -> None:
 
 def test_members_are_few() -> None:
     """2 to the power of 8 members of an intersection, and hundreds of a union, are computed as one."""
-    crossed = reduce(and_, [Band(5 + i, 5) | GlobalTokens([i], reads_all=False) for i in range(8)])
+    crossed = reduce(and_, [Band(5 + i, 5) | GlobalTokens([i], attends_to_all=False) for i in range(8)])
     many = Union([Dilated(9, 9, step) for step in range(2, 2 + MAX_MEMBERS + 1)])
     assert crossed.members() == (crossed,)
     assert many.members() == (many,)

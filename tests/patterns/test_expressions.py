@@ -25,7 +25,7 @@ from hf_efficient_attn.patterns.config_spec import write_expression
     [
         ("band(4,4)|global(0)", Band(4, 4) | GlobalTokens([0])),
         (" Band(left=None, right=-1) & ~causal() ", Band(None, -1) & ~Causal()),
-        ("global(0, -1, reads_all=False)", GlobalTokens([0, -1], reads_all=False)),
+        ("global(0, -1, attends_to_all=False)", GlobalTokens([0, -1], attends_to_all=False)),
         ("global([0, 3]) | global_tokens([5])", GlobalTokens([0, 3]) | GlobalTokens([5])),
         ("per_head([full(), (causal() | Band(1, 1))])", PerHead([Full(), Causal() | Band(1, 1)])),
         ("blocks(key_table([[0], []]), 4)", Blocks(KeyTable([[0], []]), 4)),

@@ -31,8 +31,8 @@ def test_positions_meet_the_length() -> None:
 
 
 def test_causality() -> None:
-    assert GlobalTokens([0], reads_all=False).is_causal
-    assert not GlobalTokens([1], reads_all=False).is_causal
+    assert GlobalTokens([0], attends_to_all=False).is_causal
+    assert not GlobalTokens([1], attends_to_all=False).is_causal
     assert not GlobalTokens([0]).is_causal
     assert GlobalTokens([0]).causal().is_causal
 
@@ -41,7 +41,7 @@ def test_token_orders_are_columns_and_rows() -> None:
     columns, rows = GlobalTokens([0, 5]).token_orders(num_queries=4, num_keys=8, query_offset=4)
     assert (columns.queries, columns.keys, columns.local) == (range(4, 8), (0, 5), None)
     assert (rows.queries, rows.keys, rows.local) == ((5,), range(8), None)
-    (columns,) = Blocks(GlobalTokens([1], reads_all=False), 4).token_orders(num_queries=8, num_keys=7)
+    (columns,) = Blocks(GlobalTokens([1], attends_to_all=False), 4).token_orders(num_queries=8, num_keys=7)
     assert (columns.queries, columns.keys) == (range(8), (4, 5, 6))
 
 

@@ -191,7 +191,7 @@ def test_resolve_json_and_heads(pattern: Pattern) -> None:
 
 
 def test_algebra_gives_values() -> None:
-    a, b, c = Band(1, 1), GlobalTokens([0], reads_all=False), BlockLocal(4)
+    a, b, c = Band(1, 1), GlobalTokens([0], attends_to_all=False), BlockLocal(4)
     assert (a | b) | c == a | (b | c) == Union([a, b, c])
     assert (a & b) & c == a & (b & c) == Intersection([a, b, c])
     assert a | a is a

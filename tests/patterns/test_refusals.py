@@ -64,7 +64,7 @@ VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: GlobalTokens("0"), "positions is"),
     (lambda: GlobalTokens([0.5]), "positions is"),
     (lambda: GlobalTokens([True]), "positions is"),
-    (lambda: GlobalTokens([0], reads_all=False, read_by_all=False), "both false"),
+    (lambda: GlobalTokens([0], attends_to_all=False, attended_by_all=False), "both false"),
     (lambda: RandomBlocks(0, 4), "num_blocks is 0"),
     (lambda: RandomBlocks(1, 4, seed=-1), "seed is -1"),
     (lambda: RandomBlocks(1, 4, exclude=3), "3 is not a pattern"),

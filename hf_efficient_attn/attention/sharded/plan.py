@@ -137,7 +137,7 @@ def read_by(patterns: Sequence[Pattern], document: Document, tokens: Intervals, 
     return intersect(shifted(found, document.start), intersect(tokens, ((document.start, document.stop),)))
 
 
-def inner_rows(first: int, stop: int, reads_others: Callable[[int, int], bool]) -> tuple[int, int]:
+def inner_rows(first: int, stop: int, attends_to_others: Callable[[int, int], bool]) -> tuple[int, int]:
     """Return the range of rows around the middle that need no late keys of other processes.
 
     The range is empty, from `first` to `first`, if it would have fewer than half of all rows.
@@ -146,16 +146,16 @@ def inner_rows(first: int, stop: int, reads_others: Callable[[int, int], bool]) 
     (3, 18)
     """
     middle = (first + stop) // 2
-    if reads_others(middle, middle + 1):
+    if attends_to_others(middle, middle + 1):
         return first, first
     low, high = first, middle
     while low < high:
         between = (low + high) // 2
-        low, high = (between + 1, high) if reads_others(between, middle + 1) else (low, between)
+        low, high = (between + 1, high) if attends_to_others(between, middle + 1) else (low, between)
     start, low, high = low, middle + 1, stop
     while low < high:
         between = (low + high + 1) // 2
-        low, high = (low, between - 1) if reads_others(middle, between) else (between, high)
+        low, high = (low, between - 1) if attends_to_others(middle, between) else (between, high)
     return (start, low) if 2 * (low - start) >= stop - first else (first, first)
 
 
@@ -250,10 +250,10 @@ def move_globals(pattern: Pattern, keys: Intervals, others: Intervals, shift: in
     global_parts = [each for each in parts if isinstance(each, GlobalTokens)]
     local = [each for each in parts if not isinstance(each, GlobalTokens)]
     period = common_period(each.period for each in local)
-    read_by_all = {position for each in global_parts if each.read_by_all for position in each.positions}
-    if not local or period is None or shift % period or size(others) > len(read_by_all):
+    attended_by_all = {position for each in global_parts if each.attended_by_all for position in each.positions}
+    if not local or period is None or shift % period or size(others) > len(attended_by_all):
         return None
-    if any(position not in read_by_all for each in others for position in range(*each)):
+    if any(position not in attended_by_all for each in others for position in range(*each)):
         return None
     moved = []
     for each in global_parts:

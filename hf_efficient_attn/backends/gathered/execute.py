@@ -153,7 +153,7 @@ Part = tuple[Tiles, Tensor | None, "FusedCPU | Explicit", list[TileTerm]]
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Return out [B, H, Nq, Dv] in q's dtype, lse [B, H, Nq], and which queries attend only to themselves [B, H, Nq].
 
-    lse is in float32 or float64; the last tensor is empty unless the selection has `reads_self_last`.
+    lse is in float32 or float64; the last tensor is empty unless the selection has `attends_to_self_last`.
     """
     dtype, (q, k, v) = q.dtype, costs_of(call).forward.in_fast_dtype(q, k, v)
     work = Work(q, k, v, call, seed)
@@ -161,7 +161,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     for part in work.parts():
         _forward_tiles(work, part, joined)
     alone = torch.zeros(0, dtype=torch.bool, device=q.device)
-    if call.chosen.reads_self_last and not isinstance(joined, MeanRows):  # type: ignore[union-attr]
+    if call.chosen.attends_to_self_last and not isinstance(joined, MeanRows):  # type: ignore[union-attr]
         alone = (joined.largest == -torch.inf).view(q.shape[:3])
         for part in work.parts(alone):
             _forward_tiles(work, part, joined)
@@ -290,7 +290,7 @@ class Work:
 
     def parts(self, alone: Tensor | None = None) -> Iterator[Part]:
         """Yield tiles with their mask, kernel and terms; `alone`: those of queries that attend only to themselves."""
-        self_pairs = "only" if alone is not None else "never" if self.chosen.reads_self_last else "as all"
+        self_pairs = "only" if alone is not None else "never" if self.chosen.attends_to_self_last else "as all"
         all_tiles = self.chosen.tiles(self.call.layout, self.call.tokens, self.sizes, alone)
         parts = (part for tiles in all_tiles for part in self.masks.split(tiles, self_pairs))
         for number, (tiles, is_full) in enumerate(parts, 1 if alone is None else 1 << 32):

@@ -88,7 +88,7 @@ class LocalAttention(ReformerAttention):
             ends = [([each], range(each - before, 0)) for each in range(before)]
             ends += [([-1 - each], range(after - each)) for each in range(after)]
             for chunk, others in ends:
-                read = read | (GlobalTokens(chunk, read_by_all=False) & GlobalTokens(others, reads_all=False))
+                read = read | (GlobalTokens(chunk, attended_by_all=False) & GlobalTokens(others, attends_to_all=False))
         return Blocks(read, config.local_attn_chunk_length)
 
 

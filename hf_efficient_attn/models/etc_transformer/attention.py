@@ -443,7 +443,7 @@ class EtcAttention(MultiHeadAttention):
     def layer_spec(self) -> LayerPattern:
         """Return the pattern between long tokens: the config's pattern, or the band of the paper."""
         own = layer_pattern(self, {"is_causal": False})
-        return replace(own, pattern=self.band, reads_all=False) if own.is_own else own
+        return replace(own, pattern=self.band, attends_to_all=False) if own.is_own else own
 
     def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
         """Return the request of this layer to the engine for this number of tokens."""

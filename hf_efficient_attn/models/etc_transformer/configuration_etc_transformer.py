@@ -114,7 +114,7 @@ class EtcTransformerConfig(
         share_output_projection: whether long and global tokens share the output projection.
         share_feed_forward: whether long and global tokens share the MLP and its norm.
         hard_global_to_long: whether a global token attends only to the long tokens that belong to it (those of
-            `global_reads_all` attend to all). Long tokens still attend to all global tokens.
+            `global_attends_to_all` attend to all). Long tokens still attend to all global tokens.
         hard_long_to_global: whether a long token attends only to the global tokens that it belongs to.
         type_vocab_size, long_token_type: number of token types (0: none), and the type of long tokens if a call gives
             no types; global tokens then have type 0.

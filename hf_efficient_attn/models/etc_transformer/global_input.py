@@ -79,7 +79,7 @@ class GlobalInput:
         documents: the number of each global token's packed document, [B, G]; None: every row is one document.
         contexts: the number of each global token's context, [B, G]; global tokens of different contexts have no order.
             None: all are in one order.
-        reads_all: which global tokens attend to every long token whatever `hard_global_to_long` says, bool [B, G];
+        attends_to_all: which global tokens attend to every long token whatever `hard_global_to_long` says, bool [B, G];
             None: none.
     """
 
@@ -87,7 +87,7 @@ class GlobalInput:
     links: Tensor
     documents: Tensor | None = None
     contexts: Tensor | None = None
-    reads_all: Tensor | None = None
+    attends_to_all: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def build_structure(config: Any, tokens: GlobalInput, real: Tensor | None, docum
     if documents is not None:
         pairs = pairs & (documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
         among = among & (tokens.documents.unsqueeze(2) == tokens.documents.unsqueeze(1))
-    read = linked if tokens.reads_all is None else linked | tokens.reads_all.unsqueeze(1)
+    read = linked if tokens.attends_to_all is None else linked | tokens.attends_to_all.unsqueeze(1)
     to_global = pairs & linked if config.hard_long_to_global else pairs
     to_long = (pairs & read if config.hard_global_to_long else pairs).transpose(1, 2)
     return Structure(
@@ -204,7 +204,7 @@ INPUTS = (
     "long_to_global",
     "global_token_type_ids",
     "global_contexts",
-    "global_reads_all",
+    "global_attends_to_all",
     "long_contexts",
     "cpc_mask",
     "cpc_input_ids",
@@ -223,20 +223,20 @@ def find_globals(
     mask: Tensor | None,
     links: Tensor | None,
     contexts: Tensor | None,
-    reads_all: Tensor | None,
+    attends_to_all: Tensor | None,
     types: Tensor | None,
 ) -> tuple[Tensor, GlobalInput]:
     """Return the ids of the global tokens, [B, G], and what a call says about them.
 
     Args:
         real: which long tokens are not padding, bool [B, T]; None: all.
-        ids, mask, links, contexts, reads_all, types: the call's `global_input_ids`, `global_mask`, `long_to_global`,
-            `global_contexts`, `global_reads_all` and `global_token_type_ids`.
+        ids, mask, links, contexts, attends_to_all, types: the call's `global_input_ids`, `global_mask`,
+            `long_to_global`, `global_contexts`, `global_attends_to_all` and `global_token_type_ids`.
 
     Raises:
         InputError: some of them without `global_input_ids`, with a wrong shape, or with packed documents.
     """
-    given = {"global_mask": mask, "global_contexts": contexts, "global_reads_all": reads_all}
+    given = {"global_mask": mask, "global_contexts": contexts, "global_attends_to_all": attends_to_all}
     if ids is None:
         others = {"long_to_global": links, "global_token_type_ids": types}
         named = [name for name, each in {**given, **others}.items() if each is not None]
@@ -262,13 +262,13 @@ def find_globals(
     for name, each in given.items():
         if each is not None and tuple(each.shape) != shape:
             raise InputError(f"{name} has shape {list(each.shape)}; it must be [batch, global tokens] = {list(shape)}.")
-    for name in ("global_mask", "global_reads_all"):
+    for name in ("global_mask", "global_attends_to_all"):
         check_mask_values(given[name], name)
     return ids, GlobalInput(
         real=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0,
         links=_of_real(checked_links(links, call, shape[1]), real),
         contexts=contexts,
-        reads_all=None if reads_all is None else reads_all != 0,
+        attends_to_all=None if attends_to_all is None else attends_to_all != 0,
     )
 
 

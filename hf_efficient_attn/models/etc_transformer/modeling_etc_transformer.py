@@ -302,7 +302,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         long_to_global: Tensor | None = None,
         global_token_type_ids: torch.LongTensor | None = None,
         global_contexts: Tensor | None = None,
-        global_reads_all: Tensor | None = None,
+        global_attends_to_all: Tensor | None = None,
         long_contexts: Tensor | None = None,
         cpc_mask: Tensor | None = None,
         cpc_input_ids: torch.LongTensor | None = None,
@@ -321,7 +321,7 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
             long_to_global: the index of the global token that each long token belongs to, [B, T], or several indices,
                 [B, T, K]; −1: none.
             global_contexts: the context of each global token, [B, G], if contexts have no order.
-            global_reads_all: 1 = attends to all long tokens whatever `hard_global_to_long` says, [B, G].
+            global_attends_to_all: 1 = attends to all long tokens whatever `hard_global_to_long` says, [B, G].
             long_contexts: the context number of each long token, [B, T]. Neighbouring tokens with the same number form
                 a context. They attend to no long token outside of it, and an `attention_pattern` applies within it as
                 if it were a separate text. Global tokens are not affected. None: long tokens attend across contexts.
@@ -333,11 +333,11 @@ class EtcTransformerModel(EtcTransformerPreTrainedModel):
         if cpc_mask is not None:
             refuse_recording(self.config, kwargs)
         types = (token_type_ids, global_token_type_ids)
-        read = (attention_mask, position_ids, global_mask, global_reads_all, long_to_global, long_contexts, *types)
+        read = (attention_mask, position_ids, global_mask, global_attends_to_all, long_to_global, long_contexts, *types)
         given = (input_ids, attention_mask, position_ids, inputs_embeds, kwargs, cache)
         call = self.prepare(*given, read_on_host=read)
         mask = call.masks(self.config).token_mask
-        given = (global_mask, long_to_global, global_contexts, global_reads_all, types[1])
+        given = (global_mask, long_to_global, global_contexts, global_attends_to_all, types[1])
         ids, globals_ = find_globals(self.config, call, mask.key_mask, global_input_ids, *given)
         mask = cut_at_contexts(mask, long_contexts, call)
         long, states = self.encode(call, ids, globals_, types, mask, kwargs)

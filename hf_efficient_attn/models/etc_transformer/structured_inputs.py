@@ -377,15 +377,15 @@ def structured_inputs(
             candidates.
         candidate_token_id: the token id of the global tokens of candidates; 42 with the authors' SentencePiece model.
 
-    Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and `global_reads_all`
-    [texts, global tokens], and `long_to_global` [texts, tokens, levels]; see `EtcTransformerModel.forward`. Texts are
-    padded on the tokenizer's padding side, global tokens on the right. With `contexts`, it also returns
-    `global_contexts` [texts, global tokens] and `long_contexts` [texts, tokens], counted from 0 in each text; a token
-    outside of all parts belongs to the context before it. Remove `long_contexts` if long tokens should attend across
-    contexts. For pairs, it also returns the authors' `token_type_ids` and `global_token_type_ids`, which go up to 7:
-    remove them for a model with fewer types. With `answers`, it also returns `start_positions` and `end_positions`
-    [texts], 0 without an answer, and `long_answer_positions` [texts], the global token of the first part in which the
-    answer begins, −100 without an answer.
+    Returns `input_ids` and `attention_mask` [texts, tokens], `global_input_ids`, `global_mask` and
+    `global_attends_to_all` [texts, global tokens], and `long_to_global` [texts, tokens, levels]; see
+    `EtcTransformerModel.forward`. Texts are padded on the tokenizer's padding side, global tokens on the right. With
+    `contexts`, it also returns `global_contexts` [texts, global tokens] and `long_contexts` [texts, tokens], counted
+    from 0 in each text; a token outside of all parts belongs to the context before it. Remove `long_contexts` if long
+    tokens should attend across contexts. For pairs, it also returns the authors' `token_type_ids` and
+    `global_token_type_ids`, which go up to 7: remove them for a model with fewer types. With `answers`, it also returns
+    `start_positions` and `end_positions` [texts], 0 without an answer, and `long_answer_positions` [texts], the global
+    token of the first part in which the answer begins, −100 without an answer.
 
     Raises:
         InputError: a slow tokenizer; no texts, or no text with a token; a mix of texts and pairs; parts or answers that
@@ -516,9 +516,9 @@ def _add_globals(encoded: BatchEncoding, rows: Sequence[ExampleGlobals], token_i
     encoded["long_to_global"] = torch.tensor(padded)
     encoded["global_mask"] = _padded([[1] * len(row.global_types) for row in rows])
     encoded["global_input_ids"] = torch.full_like(encoded["global_mask"], token_id)
-    encoded["global_reads_all"] = torch.zeros_like(encoded["global_mask"])
+    encoded["global_attends_to_all"] = torch.zeros_like(encoded["global_mask"])
     if has_whole_text:
-        encoded["global_reads_all"][:, 0] = 1
+        encoded["global_attends_to_all"][:, 0] = 1
 
 
 def _add_types(

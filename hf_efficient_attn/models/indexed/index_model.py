@@ -205,7 +205,7 @@ def checked_rotation(model: Any) -> int:
         raise ConfigurationError(f"index takes a model of transformers, not {type(model).__name__}.")
     if has_indexer(model.config):
         raise ConfigurationError("This model already has indexers. Call hea.training.index_stage(model, stage).")
-    if not reads_all_before(model.config):
+    if not attends_to_all_before(model.config):
         raise ConfigurationError("This model has an attention_pattern; remove it with sparsify(model, None).")
     name, base = type(model).__name__, model.base_model
     rotary = model.index_rotary() if hasattr(model, "index_rotary") else getattr(base, "rotary_emb", None)
@@ -232,7 +232,7 @@ def checked_rotation(model: Any) -> int:
     return rotated
 
 
-def reads_all_before(config: Any) -> bool:
+def attends_to_all_before(config: Any) -> bool:
     """Return whether every layer of a causal model attends to all earlier tokens, judged by its `attention_pattern`."""
     spec = getattr(config, FIELD, None)
     patterns = () if spec is None else config_patterns(spec, config, ENCODER) or ()

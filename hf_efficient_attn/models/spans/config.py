@@ -167,10 +167,10 @@ class SpanFields:
 
 def span_window(config: Any) -> SpanWindow:
     """Return the window of keys that the heads of a model with this config can attend to."""
-    return SpanWindow(config.span_limit, config.span_ramp, reads_self(config), config.is_causal)
+    return SpanWindow(config.span_limit, config.span_ramp, attends_to_self(config), config.is_causal)
 
 
-def reads_self(config: Any) -> bool:
+def attends_to_self(config: Any) -> bool:
     """Return whether a token attends to itself, by default only if the model is bidirectional."""
     return bool(not config.is_causal if config.include_self is None else config.include_self)
 
@@ -200,7 +200,7 @@ def check_spans(config: Any) -> None:
         )
     if config.span_penalty < 0:
         raise ConfigurationError(f"span_penalty={config.span_penalty} must be at least 0.")
-    if not config.is_causal and not reads_self(config):
+    if not config.is_causal and not attends_to_self(config):
         raise ConfigurationError(
             "include_self=False lets tokens attend only to earlier ones, and needs is_causal=True. Leave it out."
         )

@@ -287,8 +287,8 @@ class SparseAttention(MultiHeadAttention):
         layer_spec = layer_pattern(self, {"is_causal": self.is_causal})
         limit = self.config.full_attention_up_to
         if limit is not None and num_keys <= limit and not self.is_causal:
-            return LayerPattern(Full(), reads_all=True)
-        if not global_positions or layer_spec.reads_all:
+            return LayerPattern(Full(), attends_to_all=True)
+        if not global_positions or layer_spec.attends_to_all:
             return layer_spec
         # rows of global tokens with global projections are computed separately
         joined = remembered(
@@ -308,7 +308,7 @@ class SparseAttention(MultiHeadAttention):
     def _in_evaluation(self, layer_spec: LayerPattern) -> tuple[LayerPattern, tuple[int, int] | None]:
         """Return what the layer follows in evaluation, and (block_tokens, number) of the replaced random blocks."""
         is_replaced = self.config.random_blocks_in_eval == "transformers"
-        if not is_replaced or layer_spec.is_causal or layer_spec.reads_all:
+        if not is_replaced or layer_spec.is_causal or layer_spec.attends_to_all:
             return layer_spec, None
         rest, *blocks = remembered(self, split_random, layer_spec.pattern)
         return (layer_spec, None) if rest == layer_spec.pattern else (replace(layer_spec, pattern=rest), (*blocks,))
@@ -340,12 +340,12 @@ def check_global_mask(global_mask: Tensor | None, num_keys: int) -> None:
         )
 
 
-def join_globals(pattern: Pattern, positions: tuple[int, ...], reads_all: bool, is_causal: bool) -> Pattern:
+def join_globals(pattern: Pattern, positions: tuple[int, ...], attends_to_all: bool, is_causal: bool) -> Pattern:
     """Return the pattern joined with global tokens, in its causal form if `is_causal`.
 
-    reads_all: whether global tokens also attend to everything; every token attends to them in any case.
+    attends_to_all: whether global tokens also attend to everything; every token attends to them in any case.
     """
-    joined = pattern | GlobalTokens(positions, reads_all=reads_all)
+    joined = pattern | GlobalTokens(positions, attends_to_all=attends_to_all)
     return joined.causal() if is_causal else joined
 
 

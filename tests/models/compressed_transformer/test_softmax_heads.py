@@ -355,7 +355,7 @@ def test_prior_is_added_to_scores(is_causal: bool, is_trained: bool, reach: int 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @torch.no_grad()
-def test_average_attention_reads_all_tokens_alike(is_causal: bool) -> None:
+def test_average_attention_attends_to_all_tokens_alike(is_causal: bool) -> None:
     model = build("AutoModel", mechanism="linear", feature_map="constant", is_causal=is_causal, chunk_tokens=4).double()
     attention, text = model.layers[0].self_attn, torch.randn(1, 11, 32, dtype=torch.float64)
     values = attention.v_proj(text)[0]

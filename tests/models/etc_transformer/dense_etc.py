@@ -19,7 +19,7 @@ class Text:
         ids, global_ids: long and global tokens.
         links: for each long token the numbers of the global tokens to which it belongs.
         contexts: of each global token; empty: all are in one.
-        reads_all: the global tokens that read everything.
+        attends_to_all: the global tokens that read everything.
         long_contexts: of each long token, neighbours in one number by number; empty: all are in one.
     """
 
@@ -27,7 +27,7 @@ class Text:
     global_ids: list[int]
     links: list[set[int]]
     contexts: list[int] = field(default_factory=list)
-    reads_all: set[int] = field(default_factory=set)
+    attends_to_all: set[int] = field(default_factory=set)
     long_contexts: list[int] = field(default_factory=list)
 
 
@@ -73,7 +73,7 @@ def may_read(config: Any, text: Text, pattern: Any, query: int, key: int) -> boo
     number, token = min(query, key), max(query, key) - num_global
     is_linked = number in text.links[token]
     if query < num_global:
-        return not config.hard_global_to_long or is_linked or number in text.reads_all
+        return not config.hard_global_to_long or is_linked or number in text.attends_to_all
     return not config.hard_long_to_global or is_linked
 
 

@@ -65,7 +65,7 @@ def test_given_structure_is_that_of_the_formula(side: str) -> None:
     tokens, num_global = 7, 4
     inputs = {name: torch.zeros(2, tokens, dtype=torch.long) for name in ("input_ids", "attention_mask")}
     inputs["long_to_global"] = torch.full((2, tokens, 2), -1)
-    for name in ("global_input_ids", "global_mask", "global_contexts", "global_reads_all"):
+    for name in ("global_input_ids", "global_mask", "global_contexts", "global_attends_to_all"):
         inputs[name] = torch.zeros(2, num_global, dtype=torch.long)
     places = []
     for row, text in enumerate(texts):
@@ -79,7 +79,7 @@ def test_given_structure_is_that_of_the_formula(side: str) -> None:
         own = slice(0, len(text.global_ids))
         inputs["global_input_ids"][row, own], inputs["global_mask"][row, own] = torch.tensor(text.global_ids), 1
         inputs["global_contexts"][row, own] = torch.tensor(text.contexts)
-        inputs["global_reads_all"][row, [*text.reads_all]] = 1
+        inputs["global_attends_to_all"][row, [*text.attends_to_all]] = 1
     with torch.no_grad():
         found = model(**inputs)
         for row, text in enumerate(texts):

@@ -66,7 +66,7 @@ def test_no_word_of_a_masked_sentence_can_be_read(is_byte_level: bool) -> None:
 def test_parts_lie_within_parts_and_a_first_token_stands_for_all() -> None:
     parts = [[*paragraphs(text), *sentences(text)] for text in TEXTS]
     found = encode(parts=parts, has_whole_text=True)
-    assert found["global_reads_all"].tolist() == [[1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
+    assert found["global_attends_to_all"].tolist() == [[1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
     # of the first word: the text, its first paragraph, its first sentence
     first = next(row for row in found["long_to_global"][0].tolist() if row[0] >= 0)
     assert first == [0, 1, 3]
@@ -361,7 +361,7 @@ def test_an_answer_of_which_an_end_is_cut_away_is_none() -> None:
 def test_without_links_of_the_whole_text_and_with_other_ids() -> None:
     found = encode_pairs(question_token_ids=(41, 43), parts=[[(0, 5)], [(0, 3)]])
     assert found["global_input_ids"].tolist() == [[41, 41, 41, 43], [41, 43, 1, 1]]
-    assert found["global_reads_all"].sum() == 0
+    assert found["global_attends_to_all"].sum() == 0
 
 
 @pytest.mark.parametrize(
