@@ -104,7 +104,8 @@ class _Import(argparse.Action):
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
-            parser.error(f"{option} {module}: no such module in {Path.cwd()}, and none is installed.")
+            hint = f"Write {module[:-3]}." if module.endswith(".py") else f"None is in {Path.cwd()}, or installed."
+            parser.error(f"{option} {module}: no such module. {hint}")
 
 
 def _docstring(module: str) -> str:

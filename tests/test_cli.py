@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import transformers
 from distributed import run_script
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_efficient_attn
 from hf_efficient_attn.cli import COMMANDS, build_parser, main
@@ -154,6 +155,10 @@ def test_a_module_with_own_patterns(
         main(["draw", "every_third()", "--import", "own_pattern"])
     assert stop.value.code == 2
     assert "--import own_pattern: no such module" in capsys.readouterr().err
+    config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    LlamaForCausalLM(config).save_pretrained("dense")
+    main(["sparsify", "dense", "sparse", "--pattern", "every_third()", "--import", "own_patterns"])
+    assert "    import own_patterns" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from hf_efficient_attn.integration.explain import layer_request
 from hf_efficient_attn.integration.layer_patterns import PARTS
 from hf_efficient_attn.patterns.bands import Strided
 from hf_efficient_attn.patterns.big_bird import RandomBlocks
-from hf_efficient_attn.patterns.pattern import Pattern, drawn
+from hf_efficient_attn.patterns.pattern import Pattern, drawn, own_classes
 from hf_efficient_attn.patterns.serialization import check_length
 from hf_efficient_attn.pictures import check_picture, new_figure, save_figure
 
@@ -179,6 +179,9 @@ def default_tokens(pattern: Pattern) -> int:
     (256, 768)
     """
     reaches = [reach.left or 0 for each in pattern.atoms() if (reach := each.decoding_reach()) is not None]
+    # nothing else is known of a class from outside this package
+    own = [vars(each).values() for each in pattern.atoms() if type(each) in own_classes(pattern)]
+    reaches += [value for values in own for value in values if isinstance(value, int)]
     steps = [each.step for each in pattern.atoms() if isinstance(each, Strided)]
     blocks = [each.block_tokens for each in pattern.atoms() if isinstance(each, RandomBlocks)]
     if pattern.granularity > 1:

@@ -39,6 +39,8 @@ from hf_efficient_attn.integration.saving import stock_name
 from hf_efficient_attn.integration.sparsify import sparsify
 from hf_efficient_attn.messages import shown
 from hf_efficient_attn.models.base import saved_config
+from hf_efficient_attn.patterns.config_spec import parse_pattern
+from hf_efficient_attn.patterns.pattern import own_classes
 
 ALL, EVERY_SECOND = "all", "every-second"
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -84,7 +86,9 @@ def main(args: argparse.Namespace) -> None:
     print(f"{args.dst}: {type(model).__name__}, {model.num_parameters():,} parameters, {model.dtype}. {layers}")
     print(_cost(model))
     auto = auto_class(model)
-    print("Load it with:", "    import hf_efficient_attn", f"    from transformers import {auto}", sep="\n")
+    own = sorted({cls.__module__ for cls in own_classes(parse_pattern(args.pattern))})
+    imports = ["import hf_efficient_attn", *(f"import {module}  # defines a pattern" for module in own)]
+    print("Load it with:", *(f"    {line}" for line in [*imports, f"from transformers import {auto}"]), sep="\n")
     print(f"    model = {auto}.from_pretrained({args.dst!r})")
 
 

@@ -6,7 +6,6 @@ intervals: an upper bound (keys that at least one query attends to) and a lower 
 The algebra is interval arithmetic on these bounds, so that no method ever enumerates all pairs.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -21,6 +20,7 @@ from hf_efficient_attn.patterns.intervals import (
     MovingIntervals,
     checked_intervals,
     complement,
+    intersect,
     normalize,
     pairs_of,
     size,
@@ -166,50 +166,60 @@ def common_period(periods: Iterable[int | None]) -> int | None:
     return None if None in listed else lcm(*(period for period in listed if period))
 
 
-# Pattern classes from outside this package: whether `allowed` and `key_intervals` agree, for some pairs.
+# Pattern classes from outside this package: whether `allowed` and `key_intervals` agree.
 
 
-# queries that are checked alone and with the next ones, and keys near them, far from them, and beside which intervals
-OWN_QUERIES, OWN_BLOCK = 8, 4
-OWN_NEAR, OWN_FAR, OWN_INTERVALS = 64, 512, 32
+# pairs that are compared at a length, but no fewer than those of two queries; multiples of GOLDEN spread the queries
+OWN_PAIRS, GOLDEN = 1 << 15, 0.618034
 
 
-def check_own(pattern: "Pattern", num_keys: int) -> None:
-    """Raise ConfigurationError if `key_intervals` of classes from outside this package contradict `allowed`."""
-    own = sorted({type(atom).__name__ for atom in pattern.atoms() if _package(type(atom)) != _package(Pattern)})
-    if own:
-        for first in {num_keys * place // OWN_QUERIES for place in range(OWN_QUERIES)}:
-            _check_intervals(pattern, own, first, first, num_keys)
-            _check_intervals(pattern, own, first, min(first + OWN_BLOCK, num_keys) - 1, num_keys)
+def own_classes(pattern: "Pattern") -> list[type["Pattern"]]:
+    """Return the classes of a pattern that are from outside this package, in the order of their names."""
+    package = Pattern.__module__.partition(".")[0]
+    found = {type(atom) for atom in pattern.atoms() if type(atom).__module__.partition(".")[0] != package}
+    return sorted(found, key=lambda cls: cls.__name__)
 
 
-def _package(of: type) -> str:
-    return of.__module__.partition(".")[0]
+def check_own(pattern: "Pattern", num_keys: int, num_pairs: int = OWN_PAIRS) -> None:
+    """Raise ConfigurationError if `key_intervals` of classes from outside this package contradict `allowed`.
+
+    The keys of some queries are compared, each alone and together with the next one.
+    """
+    if not own_classes(pattern):
+        return
+    count = max(2, min(num_keys, num_pairs // (2 * num_keys)))
+    for query in {int(index * GOLDEN * num_keys) % num_keys for index in range(count)}:
+        last = min(query + 1, num_keys - 1)
+        own, both = _allowed_keys(pattern, query, query, num_keys), _allowed_keys(pattern, query, last, num_keys)
+        alone, together = (pattern.key_intervals(query, end, num_keys) for end in (query, last))
+        _compare(pattern, query, query, num_keys, checked_intervals(pattern.kind, alone, num_keys), own)
+        _compare(pattern, query, last, num_keys, checked_intervals(pattern.kind, together, num_keys), both)
 
 
-def _check_intervals(pattern: "Pattern", own: list[str], first: int, last: int, num_keys: int) -> None:
-    """Compare the intervals of the queries first..last (inclusive) with `allowed`."""
-    intervals = checked_intervals(pattern.kind, pattern.key_intervals(first, last, num_keys), num_keys)
-    edges = [edge for interval in intervals for edge in interval]
-    beside = {edge - before for edge in (*edges[:OWN_INTERVALS], *edges[-OWN_INTERVALS:]) for before in (0, 1)}
-    tried = {*beside, *range(first - OWN_NEAR, last + OWN_NEAR), *range(0, num_keys, 1 + num_keys // OWN_FAR)}
-    for key in sorted(key for key in tried if 0 <= key < num_keys):
-        is_within = bisect_right(edges, key) % 2 == 1
-        is_allowed = any(pattern.allowed(query, key) for query in range(first, last + 1))
-        if is_allowed and not is_within or (is_within and not is_allowed and first == last):
-            query = f"query {first}" if first == last else f"one of the queries {first} to {last}"
-            raise ConfigurationError(
-                f"{', '.join(own)}: key_intervals({first}, {last}, {num_keys}) "
-                f"{'leaves out' if is_allowed else 'holds'} key {key}, but `allowed` "
-                f"{'lets' if is_allowed else 'does not let'} {query} attend to it. The intervals must hold every key "
-                "that any of the queries attends to, and for a single query no others."
-            )
+def _allowed_keys(pattern: "Pattern", first: int, last: int, num_keys: int) -> Intervals:
+    queries = range(first, last + 1)
+    return normalize((key, key + 1) for key in range(num_keys) if any(pattern.allowed(query, key) for query in queries))
+
+
+def _compare(pattern: "Pattern", first: int, last: int, num_keys: int, found: Intervals, allowed: Intervals) -> None:
+    missing = intersect(allowed, complement(normalize(found), num_keys))
+    others = intersect(found, complement(allowed, num_keys)) if first == last else ()
+    if missing or others:
+        query = f"query {first}" if first == last else f"one of the queries {first} to {last}"
+        raise ConfigurationError(
+            f"{', '.join(cls.__name__ for cls in own_classes(pattern))}: key_intervals({first}, {last}, {num_keys}) "
+            f"{'leaves out' if missing else 'holds'} key {(missing or others)[0][0]}, but `allowed` "
+            f"{'lets' if missing else 'does not let'} {query} attend to it. The intervals must hold every key that any "
+            "of the queries attends to, and for a single query no others."
+        )
 
 
 # A pattern drawn with one character per pair, or per square of pairs.
 
 
 MAX_DRAWN_PAIRS = 1 << 22
+# enough for all queries of up to 512 tokens
+DRAWN_OWN_PAIRS = 1 << 19
 
 
 def drawn(
@@ -236,7 +246,7 @@ def drawn(
             )
     num_heads = pattern.num_head_patterns * (1 + head // pattern.num_head_patterns)
     resolved = pattern.resolve(num_keys, layer, head, num_heads)
-    check_own(resolved, num_keys)
+    check_own(resolved, num_keys, DRAWN_OWN_PAIRS)
     queries = range(query_offset, query_offset + num_queries)
     lines = []
     with work_budget("Drawing this pattern"):
@@ -299,6 +309,13 @@ class Pattern(Operators):
     def __init_subclass__(cls, kind: str = "") -> None:
         super().__init_subclass__()
         if kind:
+            known = Pattern.kinds.get(kind)
+            # a cell of a notebook defines the same class again
+            if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ConfigurationError(
+                    f"{cls.__qualname__}: another pattern is already called {kind!r}, "
+                    f"{known.__module__}.{known.__qualname__}. Give the class another kind."
+                )
             cls.kind = kind
             Pattern.kinds[kind] = cls
 

@@ -279,3 +279,8 @@ def test_classes_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
                 attention(states, states, states, pattern)
             with pytest.raises(ConfigurationError, match="Listed: key_intervals"):
                 explain(pattern, 2048)
+
+    with pytest.raises(ConfigurationError, match="'band'"):
+
+        class AnotherBand(Pattern, kind="band"):
+            pass
