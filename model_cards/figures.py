@@ -11,7 +11,6 @@ The `all_results.json` of an example contains neither its command nor its machin
 import argparse
 import io
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,11 +156,14 @@ class Pivot:
 
     def __call__(self, found: Record) -> str:
         cells: dict[str, dict[str, str]] = {}
+        known: dict[str, bool] = {}
         for record in self.rows(found):
-            text = TEXT.cell(self.cell, record)
-            if set(text) - set(f"{NONE} /"):
-                cells.setdefault(TEXT.cell(self.row, record), {})[TEXT.cell(self.column, record)] = text
-        columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+            text, column = TEXT.cell(self.cell, record), TEXT.cell(self.column, record)
+            is_filled = bool(set(text) - set(f"{NONE} /"))
+            known[column] = known.get(column, False) or is_filled
+            if is_filled:
+                cells.setdefault(TEXT.cell(self.row, record), {})[column] = text
+        columns = [column for column, is_filled in known.items() if is_filled]
         body = ([row, *(of.get(column, NONE) for column in columns)] for row, of in cells.items())
         return markdown(["", *columns], body)
 
@@ -199,15 +201,14 @@ def llama(found: Record) -> Iterator[Record]:
 
 def learning_rates(found: Record) -> Iterator[Record]:
     """Yield the bits per byte of models by learning rate: the mean over seeds, the lowest and the highest; or NaN."""
-    for model in records(found, "models"):
-        of_rate: dict[float, list[float]] = {}
-        for trial in model["tried"]:
-            bits = math.inf if trial.get("stopped") else trial["bits_per_byte"]
-            of_rate.setdefault(trial["learning_rate"], []).append(bits)
-        for rate, values in of_rate.items():
-            text = f"{fmean(values):.3f}" + (f" ({min(values):.3f}–{max(values):.3f})" if len(values) > 1 else "")
-            text = "NaN" if math.inf in values else text
-            yield {"name": model["name"], "rate": rate, "bits": text}
+    models = list(records(found, "models"))
+    for model in models:
+        for rate in sorted({trial["learning_rate"] for each in models for trial in each["tried"]}):
+            trials = [trial for trial in model["tried"] if trial["learning_rate"] == rate]
+            bits = [trial["bits_per_byte"] for trial in trials if not trial.get("stopped")]
+            text = NONE if not trials else "NaN" if len(bits) < len(trials) else f"{fmean(bits):.3f}"
+            spread = f" ({min(bits):.3f}–{max(bits):.3f})" if len(bits) > 1 else ""
+            yield {"name": model["name"], "rate": rate, "bits": text + spread}
 
 
 def sparse_llama(found: Record) -> Iterator[Record]:
@@ -411,7 +412,7 @@ def deep_blocks() -> Any:
             axis.grid(alpha=0.3)
     axes[0].set(xlabel="training step", ylabel="bits per byte of held-out text")
     axes[1].set(xlabel="training time (s), one thread")
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 
