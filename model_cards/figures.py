@@ -12,6 +12,7 @@ import argparse
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -223,10 +224,12 @@ def spam(found: Record) -> Iterator[Record]:
         yield from ({"name": f"{model}, {read}", **score} for read, score in entry["scores"].items())
 
 
-def with_fixed_64(found: Record) -> Iterator[Record]:
-    """Yield the results of models with each kind of span, and with a fixed span of 64."""
-    yield from records(found, "kinds")
-    yield {**results("compare_spans_fixed_64")["kinds"]["fixed"], "name": "fixed at 64"}
+def span_limits(found: Record) -> Iterator[Record]:
+    """Yield the bits per byte, the average span and the cost of models by kind and limit of their spans."""
+    values = {"bits per byte": "{bits_per_byte:.3f}", "average span": "{average_span:,.0f}"}
+    for what, form in {**values, "multiply-adds a byte": "{flops_per_token:,.0f}"}.items():
+        for model in found["models"].values():
+            yield {"what": f"{model['span']}: {what}", "limit": model["limit"], "text": form.format(**model)}
 
 
 def with_windows(found: Record) -> Iterator[Record]:
@@ -301,8 +304,9 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "span kinds": Listing(
         "span = {name} | bits per byte = {bits_per_byte:.3f} | average span = {average_span:,.0f} | multiply-adds "
         "a byte = {flops_per_token:,.0f}",
-        with_fixed_64,
+        partial(records, name="kinds"),
     ),
+    "span limits": Pivot("{what}", "{text}", "limit {limit:,}", span_limits),
     "answers": Listing("reads = {name} | exact match = {exact:.1f} | F1 = {f1:.1f}", with_windows),
     "summaries": partial(scores, names=ROUGE, baseline="first_words", form=".3f"),
     "translations": partial(scores, names={"bleu": "BLEU", "chrf": "chrF"}, baseline="sources", form=".1f"),
@@ -416,6 +420,14 @@ def deep_blocks() -> Any:
     return figure
 
 
+def limits_of_spans() -> Any:
+    """Return the average span, the cost and the loss of models by the limit of their spans."""
+    sys.path.append(str(CARDS.parent / "examples" / "experiments"))
+    from comparison.span_curves import draw_limits
+
+    return draw_limits(results("compare_span_limits")["models"])
+
+
 def adaptive_span() -> Any:
     """Return the bands that the four heads of the layer with the longest span have learned."""
     keys = max((layer["keys"] for layer in results("spans_adaptive")["layers"]), key=max)
@@ -447,6 +459,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "sparse_presets": partial(patterns, PRESETS, 48),
     "bench_attention": attention,
     "deep_blocks": deep_blocks,
+    "span_limits": limits_of_spans,
     "families/adaptive_span": adaptive_span,
     "families/bp_transformer": span_tree,
     "families/any_model": partial(patterns, SPARSIFIED, 32, is_icon=True),

@@ -85,7 +85,6 @@ def test_tables_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> Non
     used = {name for text in pages.values() for name in re.findall(r"<!-- figures: (\w+),", text)}
     files = {file.stem for file in (ROOT / "model_cards" / "results").glob("*.json")}
     assert {name for name in files - used if not name.startswith("run_")} == {
-        "compare_spans_fixed_64",
         "spans_adaptive",
     }
 

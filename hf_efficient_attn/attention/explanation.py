@@ -52,6 +52,8 @@ def selection_in_words(chosen: ChosenKeys) -> str:
 MEBIBYTE = 2**20
 # longer patterns are cut, since lists of positions can have any length
 PATTERN_LETTERS = 1000
+# estimated costs above this, relative to dense attention, are called slower
+SLOWER = 1.1
 # the width of a line without a terminal, and the minimum width of the text next to the name of a row
 COLUMNS, FEWEST_COLUMNS = 110, 30
 
@@ -162,9 +164,10 @@ class Explanation:
         """The first rows of the table: the backend, its cost relative to dense attention, and its memory."""
         is_low = self.call.inputs.device == "cpu" and self.relative_cost != 1
         low = "; in benchmarks, measured times were 1.0 to 2.8 times this" if is_low else ""
+        slower = ": full attention is faster here" if self.relative_cost > SLOWER else ""
         return {
             "backend": self.backend + self._elsewhere(),
-            "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated{low})",
+            "cost": f"{self.relative_cost:.3f} × {self.baseline} (estimated{low}){slower}",
             **({} if self.all_layers is None else {"all layers": str(self.all_layers)}),
             "memory": f"{self.memory_bytes / MEBIBYTE:,.1f} MiB beyond q, k and v (estimated, one example)",
         }

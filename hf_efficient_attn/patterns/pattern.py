@@ -335,10 +335,11 @@ class Pattern(Operators):
     def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
         """Return intervals of all keys that any query of first_query..last_query (inclusive) may attend to.
 
-        An interval (start, stop) holds the keys start, …, stop − 1. The intervals are exact for one query, for atoms
-        and for unions, and an upper bound otherwise. They are sorted, disjoint, not empty, and between 0 and num_keys:
-        `clip(normalize(found), num_keys)` from `patterns.intervals` converts any list of intervals to this form. If a
-        pattern is from outside this package, attention compares the intervals of some queries with `allowed`.
+        An interval (start, stop) holds the keys start, …, stop − 1. The intervals are exact for one query. For several
+        queries they may hold more, but those of this package's atoms and their unions are exact. They are sorted,
+        disjoint, not empty, and between 0 and num_keys: `clip(normalize(found), num_keys)` from `patterns.intervals`
+        converts any list of intervals to this form. If a pattern is from outside this package, attention compares the
+        intervals of some queries with `allowed`.
         """
         self._needs_length()
 
