@@ -187,8 +187,9 @@ def check_own(pattern: "Pattern", num_keys: int, num_pairs: int = OWN_PAIRS) -> 
     """
     if not own_classes(pattern):
         return
-    count = max(2, min(num_keys, num_pairs // (2 * num_keys)))
-    for query in {int(index * GOLDEN * num_keys) % num_keys for index in range(count)}:
+    count = max(2, num_pairs // (2 * num_keys))
+    spread = {int(index * GOLDEN * num_keys) % num_keys for index in range(count)}
+    for query in range(num_keys) if count >= num_keys else spread:
         last = min(query + 1, num_keys - 1)
         own, both = _allowed_keys(pattern, query, query, num_keys), _allowed_keys(pattern, query, last, num_keys)
         alone, together = (pattern.key_intervals(query, end, num_keys) for end in (query, last))
