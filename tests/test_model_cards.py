@@ -59,13 +59,21 @@ def without_numbers(line: str) -> str:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *CARDS], ids=lambda page: page.stem)
-def test_linked_files_exist(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)|<img src=\"([^\"]+)\"", page.read_text())
-    links = [in_markdown or in_html for in_markdown, in_html in links]
+def test_linked_files_and_headings_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [*re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text), *re.findall(r"<img src=\"([^\"]+)()\"", text)]
     assert links
-    for link in links:
+    for link, heading in links:
         if not link.startswith("http"):
-            assert (page.parent / link).exists(), link
+            target = page.parent / link if link else page
+            assert target.exists(), link
+            assert not heading or heading in headings(target.read_text(encoding="utf-8")), f"{link}#{heading}"
+
+
+def headings(text: str) -> list[str]:
+    """Return the anchors of a Markdown page, as GitHub makes them."""
+    titles = re.findall("^#+ (.+)$", text, flags=re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *CARDS], ids=lambda page: page.stem)
