@@ -190,19 +190,15 @@ def check_own(pattern: "Pattern", num_keys: int, num_pairs: int = OWN_PAIRS) -> 
     count = max(2, num_pairs // (2 * num_keys))
     spread = {int(index * GOLDEN * num_keys) % num_keys for index in range(count)}
     for query in range(num_keys) if count >= num_keys else spread:
-        last = min(query + 1, num_keys - 1)
-        own, both = _allowed_keys(pattern, query, query, num_keys), _allowed_keys(pattern, query, last, num_keys)
-        alone, together = (pattern.key_intervals(query, end, num_keys) for end in (query, last))
-        _compare(pattern, query, query, num_keys, checked_intervals(pattern.kind, alone, num_keys), own)
-        _compare(pattern, query, last, num_keys, checked_intervals(pattern.kind, together, num_keys), both)
+        for last in {query, min(query + 1, num_keys - 1)}:
+            _compare_keys(pattern, query, last, num_keys)
 
 
-def _allowed_keys(pattern: "Pattern", first: int, last: int, num_keys: int) -> Intervals:
-    queries = range(first, last + 1)
-    return normalize((key, key + 1) for key in range(num_keys) if any(pattern.allowed(query, key) for query in queries))
-
-
-def _compare(pattern: "Pattern", first: int, last: int, num_keys: int, found: Intervals, allowed: Intervals) -> None:
+def _compare_keys(pattern: "Pattern", first: int, last: int, num_keys: int) -> None:
+    """Compare the intervals of the queries first..last (inclusive) with the keys that `allowed` gives them."""
+    found = checked_intervals(pattern.kind, pattern.key_intervals(first, last, num_keys), num_keys)
+    keys = (key for key in range(num_keys) if any(pattern.allowed(query, key) for query in range(first, last + 1)))
+    allowed = normalize((key, key + 1) for key in keys)
     missing = intersect(allowed, complement(normalize(found), num_keys))
     others = intersect(found, complement(allowed, num_keys)) if first == last else ()
     if missing or others:
