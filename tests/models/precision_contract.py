@@ -17,8 +17,9 @@ from torch import Tensor
 
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 
-# of autocast's distance from float32 to that of a model of the same low precision altogether; 1.1 was the most
-SLACK = 2.0
+# Of autocast's distance from float32 to that of a model of the same low precision altogether. 1.1 was the most, and 2.2
+# where rounding moved a few tokens to another cluster (Routing Transformer).
+SLACK = 3.0
 DTYPES = (torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough))
 
 
