@@ -252,7 +252,6 @@ def test_wrong_paths_and_values(
         (["analyze", "signal", "--model", "sas", "--output", "{folder}/file"], "{folder}/file/signal.png cannot be"),
         (["analyze", "spans", "{folder}", "--picture", "{folder}/file/a.png"], "{folder}/file/a.png cannot be written"),
         (["bench", "models", "--output", "{folder}/file"], "{folder}/file: File exists."),
-        (["bench", "attention", "--profile", "--output", "{folder}/file"], "{folder}/file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -44,7 +44,9 @@ from hf_efficient_attn.bench.cases import (
     pattern_of,
     repeated,
 )
-from hf_efficient_attn.bench.contest import (
+from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.options import (
+    RECOMPILE_LIMIT,
     add_counts,
     add_device,
     add_dtype,
@@ -54,14 +56,11 @@ from hf_efficient_attn.bench.contest import (
     fill_options,
     leave_open,
     make_folder,
-    refuse_given,
 )
-from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.peers import PEERS, Problem, build_peer, peers_of
-from hf_efficient_attn.bench.profile import profile_calls, profile_markdown
 from hf_efficient_attn.bench.report import Row, describe_machine, one_line, publish, resolve_device
 from hf_efficient_attn.bench.timing import Case, Timing, synchronize, time_once, time_within
-from hf_efficient_attn.errors import ConfigurationError, InputError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.compile import compile_layout
@@ -91,10 +90,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 # memory is measured only at longer lengths
 QUICK = {"patterns": ["band", "longformer"], "lengths": [512, 2048, 4096], "max_seconds": 5.0}
-# options that do not apply to the fixed calls of `--profile`
-NOT_PROFILED = ("patterns", "lengths", "backends", "peers", "dense_limit", "peer_limit", "memory_from", "no_memory")
-# transformers compiles one function for all masks and lengths; torch would give up after a few
-RECOMPILE_LIMIT = 512
 
 
 def measure_length(tokens: int, shape: Shape, settings: dict[str, Any]) -> tuple[Row, list[Row]]:
@@ -268,34 +263,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-from", type=int, default=65536, metavar="N", help=text)
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--quick", action="store_true", help="measure two patterns up to 4,096 tokens")
-    text = "instead show which kernels take the time of a few fixed calls (CPU only)"
-    parser.add_argument("--profile", action="store_true", help=text)
     add_results(parser, "outputs/bench_attention")
-    leave_open(parser, "max_seconds", *NOT_PROFILED)
+    leave_open(parser, *QUICK)
 
 
 def main(args: argparse.Namespace) -> None:
     """Measure, print the tables, and write attention.json, attention.md and attention.png into `args.output`.
 
     Raises:
-        EfficientAttentionError: a count below 1, an unknown pattern, a backend that cannot compute it, `--device cuda`
-            without a CUDA device or with `--profile`, or options that `--profile` does not use.
+        EfficientAttentionError: a count below 1, an unknown pattern, a backend that cannot compute it, or
+            `--device cuda` without a CUDA device.
     """
-    if args.profile:
-        refuse_given(args, "--profile", NOT_PROFILED)
     fill_options(args, QUICK)
     check_counts(args, COUNTS, "lengths")
-    if args.profile and args.device == "cuda":
-        raise InputError("device='cuda' cannot be profiled: --profile times the kernels of CPUs. Use 'cpu'.")
-    device = resolve_device("cpu" if args.profile else args.device)
+    device = resolve_device(args.device)
     settings = settings_of(args, device)
     make_folder(args)
-    if args.profile:
-        print(waiting_threads(), file=sys.stderr)
-        shape = Shape(args.batch_size, args.heads, args.head_dim, settings["dtype"], device.type)
-        profile = profile_calls(shape, args.repeats, args.max_seconds)
-        publish(args, "profile", profile, profile_markdown(profile))
-        return
     for name in settings["patterns"]:
         pattern_of(name, max(settings["lengths"])).heads(args.heads)
     print(waiting_threads(), file=sys.stderr)

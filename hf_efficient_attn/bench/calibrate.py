@@ -48,7 +48,7 @@ from hf_efficient_attn.backends.machine_costs import (
     remember,
 )
 from hf_efficient_attn.bench.cases import Call, Shape, call_of, own_call, pattern_of, repeated
-from hf_efficient_attn.bench.contest import (
+from hf_efficient_attn.bench.options import (
     add_counts,
     add_device,
     add_dtype,

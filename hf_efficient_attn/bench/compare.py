@@ -25,7 +25,9 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, DataCollatorForLanguageModeling, set_seed
 from transformers.utils import logging
 
-from hf_efficient_attn.bench.contest import (
+from hf_efficient_attn.bench.mechanisms import ALL, BLOCKS, DENSE, Shape, config_of
+from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.options import (
     add_counts,
     add_device,
     add_results,
@@ -34,8 +36,6 @@ from hf_efficient_attn.bench.contest import (
     make_folder,
     set_threads,
 )
-from hf_efficient_attn.bench.mechanisms import ALL, BLOCKS, DENSE, Shape, config_of
-from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.report import (
     MEBIBYTE,
     NONE,

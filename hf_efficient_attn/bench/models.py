@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging
 
-from hf_efficient_attn.bench.contest import (
+from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.options import (
     add_attention_dropout,
     add_counts,
     add_device,
@@ -35,7 +36,6 @@ from hf_efficient_attn.bench.contest import (
     make_folder,
     set_threads,
 )
-from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.report import (
     MEBIBYTE,
     NONE,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from contest import Built, Contest
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, GPT2Config, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_efficient_attn.bench.contest import Built, Contest
 from hf_efficient_attn.bench.report import MEBIBYTE, NONE, PALETTE, Line, Panel, Row, markdown_table
 from hf_efficient_attn.bench.timing import Case, summarize, times_faster
 from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT

@@ -16,13 +16,13 @@ from math import prod
 from typing import Any
 
 import torch
+from contest import Built, Contest, drawn_states, forward_case, training_case
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
 from hf_efficient_attn.attention.functional import attention
-from hf_efficient_attn.bench.contest import Built, Contest, drawn_states, forward_case, training_case
 from hf_efficient_attn.bench.memory import peak_memory
 from hf_efficient_attn.bench.report import MEBIBYTE, Row, markdown_table
 from hf_efficient_attn.errors import InputError

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from contest import Built, Contest, drawn_states, forward_case, training_case
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from hf_efficient_attn.bench.contest import Built, Contest, drawn_states, forward_case, training_case
 from hf_efficient_attn.errors import InputError
 from hf_efficient_attn.models.bp_transformer.configuration_bp_transformer import BPTransformerConfig
 from hf_efficient_attn.models.bp_transformer.modeling_bp_transformer import BPTransformerModel

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from contest import MEASURES, Built, Contest, drawn_states, forward_case, training_case
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from hf_efficient_attn.bench.contest import MEASURES, Built, Contest, drawn_states, forward_case, training_case
 from hf_efficient_attn.bench.mechanisms import (
     DENSE,
     DENSE_LIMIT,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from contest import run_main
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing import start_processes
@@ -35,7 +36,8 @@ from hf_efficient_attn.attention.sharded.shards import (
 )
 from hf_efficient_attn.attention.sharded.ulysses import attend_heads
 from hf_efficient_attn.attention.sharded.wide_queries import with_wide_queries
-from hf_efficient_attn.bench.contest import (
+from hf_efficient_attn.bench.memory import highest_resident
+from hf_efficient_attn.bench.options import (
     DTYPES,
     add_counts,
     add_results,
@@ -43,9 +45,7 @@ from hf_efficient_attn.bench.contest import (
     fill_options,
     leave_open,
     make_folder,
-    run_main,
 )
-from hf_efficient_attn.bench.memory import highest_resident
 from hf_efficient_attn.bench.report import (
     MEBIBYTE,
     Line,

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from contest import Built, Contest, training_case
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
-from hf_efficient_attn.bench.contest import Built, Contest, training_case
 from hf_efficient_attn.bench.report import MEBIBYTE, NONE, Line, Panel, Row, markdown_table
 from hf_efficient_attn.bench.timing import Case, summarize
 from hf_efficient_attn.errors import EfficientAttentionError, InputError

@@ -14,8 +14,7 @@ import pytest
 import spans
 import star
 import trees
-
-from hf_efficient_attn.bench.contest import Contest
+from contest import Contest
 
 SCRIPTS = Path(star.__file__).parent
 SMALL = ["--lengths", 16, 32, "--memory-lengths", "--hidden-size", 16, "--heads", 2]

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import contest
 import pytest
 import star
 import torch
 from distributed import run_script
 
-from hf_efficient_attn.bench import contest, memory, report
+from hf_efficient_attn.bench import memory, report
 from hf_efficient_attn.bench.report import json_text, resolve_device, without_samples
 
 TINY = ["--batch-size", "2", "--layers", "1", "--hidden-size", "16", "--heads", "2", "--max-seconds", "0"]

@@ -15,7 +15,6 @@ from hf_efficient_attn.cli import main
         ("attention", ["--peers", "flash"], "invalid choice: 'flash'"),
         # what is given holds with --quick, too
         ("attention", ["--quick", "--lengths", 0], "lengths=0 must be at least 1"),
-        ("attention", ["--profile", "--lengths", 64, "--no-memory"], "not use --lengths, --no-memory"),
         ("models", ["--repeats", 0], "repeats=0 must be at least 1"),
         ("models", ["--lengths", 0], "lengths=0 must be at least 1"),
         ("models", ["--threads", 0], "threads=0 must be at least 1"),

@@ -1,13 +1,11 @@
-"""What all benchmarks share: contestants take turns at every length, and a report compares them.
+"""What the benchmarks of this folder share: contestants take turns at every length, and a report compares them.
 
-The commands of `hf-efficient-attn bench` use the functions. `Contest` is a whole benchmark: a script in
-model_cards/benchmarks says what it compares, and `Contest` does the rest.
+A script says what it compares, as a `Contest`, which does the rest.
 """
 
 import argparse
 import runpy
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -18,15 +16,29 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from hf_efficient_attn.bench.memory import peak_memory
+from hf_efficient_attn.bench.options import (
+    RECOMPILE_LIMIT,
+    add_counts,
+    add_device,
+    add_dtype,
+    add_max_seconds,
+    add_results,
+    add_threads,
+    check_counts,
+    dtype_of,
+    fill_options,
+    flag,
+    leave_open,
+    make_folder,
+    set_threads,
+)
 from hf_efficient_attn.bench.report import (
-    DEVICES,
     MEBIBYTE,
     NONE,
     PALETTE,
     Line,
     Panel,
     Row,
-    check_at_least_one,
     clock_line,
     crossover,
     curve,
@@ -47,125 +59,14 @@ from hf_efficient_attn.bench.timing import (
     time_within,
     times_faster,
 )
-from hf_efficient_attn.errors import EfficientAttentionError, InputError
+from hf_efficient_attn.errors import EfficientAttentionError
 
-DTYPES = ("float32", "bfloat16", "float16")
-# for models that share their code: torch.compile counts a compilation of it per model, mode and length
-RECOMPILE_LIMIT = 512
 # measure -> its name in tables
 MEASURES = {"forward": "forward", "training": "training step"}
 
 Settings = dict[str, Any]
 # a value of the group, and a length; None if the contest has no group or no lengths
 Combination = tuple[Any, int | None]
-
-
-def add_counts(parser: argparse.ArgumentParser, counts: Mapping[str, tuple[int, str]]) -> None:
-    """Add an option for each of `counts`, {name: (default, what it counts)}."""
-    for name, (default, text) in counts.items():
-        parser.add_argument(flag(name), type=int, default=default, metavar="N", help=f"{text} (default {default})")
-
-
-def flag(name: str) -> str:
-    """Return the option that sets `name`."""
-    return f"--{name.replace('_', '-')}"
-
-
-def leave_open(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Set the defaults of options to None, so that `fill_options` can fill in those that are not given."""
-    parser.set_defaults(usual={name: parser.get_default(name) for name in names}, **dict.fromkeys(names))
-
-
-def fill_options(args: argparse.Namespace, quick: Mapping[str, object]) -> None:
-    """Fill in the defaults of options that `leave_open` left open; with `--quick`, the defaults in `quick`."""
-    for name, usual in args.usual.items():
-        if getattr(args, name) is None:
-            setattr(args, name, quick.get(name, usual) if args.quick else usual)
-
-
-def refuse_given(args: argparse.Namespace, option: str, names: Iterable[str]) -> None:
-    """Raise InputError if options that `leave_open` left open are given together with one that ignores them."""
-    given = [flag(name) for name in names if getattr(args, name) is not None]
-    if given:
-        raise InputError(f"{option} does not use {', '.join(given)}. Leave out one or the other.")
-
-
-def add_results(parser: argparse.ArgumentParser, folder: str) -> None:
-    """Add `--output`, where results go, and `--json`."""
-    text = "folder to write the results to (default %(default)s)"
-    parser.add_argument("--output", type=Path, default=Path(folder), metavar="FOLDER", help=text)
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
-
-
-def make_folder(args: argparse.Namespace) -> None:
-    """Make the folder of the results before anything is measured, so that errors come early.
-
-    Raises:
-        OSError: the path is a file, or the folder cannot be made.
-    """
-    args.output.mkdir(parents=True, exist_ok=True)
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add `--device`."""
-    text = "device to measure on; auto, the default, is cuda if there is a GPU, else cpu"
-    parser.add_argument("--device", choices=DEVICES, default="auto", help=text)
-
-
-def add_dtype(parser: argparse.ArgumentParser, of_what: str) -> None:
-    """Add `--dtype`; see `dtype_of`."""
-    parser.add_argument("--dtype", choices=DTYPES, help=f"dtype of {of_what} (default float32, on a GPU bfloat16)")
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Add `--threads`; see `set_threads`."""
-    text = "number of CPU threads of torch (default: torch's own choice)"
-    parser.add_argument("--threads", type=int, metavar="N", help=text)
-
-
-def add_max_seconds(parser: argparse.ArgumentParser, default: float, unit: str = "length") -> None:
-    """Add `--max-seconds`, the time of the rounds of each `unit`."""
-    text = f"seconds of timed rounds for each {unit}; at least two rounds are timed (default {default:g})"
-    parser.add_argument("--max-seconds", type=float, default=default, metavar="S", help=text)
-
-
-def add_attention_dropout(parser: argparse.ArgumentParser) -> None:
-    """Add `--attention-dropout`, for the benchmarks of whole models; see `check_attention_dropout`."""
-    parser.add_argument(
-        "--attention-dropout",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="dropout probability of the attention weights in all models (default 0)",
-    )
-
-
-def check_counts(args: argparse.Namespace, counts: Iterable[str], *lists: str) -> None:
-    """Raise InputError if a count, or a number in one of the named lists, is below 1."""
-    smallest = {name: min(getattr(args, name)) for name in lists if getattr(args, name)}
-    check_at_least_one(**{name: getattr(args, name) for name in counts}, **smallest)
-
-
-def check_attention_dropout(args: argparse.Namespace) -> None:
-    """Raise InputError if the dropout is out of range."""
-    if not 0.0 <= args.attention_dropout < 1.0:
-        raise InputError(f"attention_dropout={args.attention_dropout} must be at least 0 and below 1.")
-
-
-def set_threads(args: argparse.Namespace) -> None:
-    """Set the number of threads of torch if `--threads` is given.
-
-    Raises:
-        InputError: fewer than one thread.
-    """
-    if args.threads is not None:
-        check_at_least_one(threads=args.threads)
-        torch.set_num_threads(args.threads)
-
-
-def dtype_of(args: argparse.Namespace, device: torch.device) -> str:
-    """Return the dtype that was chosen, or the default of the device."""
-    return args.dtype or ("bfloat16" if device.type == "cuda" else "float32")
 
 
 @dataclass(frozen=True)
@@ -532,7 +433,6 @@ def run_main(
 
 def training_of_script(script: str, name: str, shape: dict[str, Any]) -> Callable[[], object]:
     """Return the training step of a contestant of a script's contest; all arguments are of JSON types."""
-    sys.path.append(str(Path(script).parent))
     contest = runpy.run_path(script)["CONTEST"]
     case = contest.build(name, contest.shape(**shape)).cases["training"]
     return lambda: case.run(case.prepare())
