@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import torch
 from datasets import Dataset, DatasetDict, load_dataset
+from example_data.question_answering import best_answers, squad_scores, windows_of
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, Trainer, TrainingArguments, set_seed
 from transformers.data.data_collator import DataCollatorWithPadding
 from transformers.hf_argparser import HfArg, HfArgumentParser
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.training.question_answering import best_answers, squad_scores, windows_of
 
 
 @dataclass

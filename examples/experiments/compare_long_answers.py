@@ -43,6 +43,7 @@ from comparison.shape import Shape
 from comparison.timed_training import TimedTrainer
 from datasets import Dataset, DatasetDict
 from example_data import new_tokenizer, order_questions
+from example_data.question_answering import best_answers, squad_scores, token_f1, windows_of
 from transformers import (
     AutoModelForQuestionAnswering,
     DataCollatorWithPadding,
@@ -55,7 +56,6 @@ from transformers.hf_argparser import HfArg
 import hf_efficient_attn as hea
 from hf_efficient_attn.patterns import Band
 from hf_efficient_attn.pictures import new_figure
-from hf_efficient_attn.training.question_answering import best_answers, squad_scores, token_f1, windows_of
 
 READINGS = ("first", "windows", "dense", "band", "longformer", "bigbird")
 DISTANCES = {"up to 256": 256, "up to 1,024": 1024, "more": math.inf}

@@ -234,27 +234,8 @@ def convert(
             eval mode, full attention on short inputs, and no answers inside the question. In LED: no global tokens
             unless a call marks them. In Nyströmformers: full attention if there is a landmark for each token of
             segment_means_seq_len, and an inverse whose start depends on the other examples of the batch. Even so,
-            outputs differ for
-
-            - padding before or between tokens, because positions count only tokens here, and also padding there: bert,
-              big_bird, led, bigbird_pegasus, bart, pegasus, marian, reformer; in modernbert, with rotary positions,
-              only padding between tokens;
-            - pad ids that no `attention_mask` masks, because each has its own position here, and all share one there:
-              longformer, roberta, xlm-roberta;
-            - sequences that begin with padding, because transformers classifies the first position even if it is
-              padding, and we classify the first token: longformer, roberta, xlm-roberta, modernbert, reformer;
-            - texts longer than a chunk, because transformers draws new rotations at every call, and ours are fixed; in
-              encoders also texts after which transformers adds a whole chunk of padding, because the first chunk then
-              attends to it: reformer;
-            - padding anywhere, because landmarks, convolutions and positions include it there; and texts of another
-              length than segment_means_seq_len, because transformers mixes their rows unless segment_means_seq_len
-              equals num_landmarks: nystromformer;
-            - inputs shorter than the longest of a batch, because their own last block is global here, and a block of
-              padding there: big_bird, bigbird_pegasus;
-            - inputs after one that is short enough for full attention, because transformers then uses full attention
-              for all later inputs: big_bird, bigbird_pegasus;
-            - question answering without `token_type_ids`, because transformers makes them from the first separator:
-              big_bird.
+            outputs differ for some inputs; `convert` warns of those of your model, and
+            model_cards/sparse_transformer.md lists all.
 
             The other outputs are compared: source and result process the same random tokens in eval mode and float32
             (at most 1,021; for dense sources at most attention_window / 2 + 1), and if outputs differ, nothing is

@@ -6,10 +6,9 @@ from random import Random
 
 import pytest
 import torch
+from example_data.question_answering import best_answers, squad_scores, windows_of
 from run_example import finish_example, start_forked, write_rows
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-
-from hf_efficient_attn.training.question_answering import best_answers, squad_scores, windows_of
 
 SHORT = ["--max_seq_length", "48", "--doc_stride", "16", "--max_steps", "2", "--disable_tqdm", "True"]
 TRAIN = ["--train_file", "train.jsonl", *SHORT]

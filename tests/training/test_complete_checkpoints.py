@@ -91,7 +91,7 @@ def test_shards(run: Path) -> None:
     shards[1].write_bytes(shards[0].read_bytes())
     assert "lacks tensors that model.safetensors.index.json lists" in why_incomplete(newest)
     shards[1].write_bytes(content[:-1])
-    assert why_incomplete(newest).startswith(f"{shards[1].name} has ")
+    assert why_incomplete(newest).startswith(f"{shards[1].name} is truncated")
     shards[1].unlink()
     assert why_incomplete(newest) == f"{shards[1].name} is missing."
 

@@ -1,12 +1,14 @@
 """What several mechanisms of this family share: states that layers pass on, and sequences split into strides."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from hf_efficient_attn.attention.explanation import LayerRequest
 from hf_efficient_attn.errors import InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.tracing import is_exporting
 from hf_efficient_attn.models.sparse.attention import SparseAttention
@@ -80,6 +82,9 @@ class PassingAttention(SparseAttention):
         if self.passes_on:
             kwargs["passed_states"].keep(self.layer_idx, query, key)
         return query, key
+
+    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
+        return replace(super().layer_request(num_keys, task), head_dim=self.config.compared_width(self.layer_idx))
 
 
 # Sequences split into strides of several tokens, and convolutions that make one slot of each stride.

@@ -226,9 +226,6 @@ class CollaborativeHeadsAttention(PassingAttention):
     def _compared(self, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return super()._compared(query, key.expand(-1, self.num_heads, -1, -1), kwargs)
 
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), head_dim=self.key_width)
-
 
 # Residual scores: each layer adds the scores of the layer below to its own, before the softmax (RealFormer).
 #
@@ -261,9 +258,6 @@ class ResidualScoresAttention(PassingAttention):
             return query, key
         passed: PassedStates = kwargs["passed_states"]
         return passed.joined(self.compared_layers, key)
-
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), head_dim=self.config.compared_width(self.layer_idx))
 
 
 # Reused weights: a layer without its own queries and keys uses the attention weights of the layer below.
@@ -315,6 +309,3 @@ class ReusedWeightsAttention(SparseAttention):
 
     def _layer_spec(self, global_positions: tuple[int, ...], num_keys: int) -> LayerPattern:
         return layer_pattern(self.below, {"is_causal": self.is_causal})
-
-    def layer_request(self, num_keys: int, task: str | None) -> LayerRequest:
-        return replace(super().layer_request(num_keys, task), head_dim=self.config.compared_width(self.layer_idx))

@@ -15,7 +15,6 @@ from hf_efficient_attn.models.config.checks import check_fields, meant
 from hf_efficient_attn.models.config.errors import strict_config
 from hf_efficient_attn.models.config.fields import DropoutFields, GatedMLPFields, HeadSizes
 from hf_efficient_attn.models.config.library import LibraryConfig, check_given_pattern
-from hf_efficient_attn.models.mechanisms.config import FEATURE_FIELDS, PRIOR_FIELDS
 from hf_efficient_attn.models.spans.config import SpanFields, check_spans
 
 from .gains import (
@@ -346,19 +345,6 @@ class SimplifiedTransformerConfig(
             if "gain" in name or difflib.get_close_matches(name, gain_fields(), cutoff=0.8):
                 raise ConfigurationError(unknown("gain", name, gain_fields()))
         super().__post_init__(**kwargs)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a config as `PreTrainedConfig.from_dict` does, but refuse a saved `mechanism` and drop its fields."""
-        mechanism = config_dict.get("mechanism")
-        if any(mechanism if isinstance(mechanism, list) else [mechanism]):
-            raise ConfigurationError(
-                f"This config has mechanism={shown(mechanism)}, but simplified blocks have only softmax attention. Use "
-                "compressed_transformer, which has other mechanisms."
-            )
-        former = ("mechanism", *FEATURE_FIELDS, *PRIOR_FIELDS)
-        known = {name: value for name, value in config_dict.items() if name not in former}
-        return super().from_dict(known, **kwargs)
 
     @property
     def default_implementation(self) -> str | None:
