@@ -58,8 +58,10 @@ hf_efficient_attn_cli.main()
     assert result.stdout.strip().endswith("imported:")
 
 
-def test_the_console_script_runs_commands() -> None:
-    result = run_script([sys.executable, "-m", "hf_efficient_attn_cli", "draw", "causal()", "--tokens", "2"])
+@pytest.mark.parametrize("module", ["hf_efficient_attn", "hf_efficient_attn_cli"])
+def test_modules_run_commands(module: str) -> None:
+    """The second is the console script."""
+    result = run_script([sys.executable, "-m", module, "draw", "causal()", "--tokens", "2"])
     assert result.stdout.startswith("■⬚\n■■\n"), result.stderr
 
 
