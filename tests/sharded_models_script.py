@@ -21,7 +21,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.attention.sharded.shards import shard_bounds
-from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.integration.names import has_indexer
 from hf_efficient_attn.models.base import FamilyPreTrainedModel
 from hf_efficient_attn.models.spans.module import span_modules
@@ -159,16 +158,13 @@ def said(model: Any, inputs: dict[str, Tensor]) -> dict[str, str]:
     ids = inputs["input_ids"]
     square = (1, distributed.get_world_size())
     return {
-        "generate": raised_by(lambda: model.generate(ids)),
         **of_other_batches(model, {**inputs, "position_ids": torch.arange(TOKENS).expand(ROWS, -1)}),
-        "cache": raised_by(lambda: model(input_ids=ids, **{CACHE_ARGUMENT: transformers.DynamicCache()})),
         "weights": raised_by(lambda: model(input_ids=ids, output_attentions=True)),
         "matrix": raised_by(lambda: model(input_ids=ids, attention_mask=torch.ones(ROWS, 1, TOKENS, TOKENS))),
         "labels": raised_by(lambda: model(input_ids=ids, output_router_logits=True)),
         "restarts": raised_by(lambda: model(**{**inputs, "position_ids": torch.arange(TOKENS).expand(ROWS, -1) % 9})),
         "short": raised_by(lambda: model(input_ids=ids[:, :1])),
         "mesh": raised_by(lambda: hea.shard_sequence(model, init_device_mesh("cpu", square))),
-        "mode": raised_by(lambda: hea.shard_sequence(model, init_device_mesh("cpu", square[1:]), "ring")),
     }
 
 

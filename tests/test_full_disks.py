@@ -77,20 +77,23 @@ def test_a_conversion_onto_a_full_disk(tmp_path: Path) -> None:
     assert (old / "notes.txt").read_text() == "mine"
 
 
-def test_a_conversion_into_a_folder_of_others() -> None:
+@pytest.mark.parametrize("place_mode", [0o555, 0o777])
+def test_a_conversion_into_a_folder_of_others(place_mode: int) -> None:
+    """Where nothing can be written beside it, and where its own files alone cannot be removed."""
     # the folders of pytest are closed to all other users
     with tempfile.TemporaryDirectory() as name:
         place, old, model = Path(name), Path(name) / "old", in_tree("bert")
         in_tree("roberta").save_pretrained(old)
         before = contents(old)
-        for path in (place, old):
-            path.chmod(0o555)
+        place.chmod(place_mode)
+        old.chmod(0o555)
         message = error_in_child(lambda: hea.convert(model, old, overwrite=True), be_nobody)
         for path in (place, old):
             path.chmod(0o755)
         assert message.startswith("CheckpointError: ")
         assert "Permission denied" in message
         assert contents(old) == before
+        assert list(place.iterdir()) == [old]
 
 
 def sparse_bert() -> Any:

@@ -1,14 +1,18 @@
 """Threads that share a model, a module or a cache get what each would get alone."""
 
+import random
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
+import seq2seq_cases
 import torch
+from attention_models import PATTERN, build
 from interleaved import at_every_line
-from thread_stress import count_wrong
+from models_cases import TINY, randomize
 from torch import Tensor, nn
 
 import hf_efficient_attn as hea
@@ -22,6 +26,7 @@ from hf_efficient_attn.models.sparse.attention import remembered
 from hf_efficient_attn.patterns import Band, Causal, Pattern
 
 CPU = torch.device("cpu")
+NUM_FORWARDS, NUM_EXAMPLES, TOKENS = 150, 8, 24
 
 
 def table_with_padding(num_masked: int) -> Tensor:
@@ -123,6 +128,57 @@ def test_chosen_keys_of_several_threads() -> None:
             assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("threads", [4])
-def test_many_forwards(threads: int) -> None:
-    assert count_wrong(150, threads) == 0
+def masks() -> Tensor:
+    """Return masks [examples, 2, tokens], each with other padding, on either side."""
+    masks = torch.ones(NUM_EXAMPLES, 2, TOKENS, dtype=torch.long)
+    for example in range(1, NUM_EXAMPLES):
+        if example % 2:
+            masks[example, 0, :example] = 0
+        else:
+            masks[example, 1, -example:] = 0
+    return masks
+
+
+def forwards() -> dict[str, Callable[[int], Tensor]]:
+    """Return by the name of a model what it computes of the example of a number."""
+    llama = hea.sparsify(build("llama"), PATTERN)
+    torch.manual_seed(0)
+    longformer = randomize(hea.SparseTransformerModel(hea.SparseTransformerConfig.longformer(**TINY)).eval())
+    led = randomize(hea.SparseSeq2SeqModel(hea.SparseSeq2SeqConfig.led(**seq2seq_cases.TINY)).eval())
+    ids, mask = torch.randint(3, 60, (NUM_EXAMPLES, 2, TOKENS)), masks()
+    # global tokens at another place in every example
+    chosen = torch.arange(TOKENS)[None, None] == (TOKENS // 2 - torch.arange(NUM_EXAMPLES) // 2)[:, None, None]
+    chosen = chosen.expand(-1, 2, -1).long()
+    return {
+        "llama": lambda i: llama(ids[i], attention_mask=mask[i]).logits,
+        "longformer": lambda i: (
+            longformer(ids[i], attention_mask=mask[i], global_attention_mask=chosen[i]).last_hidden_state
+        ),
+        "led": lambda i: led(ids[i], attention_mask=mask[i], decoder_input_ids=ids[i, :, :5]).last_hidden_state,
+    }
+
+
+def test_many_forwards() -> None:
+    """Of shared models, on inputs of one length and different padding: every bit is that of a single thread.
+
+    Every second one runs under inference mode, the others under no_grad.
+    """
+    every = forwards()
+    with torch.no_grad():
+        expected = {name: [forward(i) for i in range(NUM_EXAMPLES)] for name, forward in every.items()}
+    draw = random.Random(0)
+    asked = [(draw.choice(sorted(every)), draw.randrange(NUM_EXAMPLES)) for _ in range(NUM_FORWARDS)]
+
+    def is_wrong(number: int) -> bool:
+        name, example = asked[number]
+        with torch.inference_mode() if number % 2 else torch.no_grad():
+            return not torch.equal(every[name](example), expected[name][example])
+
+    switching = sys.getswitchinterval()
+    # threads take turns a thousand times as often as they would
+    sys.setswitchinterval(5e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(is_wrong, range(NUM_FORWARDS))) == 0
+    finally:
+        sys.setswitchinterval(switching)

@@ -246,8 +246,6 @@ def test_contrast(scheme: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bnd(4, 4)"], "No pattern is called 'bnd'"),
-        (["missing.json"], "'missing.json'"),
         (["band(4, 4)", "--tokens", "0"], "--tokens is 0"),
         (["per_head([full(), causal(), full()])"], "cannot share 8 heads evenly"),
         (["--output", "{folder}/page.pdf"], "ends with .html"),
@@ -259,7 +257,6 @@ def test_contrast(scheme: int) -> None:
         (["--num-rows", "5"], "--num-rows 5"),
         (["--rows", "3"], "--rows 3"),
         (["--causal"], "--causal"),
-        (["{folder}"], "is a folder without config.json"),
     ],
 )
 def test_one_sentence(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,7 @@ class TestCommandLine:
             ([tmp_path / "nowhere"], "no such file or folder"),
             ([tmp_path / "nowhere.json"], "no such file or folder"),
             ([tmp_path / "empty"], "has no config.json"),
+            ([tmp_path / "short.txt"], "is a file"),
             ([tmp_path / "checkpoint", "--text", tmp_path / "nowhere.txt"], "no such file"),
             ([tmp_path / "checkpoint", "--text", tmp_path / "short.txt"], "too short for 8 sequences of 128 tokens"),
         ):

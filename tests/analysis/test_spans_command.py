@@ -112,9 +112,6 @@ class TestCommand:
 
 class TestRefusals:
     def test_models(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "no such file or folder" in refusal(capsys, tmp_path / "nowhere")
-        (tmp_path / "empty").mkdir()
-        assert "has no config.json" in refusal(capsys, tmp_path / "empty")
         config = hea.SimplifiedTransformerConfig(
             vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2
         )
@@ -130,7 +127,6 @@ class TestRefusals:
         adaptive().save_pretrained(tmp_path / "model")
         (tmp_path / "empty.txt").touch()
         text = (tmp_path / "model", "--output", tmp_path / "out", "--text")
-        assert "no such file" in refusal(capsys, *text, tmp_path / "nowhere.txt")
         assert "The text has 0 tokens; attention between tokens needs at least 2 tokens." in refusal(
             capsys, *text, tmp_path / "empty.txt"
         )

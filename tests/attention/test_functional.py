@@ -1,11 +1,7 @@
 """`attention`: what it refuses, and how a backend is chosen."""
 
 import pickle
-import re
-import sys
-import traceback
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +14,6 @@ from hf_efficient_attn.attention.dispatch import _plans
 from hf_efficient_attn.attention.functional import attention
 from hf_efficient_attn.attention.select import BACKENDS, fastest, select, use_backend
 from hf_efficient_attn.backends.flex import backend as flex
-from hf_efficient_attn.backends.kernels import FusedCPU
 from hf_efficient_attn.errors import EfficientAttentionError, InputError, UnsupportedBackendError
 from hf_efficient_attn.layout.call import AttentionCall, Inputs
 from hf_efficient_attn.layout.layout import Layout
@@ -31,8 +26,6 @@ from hf_efficient_attn.patterns.big_bird import RandomBlocks
 from hf_efficient_attn.patterns.global_tokens import GlobalTokens
 
 X = torch.randn(2, 4, 20, 8)
-PACKAGE = Path(hea.__file__).parent
-CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize(
@@ -283,25 +276,6 @@ def test_no_queries_give_an_empty_output_and_no_gradient(backend: str, sizes: tu
         assert lse.shape == (batch, 4, queries)
         out.sum().backward()
         assert all(not each.grad.any() for each in (q, k, v))
-
-
-def test_the_way_of_a_call_is_the_one_in_contributing(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-    forward = FusedCPU.forward
-
-    def noted(kernel: FusedCPU, *args: Any) -> Any:
-        frames = [
-            frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if str(PACKAGE) in frame.f_code.co_filename
-        ]
-        calls.append([frame.f_code.co_name for frame in reversed(frames)] + ["forward"])
-        return forward(kernel, *args)
-
-    monkeypatch.setattr(FusedCPU, "forward", noted)
-    attention(X, X, X, Band(3, 3), backend="blocked")
-    text = CONTRIBUTING.read_text(encoding="utf-8")
-    listed = re.findall(r"(?:function:|→) `[\w.]*?(\w+)`", re.sub(r"\s+", " ", text))
-    assert all(names == listed for names in calls)
-    assert 0 < len(listed) <= 9
 
 
 # torch's tracer warns of itself

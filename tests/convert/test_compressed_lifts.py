@@ -136,12 +136,13 @@ def test_other_targets_have_no_mechanism(model_type: str) -> None:
         hea.convert(in_tree(model_type), mechanism="linear")
 
 
-def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
+def test_from_folder_to_folder_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save(in_tree("roberta", "AutoModelForMaskedLM"), tmp_path / "theirs", with_tokenizer=True)
-    done = run(folder, tmp_path / "ours", "--to", "compressed_transformer", "--mechanism", "linformer")
-    assert done.returncode == 0, done.stderr
-    assert "CompressedTransformerForMaskedLM" in done.stdout
-    assert "note: The linformer layers start with the weights" in done.stderr
+    options = ("--to", "compressed_transformer", "--mechanism", "linformer")
+    code, printed, notes = run(capsys, folder, tmp_path / "ours", *options)
+    assert code == 0, notes
+    assert "CompressedTransformerForMaskedLM" in printed
+    assert "note: The linformer layers start with the weights" in notes
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert loaded.config.projected_tokens == 78
     again = lifted(folder, mechanism="linformer").state_dict()

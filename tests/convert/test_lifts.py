@@ -159,12 +159,12 @@ def test_types_that_are_no_source_or_cannot_become_one() -> None:
             hea.convert(ours, to=target)
 
 
-def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
+def test_from_folder_to_folder_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save(source("roberta", "AutoModelForMaskedLM"), tmp_path / "theirs", with_tokenizer=True)
-    done = run(folder, tmp_path / "ours", "--to", "etc_transformer", "--attention-window", "8")
-    assert done.returncode == 0, done.stderr
-    assert "EtcTransformerForMaskedLM" in done.stdout
-    assert "note: Copied from the modules that all tokens use" in done.stderr
+    code, printed, notes = run(capsys, folder, tmp_path / "ours", "--to", "etc_transformer", "--attention-window", "8")
+    assert code == 0, notes
+    assert "EtcTransformerForMaskedLM" in printed
+    assert "note: Copied from the modules that all tokens use" in notes
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
     assert loaded.config.local_radius == 4
     again = lifted(folder, dst=tmp_path / "again", attention_window=8)
@@ -173,9 +173,9 @@ def test_from_folder_to_folder_by_the_command(tmp_path: Path) -> None:
     copy = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again")
     assert all(each.equal(again.state_dict()[name]) for name, each in copy.state_dict().items())
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").model_max_length == 4096
-    refused = run(folder, tmp_path / "refused", "--to", "etc_transformer", "--parity")
-    assert refused.returncode == 2
-    assert "Leave parity (--parity) out" in refused.stderr
+    code, _, error = run(capsys, folder, tmp_path / "refused", "--to", "etc_transformer", "--parity")
+    assert code == 2
+    assert "Leave parity (--parity) out" in error
     other = lifted(folder, head="AutoModelForSequenceClassification")
     assert other.config.classifier_head == "dense"
 

@@ -139,18 +139,6 @@ def test_interrupted_while_files_move(
         assert contents(folder).keys() == WRITTEN | {"mine"}
 
 
-def test_a_folder_that_cannot_be_changed_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError("Permission denied")
-
-    folder = fill(tmp_path / "dst", OLD)
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(hea.CheckpointError, match="could not be written, and was not changed"):
-        write_folder(folder, lambda new: fill(new, NEW))
-    assert contents(folder) == {name: text.encode() for name, text in OLD.items()}
-    assert leftovers(folder) == []
-
-
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_signals(bert: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:

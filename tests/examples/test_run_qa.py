@@ -34,7 +34,7 @@ def questions(num: int, unanswerable: bool = False) -> list[dict]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     write_rows(folder / "train.jsonl", questions(30, unanswerable=True))
-    finish_example(start_forked(folder, "run_qa.py", *TRAIN, "--save_strategy", "steps", "--save_steps", "1"))
+    finish_example(start_forked(folder, "run_qa.py", *TRAIN))
     return folder
 
 
@@ -49,9 +49,6 @@ def test_what_it_leaves_can_be_loaded_and_trained_on(trained: Path) -> None:
     model = AutoModelForQuestionAnswering.from_pretrained(trained / "run")
     assert model.config.global_tokens == "question"
     assert model.config.task_specific_params["marks_words_of_question"]
-    finish_example(start_forked(trained, "run_qa.py", *TRAIN, "--max_steps", "3", "--resume"))
-    state = json.loads((trained / "run" / "checkpoint-3" / "trainer_state.json").read_text())
-    assert state["global_step"] == 3
     more = ["--model_name_or_path", "run", "--output_dir", "again", "--max_train_samples", "9"]
     finish_example(start_forked(trained, "run_qa.py", *TRAIN, *more))
     assert AutoModelForQuestionAnswering.from_pretrained(trained / "again").config.task_specific_params[

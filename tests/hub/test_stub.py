@@ -81,9 +81,6 @@ def test_code_of_others_keeps_its_entries(tmp_path: Path) -> None:
 
 
 def test_pattern_of_a_part_is_enough(tmp_path: Path) -> None:
-    text = LlamaConfig(**TINY, attention_pattern=BAND.to_dict())
-    transformers.LlavaConfig(text_config=text).save_pretrained(tmp_path / "llava")
-    assert "AutoModelForImageTextToText" in saved_map(tmp_path / "llava")
     parts = (transformers.BertConfig(**TINY), transformers.BertConfig(**TINY, attention_pattern=BAND.to_dict()))
     joined = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
     joined.save_pretrained(tmp_path / "joined")

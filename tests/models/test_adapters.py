@@ -8,7 +8,8 @@ import peft
 import pytest
 import torch
 import transformers
-from families import BY_NAME, CASES, OURS
+from families import BY_NAME, CASES, FAMILIES, OURS
+from family import Family
 from models_cases import TINY, Case, case_param, first_tensor, random_ids, trainer_arguments
 
 import hf_efficient_attn as hea
@@ -49,6 +50,12 @@ MAPS = {
 VIRTUAL_TOKENS = {
     "prompt": partial(peft.PromptTuningConfig, num_virtual_tokens=3),
     "prefix": partial(peft.PrefixTuningConfig, num_virtual_tokens=3),
+}
+KINDS = {
+    **MAPS,
+    **VIRTUAL_TOKENS,
+    "dora": partial(MAPS["lora"], use_dora=True),
+    "p_tuning": partial(peft.PromptEncoderConfig, num_virtual_tokens=3, encoder_hidden_size=8),
 }
 
 
@@ -122,6 +129,41 @@ def test_virtual_tokens_learn_and_generate(case: Case, kind: str) -> None:
             logits = model(input_ids=text[:, :-1]).logits[:, -3:]
         logits[..., TINY["eos_token_id"]] = -torch.inf
         assert torch.equal(text[:, -3:], logits.argmax(-1))
+
+
+@pytest.mark.thorough
+# as which PEFT gives prefixes to models of transformers 5.24
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.name for family in FAMILIES])
+def test_trained_adapters_come_back_and_are_merged(family: Family, kind: str, tmp_path: Path) -> None:
+    """Of encoder-decoders and sparsified models, too."""
+    case, head = (family.reader, "AutoModel") if family.writer is None else (family.writer, family.writer.main_head)
+    tasks = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
+    adapter = KINDS[kind](task_type=tasks.get(head, "FEATURE_EXTRACTION"))
+    model, ids = peft.get_peft_model(case.model(head), adapter).eval(), random_ids(2, 9)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if family.is_encoder_decoder:
+        inputs["decoder_input_ids"] = random_ids(2, 5)
+    if kind in family.refuses:
+        with pytest.raises(hea.UnsupportedBackendError, match=family.refuses[kind]):
+            model(**inputs)
+        return
+    first_tensor(model(**inputs)).square().mean().backward()
+    trained = [each for each in model.parameters() if each.requires_grad and each.grad is not None]
+    assert all(each.grad.isfinite().all() for each in trained)
+    assert any(each.grad.any() for each in trained)
+    with torch.no_grad():
+        for each in trained:
+            each.add_(torch.randn_like(each) * 0.1)
+        expected = first_tensor(model(**inputs))
+        model.save_pretrained(tmp_path)
+        loaded = peft.PeftModel.from_pretrained(case.model(head), tmp_path).eval()
+        torch.testing.assert_close(first_tensor(loaded(**inputs)), expected, atol=1e-5, rtol=1e-5)
+        if kind in ("lora", "dora", "ia3"):
+            merged = loaded.merge_and_unload()
+            torch.testing.assert_close(first_tensor(merged(**inputs)), expected, atol=1e-4, rtol=1e-4)
+            assert not any("lora" in name or "ia3" in name for name in merged.state_dict())
 
 
 @pytest.mark.parametrize("name", NUMBERED)

@@ -1,4 +1,4 @@
-"""What users of other libraries do first, with every family: the libraries' defaults, and classes of one's own."""
+"""What users of other libraries do first, with every family: the libraries' defaults."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 from families import FAMILIES, READERS, WRITERS, one_each
-from models_cases import first_tensor, random_ids
-from transformers import AutoModel, PreTrainedModel
+from models_cases import first_tensor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
@@ -86,40 +85,6 @@ def test_adapters_know_the_modules_of_every_family(name: str, kind: str) -> None
         found = [gradient for gradient in gradients.values() if gradient is not None]
         assert all(gradient.isfinite().all() for gradient in found)
         assert any(gradient.any() for gradient in found)
-
-
-@pytest.mark.parametrize("name", one_each())
-def test_a_class_of_ones_own_around_a_backbone(name: str, tmp_path: Path) -> None:
-    """Computes what the backbone does, learns, and is saved and loaded."""
-    case = one_each()[name]
-
-    class TwoHeads(PreTrainedModel):
-        config_class = case.config_class
-
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.backbone = AutoModel.from_config(config)
-            self.head = torch.nn.Linear(config.hidden_size, 3)
-            self.post_init()
-
-        def forward(self, **inputs: Any) -> torch.Tensor:
-            return self.head(self.backbone(**inputs).last_hidden_state)
-
-    model = TwoHeads(case.config()).eval()
-    ids = random_ids(2, 12)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = random_ids(2, 5)
-    alone = AutoModel.from_config(case.config()).eval()
-    alone.load_state_dict(model.backbone.state_dict())
-    with torch.no_grad():
-        expected = model.head(alone(**inputs).last_hidden_state)
-        torch.testing.assert_close(model(**inputs), expected)
-        model.save_pretrained(tmp_path)
-        torch.testing.assert_close(TwoHeads.from_pretrained(tmp_path).eval()(**inputs), expected)
-    model.train()(**inputs).square().mean().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
-    assert model.head.weight.grad.any()
 
 
 def test_every_family_is_here() -> None:

@@ -177,14 +177,12 @@ def test_heads_that_read_what_one_indexer_chooses_are_not_dealt_out(folder: Path
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("generate", "UnsupportedBackendError: A sharded model .* cannot generate"),
         ("other rows", rf"{OTHER_BATCH} \(different input_ids, labels\)"),
         ("other labels", rf"{OTHER_BATCH} \(different labels\)"),
         ("no labels", rf"{OTHER_BATCH} \(different labels\)"),
         ("other mask", rf"{OTHER_BATCH} \(different attention_mask\)"),
         ("other documents", rf"{OTHER_BATCH} \(different position_ids\)"),
         ("other length", rf"{OTHER_BATCH} \(different input_ids, attention_mask, position_ids, labels\)"),
-        ("cache", "UnsupportedBackendError: .* cannot be called with a cache"),
         ("weights", "UnsupportedBackendError: .* cannot be called with output_attentions"),
         ("matrix", "UnsupportedBackendError: A mask matrix cannot be split"),
         ("labels", "UnsupportedBackendError: .* cannot be called with output_router_logits"),
@@ -194,7 +192,6 @@ def test_heads_that_read_what_one_indexer_chooses_are_not_dealt_out(folder: Path
         ),
         ("short", "InputError: A text of 1 tokens"),
         ("mesh", "ConfigurationError: The mesh has 2 dimensions"),
-        ("mode", "ConfigurationError: mode is 'ring'"),
     ],
 )
 def test_what_is_refused(folder: Path, what: str, message: str) -> None:

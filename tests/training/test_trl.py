@@ -55,7 +55,9 @@ def first_loss(trainer: Any) -> float:
     return float(logged["loss"])
 
 
-@pytest.mark.parametrize("adapts", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("folder", "adapts"), [*((name, False) for name in DECODERS), (DECODERS[0], True)], indirect=["folder"]
+)
 def test_supervised_fine_tuning(folder: Path, tmp_path: Path, adapts: bool) -> None:
     """As a newcomer calls it: in bfloat16; packed, documents in one row, told by their position_ids."""
     trainer = SFTTrainer(

@@ -145,7 +145,7 @@ def train(distance: int, seed: int, steps: int) -> tuple[Any, dict[str, Any]]:
     optimizer = torch.optim.AdamW(hea.optimizer_groups(model, 0.0, span_lr=1e-2), lr=5e-3)
     for _ in range(steps):
         optimizer.zero_grad()
-        model(**batch(distance, 16, generator)).loss.backward()
+        model(**batch(distance, 8, generator)).loss.backward()
         optimizer.step()
     return model.eval(), batch(distance, 64, generator)
 
