@@ -233,7 +233,13 @@ class SharedContract:
                 checkpoint_activations(model, {"use_reentrant": reentrant})
             if checkpointing and reentrant:
                 model.enable_input_require_grads()
-            model(**case.inputs()).loss.backward()
+            try:
+                model(**case.inputs()).loss.backward()
+            except hea.UnsupportedBackendError:
+                # of layers that hand tensors on beside their states, which the reentrant kind would detach
+                assert checkpointing
+                assert reentrant
+                return
             gradients.append([parameter.grad for parameter in model.parameters()])
         for plain, checkpointed in zip(*gradients, strict=True):
             # without a cache, which checkpointing switches off, sums may be rounded otherwise
