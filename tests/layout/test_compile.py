@@ -230,12 +230,6 @@ def test_a_band_is_three_kinds_of_blocks() -> None:
     assert len(partition.runs) == 1 + 2 * 2
 
 
-def test_layouts_are_cached_by_value() -> None:
-    first = compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), BlockCosts.only(32), CPU)
-    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([0]), 2, 100, 100), BlockCosts.only(32), CPU) is first
-    assert compile_layout(Layout(Band(5, 5) | GlobalTokens([1]), 2, 100, 100), BlockCosts.only(32), CPU) is not first
-
-
 @pytest.mark.parametrize(
     ("pattern", "bound"),
     [(Band(256, 256), 1.1), (Band(512, 0), 1.1), (Dilated(1024, 1024, 4), 1.1), (BlockLocal(512), 1.0)],
