@@ -91,7 +91,7 @@ def test_tensors_without_data_know_no_autocast() -> None:
         assert hea.attention(*(each.to("meta") for each in states()), Full()).is_meta
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT, HALF])
+@pytest.mark.parametrize("dtype", [BFLOAT, pytest.param(HALF, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_models_are_as_near_to_float32_as_their_own_attention(name: str, dtype: torch.dtype) -> None:
     model, inputs = build(name), inputs_of(name, "right")

@@ -82,11 +82,13 @@ def test_refusals(changes: dict[str, object], message: str) -> None:
     [
         ({"key_mask": torch.ones(2, 20, dtype=torch.long)}, "key_mask has dtype torch.int64; it must be torch.bool"),
         ({"key_mask": torch.ones(2, 20).bool(), "backend": "flex"}, "flex cannot be compiled on cpu with masks"),
-        ({"dropout": 1.0}, "dropout=1.0 must be a number of at least 0 and below 1"),
         ({"scale": float("nan")}, "scale=nan must be a finite number"),
-        ({"layer": -1}, "layer=-1 must be the index"),
-        ({"first_head": True}, "first_head=True"),
-        ({"backend": "triton"}, "backend='triton' does not exist"),
+        pytest.param(
+            {"dropout": 1.0}, "dropout=1.0 must be a number of at least 0 and below 1", marks=pytest.mark.thorough
+        ),
+        pytest.param({"layer": -1}, "layer=-1 must be the index", marks=pytest.mark.thorough),
+        pytest.param({"first_head": True}, "first_head=True", marks=pytest.mark.thorough),
+        pytest.param({"backend": "triton"}, "backend='triton' does not exist", marks=pytest.mark.thorough),
     ],
 )
 def test_compilers_repeat_refusals(changes: dict[str, Any], message: str) -> None:
@@ -140,10 +142,9 @@ def test_queries_without_keys_are_named_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
-@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"reference", "gathered", "flash"}))
-def test_every_backend_by_name(backend: str) -> None:
+def test_flex_by_name() -> None:
     with torch.compiler.set_stance("force_eager"):
-        found = attention(X, X, X, Band(3, 3), backend=backend)
+        found = attention(X, X, X, Band(3, 3), backend="flex")
     torch.testing.assert_close(found, attention(X, X, X, Band(3, 3), backend="reference"))
 
 
@@ -239,18 +240,6 @@ def test_while_compiling_auto_is_the_first_rank_that_can(monkeypatch: pytest.Mon
     added = SimpleNamespace(NAME="added", why_not=lambda call: None, rank=lambda call: between)
     monkeypatch.setitem(BACKENDS, "added", added)
     assert (fastest(on_cpu), fastest(on_gpu)) == ("added", "flex")
-
-
-def test_the_lse_joins_calls_over_parts_of_the_keys() -> None:
-    """Ring attention needs it: out = sum of out_i * exp(lse_i - lse)."""
-    whole, lse = attention(X, X, X, Full(), return_lse=True)
-    parts = [
-        attention(X, keys, keys, Full(), return_lse=True, cross=True) for keys in X.split([3, X.shape[2] - 3], dim=2)
-    ]
-    joined = torch.stack([own for _, own in parts]).logsumexp(0)
-    torch.testing.assert_close(sum(out * (own - joined).exp()[..., None] for out, own in parts), whole)
-    torch.testing.assert_close(joined, lse)
-    assert not lse.requires_grad
 
 
 def test_what_is_no_tensor_or_has_no_width_is_refused() -> None:

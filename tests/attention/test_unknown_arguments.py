@@ -30,7 +30,10 @@ def test_refusals(function: Callable[..., Any], name: str, answer: str) -> None:
         function(*GIVEN[function], **{name: 1})
 
 
-@pytest.mark.parametrize(("name", "answer"), [case[1:] for case in CASES[:3]])
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [pytest.param(*case[1:], marks=[pytest.mark.thorough] * (number < 2)) for number, case in enumerate(CASES[:3])],
+)
 def test_compilers_repeat_them(name: str, answer: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(hea.attention, fullgraph=True, backend="eager")

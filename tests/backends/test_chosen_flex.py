@@ -75,7 +75,9 @@ def test_contract_by_the_functions_of_the_kernel(case: Case, pretended_gpu: None
     "case",
     [
         Case("causal", 200, "documents", torch.bfloat16, (6, 2), choice="own blocks", needs_grad=False),
-        Case("causal", 330, heads=(4, 2), choice="blocks for blocks", needs_grad=False),
+        pytest.param(
+            Case("causal", 330, heads=(4, 2), choice="blocks for blocks", needs_grad=False), marks=pytest.mark.thorough
+        ),
     ],
     ids=str,
 )

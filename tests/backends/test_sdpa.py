@@ -83,11 +83,14 @@ ROW_PATTERNS = {
 }
 
 
+# together, and of two patterns each its own: those of every head, and those of every example
+ROWS = [(name, 0.0) for name in ROW_PATTERNS] + [("heads", 1.0), ("globals", 1.0)]
+
+
 @pytest.mark.parametrize("tokens", ROW_TOKENS.values(), ids=ROW_TOKENS.keys())
-@pytest.mark.parametrize("pattern", ROW_PATTERNS.values(), ids=ROW_PATTERNS.keys())
-@pytest.mark.parametrize("own_part", [0.0, 1.0])
+@pytest.mark.parametrize(("name", "own_part"), ROWS)
 def test_a_single_query_reads_its_keys_only(
-    own_part: float, pattern: Pattern, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch
+    name: str, own_part: float, tokens: TokenMask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without gradients, of heads that share keys; gaps are masked, copied around, or between two calls. Heads
     that read other keys read them together, or each its own.
@@ -96,7 +99,7 @@ def test_a_single_query_reads_its_keys_only(
     monkeypatch.setattr(decode_keys, "OWN_PART", own_part)
     monkeypatch.setattr(decode_keys, "MAX_GAP_READS", 4 * 10)
     q, k, v = (tensor.double().requires_grad_() for tensor in draw(1, ROW))
-    layout = Layout(pattern, 4, 1, ROW, ROW - 1)
+    layout = Layout(ROW_PATTERNS[name], 4, 1, ROW, ROW - 1)
     call = call_of(q, k, v, layout, tokens=tokens)
     expected = reference.attend(q, k, v, call)
     wanted = torch.autograd.grad(expected[0].square().sum(), (q, k, v))
@@ -166,19 +169,6 @@ def test_lse_beside_paths_that_give_none(learned: bool) -> None:
     torch.testing.assert_close(lse, expected)
 
 
-def test_rows_without_keys() -> None:
-    q, k, v = (tensor.requires_grad_() for tensor in draw(6, 6))
-    tokens = TokenMask(key_mask=torch.tensor([[True, True, False, True, True, True], [False] * 6]))
-    out, lse = sdpa.attend(q, k, v, call_of(q, k, v, Layout(Band(1, -1), 4, 6, 6), tokens=tokens))
-    empty = torch.tensor([[True, False, True, True, False, False], [True] * 6])[:, None].expand(2, 4, 6)
-    assert lse is not None
-    assert torch.equal(lse.isneginf(), empty)
-    assert torch.equal((out == 0).all(-1), empty)
-    out.sum().backward()
-    assert q.grad is not None
-    assert torch.equal((q.grad == 0).all(-1)[empty], torch.ones(int(empty.sum())).bool())
-
-
 def test_dropout_drops_weights() -> None:
     q, k, v = draw(300, 300)
     call = call_of(q, k, v, Layout(Causal(), 4, 300, 300), dropout=0.4)
@@ -188,11 +178,28 @@ def test_dropout_drops_weights() -> None:
         assert abs(out.mean().item() - 1) < 0.02
 
 
-@pytest.mark.parametrize("has_tokens", [True, False])
+COMPILED = {
+    "full": Full(),
+    "causal": Causal(),
+    "globals": Band(2, 0) | GlobalTokens([0]),
+    "random": Band(0, 0) | RandomBlocks(1, 4),
+}
+# what a graph has in it: no mask, that of a pattern, and that of tokens
+OFTEN = (("full", False), ("random", False), ("globals", True))
+
+
 @pytest.mark.parametrize(
-    "pattern",
-    [Full(), Causal(), Band(2, 0) | GlobalTokens([0]), Band(0, 0) | RandomBlocks(1, 4)],
-    ids=["full", "causal", "globals", "random"],
+    ("pattern", "has_tokens"),
+    [
+        pytest.param(
+            pattern,
+            has_tokens,
+            id=f"{name}-{has_tokens}",
+            marks=[pytest.mark.thorough] * ((name, has_tokens) not in OFTEN),
+        )
+        for name, pattern in COMPILED.items()
+        for has_tokens in (True, False)
+    ],
 )
 def test_compiles_whole(pattern: Pattern, has_tokens: bool) -> None:
     """In one graph, lse included."""

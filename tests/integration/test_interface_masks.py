@@ -332,14 +332,6 @@ def test_arguments_stand_in_the_order_of_transformers_own_functions() -> None:
     assert own[:8] == other[:8]
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
-def test_no_examples_and_no_tokens_are_refused(name: str) -> None:
-    model, inputs = hea.sparsify(build(name), PATTERN), inputs_of(name, "none")
-    for empty in ({key: each[:0] for key, each in inputs.items()}, {"input_ids": inputs["input_ids"][:, :0]}):
-        with pytest.raises(hea.InputError, match="There are no tokens"):
-            model(**empty)
-
-
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
 def test_padding_masks_of_another_batch_are_refused(name: str) -> None:
     model, inputs = hea.sparsify(build(name), PATTERN), inputs_of(name, "none")

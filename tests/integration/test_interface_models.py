@@ -20,13 +20,15 @@ def sides_of(name: str) -> tuple[str, ...]:
     return SIDES if name != "vit" else ("none",)
 
 
-CASES = [(name, side) for name in CONFIGS for side in sides_of(name)]
 # sides take turns, and every model has one; all of all are thorough
-SPARSE_CASES = [
-    pytest.param(name, side, marks=[pytest.mark.thorough] * (side != sides_of(name)[number % len(sides_of(name))]))
-    for number, name in enumerate(SPARSE)
-    for side in sides_of(name)
-]
+CASES, SPARSE_CASES = (
+    [
+        pytest.param(name, side, marks=[pytest.mark.thorough] * (side != sides_of(name)[number % len(sides_of(name))]))
+        for number, name in enumerate(names)
+        for side in sides_of(name)
+    ]
+    for names in (CONFIGS, SPARSE)
+)
 
 
 @pytest.mark.parametrize(("name", "side"), CASES)

@@ -46,11 +46,15 @@ def by_version(mask: Tensor, values: Tensor) -> None:
 
 
 WRITES = [by_numpy, by_data, by_other_data, by_version]
+# every write with every backend, of masks that take turns
+BY_TURNS = [
+    pytest.param(list(FIRST)[(turn + number) % 3], backend, write, id=f"{backend}-{write.__name__}")
+    for turn, backend in enumerate((AUTO, "sdpa", "blocked", "reference"))
+    for number, write in enumerate(WRITES)
+]
 
 
-@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-@pytest.mark.parametrize("backend", [AUTO, "sdpa", "blocked", "reference"])
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize(("name", "backend", "write"), BY_TURNS)
 def test_attention(name: str, backend: str, write: Callable[[Tensor, Tensor], None]) -> None:
     def of(mask: Tensor) -> Tensor:
         return hea.attention(X, X, X, Band(4, 4) | GlobalTokens([0]), backend=backend, **{name: mask})  # type: ignore[return-value]

@@ -25,13 +25,20 @@ def test_the_pattern_is_recorded_and_the_model_returned() -> None:
 
 @pytest.mark.parametrize(
     ("name", "auto"),
-    [("llama", tr.AutoModelForCausalLM), ("bert", tr.AutoModelForMaskedLM), ("t5", tr.AutoModelForSeq2SeqLM)],
+    [
+        ("llama", tr.AutoModelForCausalLM),
+        ("gemma3", tr.AutoModelForCausalLM),
+        ("bert", tr.AutoModelForMaskedLM),
+        ("bart", tr.AutoModelForSeq2SeqLM),
+        ("t5", tr.AutoModelForSeq2SeqLM),
+    ],
 )
 def test_a_model_saved_again_before_its_first_forward_keeps_its_pattern(name: str, auto: Any, tmp_path: Path) -> None:
     inputs = inputs_of(name, "left")
     model = hea.sparsify(build(name), PATTERN)
     expected = outputs_of(model, inputs)
-    for turn in range(3):
+    # the last of them over itself
+    for turn in (0, 1, 1):
         model.save_pretrained(tmp_path / str(turn))
         model = auto.from_pretrained(tmp_path / str(turn))
     torch.testing.assert_close(outputs_of(model.eval(), inputs), expected)
@@ -75,17 +82,6 @@ def test_a_config_makes_sparse_models() -> None:
     expected = outputs_of(model, inputs_of("llama", "none"))
     hea.sparsify(model, None)
     assert not torch.allclose(outputs_of(model, inputs_of("llama", "none")), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["llama", "bert", "gemma3", "bart"])
-def test_saved_twice_it_is_still_sparse(name: str, tmp_path: Path) -> None:
-    model = hea.sparsify(build(name), PATTERN)
-    for _ in range(3):
-        model.save_pretrained(tmp_path)
-        assert json.loads((tmp_path / "config.json").read_text())["attention_pattern"]
-        model = type(model).from_pretrained(tmp_path)
-        assert model.config._attn_implementation == "efficient"
-        outputs_of(model, inputs_of(name, "none"))
 
 
 def test_patterns_differ_from_layer_to_layer() -> None:

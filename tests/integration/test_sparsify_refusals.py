@@ -34,6 +34,9 @@ LENGTH_DEPENDENT += [RandomBlocks(1, 4, exclude=GlobalTokens([-1]))]
         ("llama", {"kind": "band", "left": -7, "right": 0}, "left is -7"),
         ("llama", [Band(2, 0)], "1 patterns for 2 layers"),
         ("llama", 7, "is 7"),
+        ("llama", "band(64", "pattern"),
+        ("llama", Band, "pattern"),
+        ("llama", torch.ones(2), "pattern"),
         ("llama", {"encoder": Band(2, 0)}, "not an encoder-decoder"),
         ("llama", [Band(2, 0), PerHead([Band(2, 0)] * 3)], "per_head"),
         ("llama", {0: Band(2, 0)}, "give a list"),
@@ -54,7 +57,7 @@ def test_bad_patterns_are_refused_before_anything_changes(name: str, pattern: An
 
 def test_models_without_the_interface_are_refused() -> None:
     config = tr.LongformerConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=61)
-    with pytest.raises(hea.UnsupportedBackendError, match="LongformerModel"):
+    with pytest.raises(hea.UnsupportedBackendError, match="LongformerModel.*convert"):
         hea.sparsify(tr.LongformerModel(config), PATTERN)
     with pytest.raises(hea.ConfigurationError, match="not Linear"):
         hea.sparsify(torch.nn.Linear(2, 2), PATTERN)  # type: ignore[type-var]
@@ -133,17 +136,6 @@ def test_plain_models_that_use_masks_themselves_are_refused() -> None:
             model(token_ids(1, 4))
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager", "vllm", "sglang"])
-def test_another_implementation_is_refused(implementation: str) -> None:
-    model = hea.sparsify(build("llama"), PATTERN)
-    model.config._attn_implementation = implementation
-    for part in (model, model.model):
-        with pytest.raises(hea.UnsupportedBackendError, match=f"attn_implementation is '{implementation}'"):
-            part(token_ids(1, 4))
-    model.set_attn_implementation("efficient")
-    model(token_ids(1, 4))
-
-
 def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
@@ -154,25 +146,12 @@ def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         model(token_ids(1, 4))
 
 
-def test_refusals_say_what_to_do() -> None:
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
-    bigbird = tr.BigBirdModel(tr.BigBirdConfig(vocab_size=9, **small))
-    with pytest.raises(hea.UnsupportedBackendError, match="convert"):
-        hea.sparsify(bigbird, Band(2, 2))
+def test_configs_without_a_layer_for_a_pattern_are_refused() -> None:
     mamba = tr.MambaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=1)
-    gemma = tr.Gemma3TextConfig(**small, layer_types=["sliding_attention"])
-    mistral = tr.MistralConfig(**small, sliding_window=4)
-    cures = (
-        (mamba, "with full attention"),
-        (gemma, "Set entries of config.layer_types"),
-        (mistral, "sliding_window to None"),
-    )
-    for config, cure in cures:
+    gemma = tr.Gemma3TextConfig(**TINY, layer_types=["sliding_attention"] * 2)
+    for config, cure in ((mamba, "with full attention"), (gemma, "Set entries of config.layer_types")):
         with pytest.raises(hea.ConfigurationError, match=cure):
             hea.sparsify(config, Band(2, 2))
-    for pattern in ("band(64", Band, torch.ones(2), 3):
-        with pytest.raises(hea.ConfigurationError, match="pattern"):
-            hea.sparsify(tr.LlamaConfig(**small), pattern)
 
 
 @pytest.mark.parametrize("pattern", LENGTH_DEPENDENT, ids=lambda pattern: pattern.kind)

@@ -74,9 +74,10 @@ def test_positions_given_by_place_are_seen(way: Callable[[Any], Any]) -> None:
 def test_another_implementation_is_refused(way: Callable[[Any], Any]) -> None:
     model = way(build("llama"))
     for part in (model, model.model):
-        model.config._attn_implementation = "sdpa"
-        with pytest.raises(hea.UnsupportedBackendError, match="attn_implementation"):
-            part(token_ids(1, 4))
+        for implementation in ("sdpa", "eager", "vllm"):
+            model.config._attn_implementation = implementation
+            with pytest.raises(hea.UnsupportedBackendError, match=f"attn_implementation is '{implementation}'"):
+                part(token_ids(1, 4))
         model.set_attn_implementation("efficient")
         part(token_ids(1, 4))
 

@@ -123,11 +123,6 @@ def test_numbers_of_blocks_and_coordinates_of_a_grid_are_no_positions() -> None:
         assert globals_first(Layout(pattern, 1, 64, 64), ((Document(0, 20), Document(20, 64)),)) is None
 
 
-def test_tables_are_cached_by_value() -> None:
-    first = block_table(Layout(Band(3, 4), 2, 50, 50), None, (QUERY_TOKENS, KEY_TOKENS), CPU)
-    assert block_table(Layout(Band(3, 4), 2, 50, 50), None, (QUERY_TOKENS, KEY_TOKENS), CPU) is first
-
-
 def test_no_work_for_all_pairs() -> None:
     """131,072 tokens: 1,024 rows of blocks, five blocks each."""
     table = block_table(Layout(Band(256, 256), 1, 131_072, 131_072), None, (128, 128), CPU)

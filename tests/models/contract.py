@@ -217,9 +217,9 @@ class FamilyContract(SavingContract, MasksContract, CompileContract):
     # compiling flex meets deprecations inside torch itself, and in how transformers calls create_block_mask
     @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called without:UserWarning")
     def test_flex_agrees_with_sdpa(self, routed_case: Case) -> None:
-        """Compiled for one case of transformers' kernel and one of ours, since it takes seconds."""
+        """Compiled for one case of transformers' kernel, since it takes seconds; ours is, by `test_contract.py`."""
         torch._dynamo.reset()
-        is_compiled = routed_case.name in ("simplified-sas_p-alibi", "sparse-longformer")
+        is_compiled = routed_case.name == "simplified-sas_p-alibi"
         refused = ("sparse-bigbird", "etc-bigbird", "bp-masked", "bp-positions")
         is_refused = routed_case.name in refused or routed_case.name.startswith(("reformer", "routing"))
         # which draws its blocks, or wraps around, by the length of each row; or chooses keys by content

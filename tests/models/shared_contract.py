@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models_cases import checkpoint_activations, first_tensor, scalar, switch_off_dropout
+from models_cases import checkpoint_activations, first_tensor, switch_off_dropout
 from torch import Tensor
 
 import hf_efficient_attn as hea
@@ -42,24 +42,15 @@ class SharedContract:
             assert torch.equal(first_tensor(model(**inputs)), expected)
             assert not torch.allclose(first_tensor(model.train()(**inputs)), expected, atol=1e-3)
 
-    def test_no_examples_and_no_tokens_are_refused(self, case: Any, auto_class: str) -> None:
+    def test_no_examples_and_no_tokens_are_refused(self, case: Any, auto_class: str = "") -> None:
+        """Of the main head, where no other is asked for: the backbone refuses them."""
+        auto_class = auto_class or case.main_head
         model, inputs = case.model(auto_class), without_labels(case.inputs(auto_class))
         for nothing in (lambda each: each[:0], lambda each: each[..., :0]):
             for left_out in ((), ("attention_mask",)):
                 empty = {name: nothing(each) for name, each in inputs.items() if name not in left_out}
                 with pytest.raises(hea.InputError, match="There are no tokens"):
                     model(**empty)
-
-    @pytest.mark.parametrize("value", [2, -1, 0.5, float("-inf"), float("nan")])
-    def test_padding_masks_hold_0_and_1(self, case: Any, value: float) -> None:
-        model, inputs = case.model(), without_labels(case.inputs())
-        if "decoder_input_ids" in inputs:
-            inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
-        for name in [name for name in inputs if name.endswith("attention_mask")]:
-            mask = inputs[name].to(torch.tensor(value).dtype)
-            mask[1, 0] = value
-            with pytest.raises(hea.InputError, match=rf"attention_mask holds {value}"):
-                model(**{**inputs, name: mask})
 
     # torch's tracer warns of itself, and of every number that it takes for a constant
     @pytest.mark.filterwarnings("ignore")
@@ -77,7 +68,7 @@ class SharedContract:
         for other in (mask, mask.flip(1)):
             torch.testing.assert_close(traced(other), run(other))
 
-    def test_masks_of_another_type_or_shape_are_refused(self, case: Any) -> None:
+    def test_masks_of_another_type_or_shape_or_with_other_values_are_refused(self, case: Any) -> None:
         model, inputs = case.model(), without_labels(case.inputs())
         if "decoder_input_ids" in inputs:
             inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
@@ -86,6 +77,11 @@ class SharedContract:
             types = (mask.tolist(), mask.numpy(), "ones", 1)
             for wrong in (*types, mask[0], mask[:, None], mask[:2], mask[:, 1:], mask.repeat(1, 2)):
                 with pytest.raises(hea.InputError, match="attention_mask"):
+                    model(**{**inputs, name: wrong})
+            for value in (2, -1, 0.5, float("-inf"), float("nan")):
+                wrong = mask.to(torch.tensor(value).dtype, copy=True)
+                wrong[1, 0] = value
+                with pytest.raises(hea.InputError, match=f"attention_mask holds {value}"):
                     model(**{**inputs, name: wrong})
 
     def test_arguments_are_read_or_refused_and_those_of_libraries_ignored(self, case: Any) -> None:
@@ -208,13 +204,6 @@ class SharedContract:
             for model_class in case.heads.values():
                 assert all(parameter.is_meta for parameter in model_class(case.config()).parameters())
 
-    # what is trained on here is the states alone
-    @pytest.mark.filterwarnings("ignore:The training loss does not include auxiliary_loss")
-    def test_every_parameter_gets_a_gradient(self, case: Any, auto_class: str) -> None:
-        model = case.model(auto_class).train()
-        scalar(model(**case.inputs(auto_class))).backward()
-        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
-
     @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.thorough)])
     def test_low_precision_is_finite_with_padding_rows(self, case: Any, dtype: torch.dtype) -> None:
         model = case.model().to(dtype).train()
@@ -244,7 +233,13 @@ class SharedContract:
                 checkpoint_activations(model, {"use_reentrant": reentrant})
             if checkpointing and reentrant:
                 model.enable_input_require_grads()
-            model(**case.inputs()).loss.backward()
+            try:
+                model(**case.inputs()).loss.backward()
+            except hea.UnsupportedBackendError:
+                # of layers that hand tensors on beside their states, which the reentrant kind would detach
+                assert checkpointing
+                assert reentrant
+                return
             gradients.append([parameter.grad for parameter in model.parameters()])
         for plain, checkpointed in zip(*gradients, strict=True):
             # without a cache, which checkpointing switches off, sums may be rounded otherwise
@@ -254,7 +249,9 @@ class SharedContract:
     def test_serving_engines_are_served_right_or_refused(self, case: Any) -> None:
         if not getattr(case.config(), "is_centered", True):
             pytest.skip("plain softmax attention is what those engines compute")
-        for engine in ("vllm", "sglang", "paged|eager"):
+        # flash attention knows no patterns, which simplified blocks do not have
+        others = () if case.name.startswith("simplified") else ("flash_attention_2",)
+        for engine in ("vllm", "sglang", "paged|eager", *others):
             model = case.model()
             model.config._attn_implementation = engine
             with pytest.raises(hea.UnsupportedBackendError, match="running mean|attention pattern|softmax attention"):

@@ -43,6 +43,15 @@ NUMBERED = {
     "bp": Numbered("bp-seq2seq", {"sentence_ids": "input_ids", "decoder_sentence_ids": "labels"}),
 }
 every_case = pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])
+# the kinds of heads of each family, which are the same on all of its cases
+FIRST = {case.config_class: case for case in reversed(CASES)}
+CLASSIFIERS = [
+    case_param(case, kind, name=f"{case.name}-{kind}", is_thorough=case not in FIRST.values())
+    for case in CASES
+    for kind in ("linear", "dense")
+    if "AutoModelForSequenceClassification" in case.heads
+    if kind == "linear" or hasattr(case.config(), "classifier_head")
+]
 MAPS = {
     "lora": partial(peft.LoraConfig, target_modules="all-linear", r=2),
     "ia3": partial(peft.IA3Config, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
@@ -84,16 +93,13 @@ def test_adapted_maps_change_nothing_and_learn(case: Case) -> None:
         learn(model, ids)
 
 
-@every_case
-@pytest.mark.parametrize("classifier_head", ["linear", "dense"])
+@pytest.mark.parametrize(("case", "classifier_head"), CLASSIFIERS)
 def test_a_new_classifier_is_trained_and_comes_back_with_its_adapter(
     case: Case, classifier_head: str, tmp_path: Path
 ) -> None:
     """PEFT finds it by its name: its weights are in no checkpoint of the model below it."""
-    head, has_kinds = "AutoModelForSequenceClassification", hasattr(case.config(), "classifier_head")
-    if head not in case.heads or (classifier_head == "dense" and not has_kinds):
-        pytest.skip("The family has no such classifier of sequences.")
-    fields = {"classifier_head": classifier_head} if has_kinds else {}
+    head = "AutoModelForSequenceClassification"
+    fields = {"classifier_head": classifier_head} if hasattr(case.config(), "classifier_head") else {}
     model = peft.get_peft_model(case.model(head, **fields), MAPS["lora"](task_type="SEQ_CLS", init_lora_weights=False))
     assert any(".lora_" in name for name, _ in model.named_parameters())
     with torch.no_grad():

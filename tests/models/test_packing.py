@@ -14,7 +14,10 @@ from hf_efficient_attn.integration.forward_context import CACHE_ARGUMENT
 from hf_efficient_attn.integration.masks import Probe
 from hf_efficient_attn.integration.packing import _mixing
 
-routes = pytest.mark.parametrize("case", [case_param(case, is_thorough=not case.shows_a_route) for case in CASES])
+ROUTES, SEQ2SEQ_ROUTES = (
+    [case_param(case, is_thorough=not case.shows_a_route) for case in cases] for cases in (CASES, SEQ2SEQ_CASES)
+)
+routes = pytest.mark.parametrize("case", ROUTES)
 CAUSAL = [case for case in CASES if case.is_causal]
 LENGTHS = (5, 1, 9)
 ENDS = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
@@ -91,18 +94,18 @@ def test_documents_behind_cached_tokens_are_warned_of_and_padding_is_not(case: C
     model(ids[:, 4:9], attention_mask=mask[:, :9], position_ids=positions, **{CACHE_ARGUMENT: cache})
 
 
-@routes
-def test_replaced_attention_functions_are_refused(case: Case) -> None:
-    """Where the layers never call it, or add to it what it knows nothing of."""
-    model: Any = case.model()
+@pytest.mark.parametrize("case", [*ROUTES, *SEQ2SEQ_ROUTES])
+def test_replaced_attention_functions_are_refused(case: Any) -> None:
+    """Where the layers never call it, or add to it what it knows nothing of; of parts, by DeepSpeed's Ulysses."""
+    model, inputs = case.model(), case.inputs()
     name = model.config._attn_implementation
     ALL_ATTENTION_FUNCTIONS[name] = lambda *args, **kwargs: None
     try:
-        with pytest.raises(hea.UnsupportedBackendError, match="Ulysses"):
-            model(random_ids(1, 5))
+        with pytest.raises(hea.UnsupportedBackendError, match="Another library has replaced.*Ulysses"):
+            model(**inputs)
     finally:
         del ALL_ATTENTION_FUNCTIONS[name]
-    model(random_ids(1, 5))
+    model(**inputs)
 
 
 @pytest.mark.parametrize("arguments", [{"cu_seq_lens_q": ENDS}, {"seq_idx": NUMBERS}], ids=["ends", "numbers"])

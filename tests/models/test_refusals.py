@@ -304,15 +304,6 @@ def test_tokens_of_another_shape_or_none(case: Any) -> None:
             case.model()(**inputs)
 
 
-@pytest.mark.parametrize("case", [each for each in FAMILIES if not each.id.startswith("simplified")])
-def test_kernels_that_would_drop_the_pattern(case: Any) -> None:
-    """Serving engines are in the contract."""
-    model = case.model()
-    model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(hea.UnsupportedBackendError, match="flash_attention_2"):
-        model(**case.inputs())
-
-
 def test_kernels_that_would_drop_a_bias() -> None:
     config = hea.SimplifiedTransformerConfig(**TINY, block="pre_ln", position_embedding_type="alibi")
     model = hea.SimplifiedTransformerModel(config)

@@ -1,7 +1,9 @@
 """Run the contract of heads, inputs, dropout and training for every case of every family, encoder-decoders included."""
 
+from typing import Any
+
 import pytest
-from families import CASES, SEQ2SEQ_CASES
+from families import BY_NAME, CASES, SEQ2SEQ_CASES
 from models.shared_contract import SharedContract
 from models_cases import case_param, parametrize_cases
 
@@ -27,6 +29,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class TestSharedContract(SharedContract): ...
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("sparse-longformer", "AutoModelForMultipleChoice"),
+        ("seq2seq-led", "AutoModelForSequenceClassification"),
+    ],
+)
+def test_heads_refuse_no_examples_and_no_tokens(name: str, head: str) -> None:
+    """That read their inputs themselves: three axes, or a source as target."""
+    contract: Any = TestSharedContract()
+    contract.test_no_examples_and_no_tokens_are_refused(BY_NAME[name], head)
 
 
 def test_case_names_are_unique() -> None:

@@ -1,11 +1,11 @@
 """Grids: what they read in words of their own, closed forms of their pairs, their tiles, and what they refuse."""
 
 from collections.abc import Iterator
-from itertools import product
 from math import prod
 from typing import Any
 
 import pytest
+from fuzz_formula import Head, readable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patterns.relation import Pairs, keys_of, pairs_of
@@ -47,33 +47,9 @@ def grids(draw: st.DrawFn) -> SizedGrid:
     return SizedGrid(shape, listed, draw(st.integers(0, 3)), borders, draw(st.booleans()))
 
 
-def nearest(axis: Any, size: int, query: int) -> set[int]:
-    """Return the keys of an axis that a query reads where borders shift: those of its window, moved until all exist."""
-    if axis == Full():
-        return set(range(size))
-    own = list(range(query % axis.step, size, axis.step))
-    num_read = min(len(own), axis.left // axis.step + 1 + axis.right // axis.step)
-    place = own.index(query) - axis.left // axis.step
-    while place < 0 or place + num_read > len(own):
-        place += 1 if place < 0 else -1
-    return set(own[place : place + num_read])
-
-
 def described(grid: SizedGrid) -> Pairs:
-    """Return the pairs of a grid by its description, coordinate by coordinate."""
-    coordinates = list(product(*map(range, grid.shape)))
-    prefix, pairs = grid.prefix_tokens, set()
-    for query, key in product(range(prefix + len(coordinates)), repeat=2):
-        reads = query < prefix or key < prefix
-        if not reads:
-            pair = zip(coordinates[query - prefix], coordinates[key - prefix], strict=True)
-            reads = all(
-                to in nearest(axis, size, at) if grid.borders == "shifted" else axis.allowed(at, to)
-                for (at, to), axis, size in zip(pair, grid.axes, grid.shape, strict=True)
-            )
-        if reads and (key <= query or not grid.is_causal):
-            pairs.add((query, key))
-    return pairs
+    """Return the pairs of a grid by its description, of which `fuzz_grids.py` is one more reading."""
+    return {(query, key) for query, key in readable(grid, grid.num_tokens, Head(0, 0, 1)).nonzero().tolist()}
 
 
 @settings(max_examples=40)

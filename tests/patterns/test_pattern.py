@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import assume, given, settings
-from patterns.relation import keys_of, pairs_of, rows_of
+from patterns.relation import Pairs, keys_of, pairs_of, rows_of
 from patterns.strategies import atoms, compositions, extents, with_heads
 
 from hf_efficient_attn.errors import ConfigurationError
@@ -27,24 +27,34 @@ from hf_efficient_attn.patterns.pattern import Extent
 
 
 @given(compositions, extents)
-def test_allowed_is_the_same_on_integers_and_tensors(pattern: Pattern, extent: Extent) -> None:
+def test_it_keeps_its_promises(pattern: Pattern, extent: Extent) -> None:
+    pattern = pattern.resolve(extent.num_keys)
+    pairs = pairs_of(pattern, *extent)
+    check_allowed_of_tensors(pattern, extent, pairs)
+    check_intervals(pattern, extent, pairs)
+    assert pattern.num_pairs(*extent) == len(pairs)
+    assert set.union(*(pairs_of(member, *extent) for member in pattern.members())) == pairs
+    assert all(member.kind != "union" for member in pattern.members())
+    check_token_orders(pattern, extent, pairs)
+
+
+def check_allowed_of_tensors(pattern: Pattern, extent: Extent, pairs: Pairs) -> None:
+    """`pairs` are those of integers."""
     num_queries, num_keys, offset = extent
-    pattern = pattern.resolve(num_keys)
     queries, keys = torch.arange(offset, offset + num_queries)[:, None], torch.arange(num_keys)[None]
     for same in (pattern, pattern.with_tables(torch.tensor)):
         mask = same.allowed(queries, keys)
         assert mask.dtype == torch.bool
         assert mask.shape == (num_queries, num_keys)
-        assert {(query + offset, key) for query, key in mask.nonzero().tolist()} == pairs_of(pattern, *extent)
+        assert {(query + offset, key) for query, key in mask.nonzero().tolist()} == pairs
     assert isinstance(pattern.allowed(0, 0), bool)
 
 
-@given(compositions, extents)
-def test_intervals_are_bounds_and_exact_for_one_query(pattern: Pattern, extent: Extent) -> None:
+def check_intervals(pattern: Pattern, extent: Extent, pairs: Pairs) -> None:
+    """They are bounds, and exact for one query."""
     num_queries, num_keys, offset = extent
-    pattern = pattern.resolve(num_keys)
     for first, last in {(offset, offset + num_queries - 1), (offset, offset + num_queries // 2)}:
-        rows = rows_of(pattern, first, last, num_keys)
+        rows = [{key for query, key in pairs if query == each} for each in range(first, last + 1)]
         outer, inner = (
             intervals(first, last, num_keys) for intervals in (pattern.key_intervals, pattern.full_key_intervals)
         )
@@ -58,27 +68,7 @@ def test_intervals_are_bounds_and_exact_for_one_query(pattern: Pattern, extent: 
             assert pattern.num_keys_of(query, num_keys) == len(row)
 
 
-@given(atoms, atoms, extents)
-def test_outer_intervals_are_exact_for_atoms_and_unions(left: Pattern, right: Pattern, extent: Extent) -> None:
-    num_queries, num_keys, offset = extent
-    for pattern in (left.resolve(num_keys), (left | right).resolve(num_keys)):
-        for last in range(offset, offset + num_queries):
-            rows = rows_of(pattern, offset, last, num_keys)
-            assert keys_of(pattern.key_intervals(offset, last, num_keys)) == set.union(*rows)
-
-
-@given(compositions, extents)
-def test_counts_and_members(pattern: Pattern, extent: Extent) -> None:
-    pattern = pattern.resolve(extent.num_keys)
-    pairs = pairs_of(pattern, *extent)
-    assert pattern.num_pairs(*extent) == len(pairs)
-    assert set.union(*(pairs_of(member, *extent) for member in pattern.members())) == pairs
-    assert all(member.kind != "union" for member in pattern.members())
-
-
-@given(compositions, extents)
-def test_token_orders_cover_every_pair(pattern: Pattern, extent: Extent) -> None:
-    pattern = pattern.resolve(extent.num_keys)
+def check_token_orders(pattern: Pattern, extent: Extent, pairs: Pairs) -> None:
     covered = {
         (query, key)
         for order in pattern.token_orders(*extent)
@@ -86,7 +76,16 @@ def test_token_orders_cover_every_pair(pattern: Pattern, extent: Extent) -> None
         for b, key in enumerate(order.keys)
         if order.local is None or order.local.allowed(a + order.local_query_offset, b)
     }
-    assert covered >= pairs_of(pattern, *extent)
+    assert covered >= pairs
+
+
+@given(atoms, atoms, extents)
+def test_outer_intervals_are_exact_for_atoms_and_unions(left: Pattern, right: Pattern, extent: Extent) -> None:
+    num_queries, num_keys, offset = extent
+    for pattern in (left.resolve(num_keys), (left | right).resolve(num_keys)):
+        for last in range(offset, offset + num_queries):
+            rows = rows_of(pattern, offset, last, num_keys)
+            assert keys_of(pattern.key_intervals(offset, last, num_keys)) == set.union(*rows)
 
 
 @given(compositions)

@@ -17,9 +17,13 @@ def tree(num_tokens: int, k: int, is_causal: bool = False, builder: str = "fixed
 
 @pytest.mark.parametrize("builder", ["fixed", "release"])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("num_tokens", [*range(1, 12), 21, 32])
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 7])
-def test_edges_and_labels(num_tokens: int, k: int, is_causal: bool, builder: str) -> None:
+@pytest.mark.parametrize("k", [1, 2, 3, 7])
+def test_edges_and_labels(k: int, is_causal: bool, builder: str) -> None:
+    for num_tokens in (*range(1, 12), 21, 32):
+        check_edges(num_tokens, k, is_causal, builder)
+
+
+def check_edges(num_tokens: int, k: int, is_causal: bool, builder: str) -> None:
     expected = build(num_tokens, k, is_causal, builder)
     pattern, num_nodes = tree(num_tokens, k, is_causal, builder), span_tree_nodes(num_tokens)
     queries, keys = torch.arange(num_nodes)[:, None], torch.arange(num_nodes)[None]

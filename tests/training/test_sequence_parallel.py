@@ -12,9 +12,7 @@ import pytest
 import torch
 import transformers
 from distributed import run_distributed
-from families import BY_NAME, one_each
-from sequence_parallel_script import batch, results, ulysses_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from sequence_parallel_script import batch, results
 
 import hf_efficient_attn as hea
 from hf_efficient_attn.integration import model_info
@@ -82,17 +80,6 @@ def test_two_processes_compute_what_one_does(folder: Path, name: str) -> None:
 )
 def test_what_a_process_cannot_see_is_said(folder: Path, what: str, message: str) -> None:
     assert message in torch.load(folder / "per_head.pt")["said"][what]
-
-
-@pytest.mark.parametrize("name", one_each())
-def test_families_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else they compute from their tokens, every process would compute from its part alone."""
-    case = BY_NAME[name]
-    # what DeepSpeed leaves behind
-    for implementation in ("efficient", "sdpa"):
-        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, implementation, ulysses_attention)
-    with pytest.raises(hea.UnsupportedBackendError, match="Another library has replaced the attention"):
-        case.model()(**case.inputs())
 
 
 @pytest.mark.parametrize(("tensor_rank", "sequence_rank"), [(0, 0), (0, 1), (1, 0), (1, 1)])

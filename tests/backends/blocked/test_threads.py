@@ -15,7 +15,7 @@ from hf_efficient_attn.backends.blocked import backend as blocked
 from hf_efficient_attn.backends.blocked import threads
 from hf_efficient_attn.patterns import Band
 
-CASES = [case for case in (pairwise_cases() + special_cases())[::9] if min(case.heads) > 1]
+CASES = [case for case in (pairwise_cases() + special_cases())[::18] if min(case.heads) > 1]
 
 
 @pytest.fixture(autouse=True)

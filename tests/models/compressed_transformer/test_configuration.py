@@ -151,7 +151,12 @@ LINFORMER: dict[str, Any] = {"projected_tokens": 8, "projection_bias": True, "pr
 @pytest.mark.parametrize(
     ("fields", "has_any_batch"),
     [
-        ({**MEMORY, "compression_tokens": 4, "compression_by_head": False, "compression_null_key": True}, False),
+        # the contract exports a causal one
+        pytest.param(
+            {**MEMORY, "compression_tokens": 4, "compression_by_head": False, "compression_null_key": True},
+            False,
+            marks=pytest.mark.thorough,
+        ),
         pytest.param({**LINFORMER, "projection_sharing": "none"}, True, marks=pytest.mark.thorough),
         ({"projected_tokens": 8, "projection_type": "mean", "projection_first": True}, True),
     ],

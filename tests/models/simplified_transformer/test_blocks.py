@@ -193,11 +193,22 @@ def test_start_deviations_are_fields() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"hidden_act": "leaky_relu", "leaky_relu_slope": 0.8},
-        {"hidden_act": "gelu", "gated_mlp": True, "mlp_bias": True},
-        {"norm_type": "layernorm", "final_norm_type": "rmsnorm"},
-        {"per_head_gains": False},
-        {"centering_gain": 0.0, "softmax_gain": 0.0},
+        {
+            "hidden_act": "leaky_relu",
+            "leaky_relu_slope": 0.8,
+            "norm_type": "layernorm",
+            "final_norm_type": "rmsnorm",
+            "per_head_gains": False,
+            "attention_bias": "all",
+        },
+        {
+            "hidden_act": "gelu",
+            "gated_mlp": True,
+            "mlp_bias": True,
+            "centering_gain": 0.0,
+            "softmax_gain": 0.0,
+            "tie_word_embeddings": False,
+        },
         {
             "block": "pre_ln",
             "reparameterized": True,
@@ -208,8 +219,6 @@ def test_start_deviations_are_fields() -> None:
         {"block": "sas", "value_gain": 0.2, "first_value_gain": 0.2, "projection_gain": 0.2},
         {"block": "sas", "matrix_init": "orthogonal", "matrix_init_tie": "last_layer", "last_projection_gain": 0.5},
         {"block": "sas", "trainable_gains": ["mlp_gain"]},
-        {"attention_bias": "all"},
-        {"tie_word_embeddings": False},
     ],
     ids=str,
 )
