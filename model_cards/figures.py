@@ -304,7 +304,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "span kinds": Listing(
         "span = {name} | bits per byte = {bits_per_byte:.3f} | average span = {average_span:,.0f} | multiply-adds "
         "a byte = {flops_per_token:,.0f}",
-        partial(records, name="kinds"),
+        partial(records, name="models"),
     ),
     "span limits": Pivot("{what}", "{text}", "limit {limit:,}", span_limits),
     "answers": Listing("reads = {name} | exact match = {exact:.1f} | F1 = {f1:.1f}", with_windows),

@@ -124,12 +124,14 @@ def test_the_verdict_compares_with_the_seeds_of_the_search_and_with_ones_own(mon
     args = compare_blocks.Arguments()
     bits = {"gpt2": (1.90, 1.92), "pre_ln": (1.96, 1.97), "sas_p": (1.91, 1.95)}
     tried = {name: [{"learning_rate": 0.1, "bits_per_byte": each} for each in of] for name, of in bits.items()}
-    search = {"size": compare_blocks.size_of(args), "models": {name: {"tried": of} for name, of in tried.items()}}
+    corpus = {"source": "a text"}
+    models = {name: {"tried": of} for name, of in tried.items()}
+    search = {"size": compare_blocks.size_of(args), "corpus": corpus, "models": models}
     monkeypatch.setattr(compare_blocks, "read_search", lambda: search)
     assert [compare_blocks.best_rate(model) for model in ("gpt2,n_head=2", "sas")] == [0.1, compare_blocks.PAPER_RATE]
     for seeds, differences in (([2], "sas_p 0.030, pre_ln 0.050"), ([1, 2], "sas_p 0.020, pre_ln 0.055")):
         args.seeds, run = seeds, {"parameters": 100, "learning_rate": 0.1}
-        text = compare_blocks.verdict(args, [
+        text = compare_blocks.verdict(args, corpus, [
             {**run, "model": name, "bits_per_byte": of[1], "tried": tried[name][-len(seeds):]}
             for name, of in bits.items()
         ])  # fmt: skip
