@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
 from hf_efficient_attn.integration.cache_layers import BlockLayer, Padding, PatternLayer
@@ -21,6 +21,8 @@ OTHER_PATTERN = (
     "This PatternCache was made for another attention_pattern than that of the compiled model. Make a new "
     "PatternCache(model)."
 )
+# decoders that run a layer several times, each time with a cache layer of its own
+LOOPED = ("dory", "hrm_text")
 
 
 class PatternCache(Cache):
@@ -89,17 +91,24 @@ class PatternCache(Cache):
         layers = DynamicCache(config=config).layers  # type: ignore[arg-type]
         readable = readable_per_layer(text_config)
         rotations = {}
+        if positions == CACHE and key_sources(text_config, len(readable)):
+            raise ConfigurationError(
+                f'positions="cache", but layers of this {type(text_config).__name__} use the keys of layers below, '
+                'which have been rotated for those. Use positions="text".'
+            )
         if positions == CACHE:
             with_first = [layer for layer, kept in enumerate(readable) if kept and kept[0] and kept[1] is not None]
             rotations = key_rotations(model, text_config, with_first)
-        for layer, kept in enumerate(readable):
-            num_first, left = kept or (0, None)
+        for layer, pattern in enumerate(patterns_of(text_config)):
+            if layer >= len(layers) or type(layers[layer]) not in (DynamicLayer, DynamicSlidingWindowLayer):
+                # the layer uses the keys of a layer below, or has linear attention
+                continue
+            num_first, left = readable[layer] or (0, None)
             if layer in rotations and left is not None:
                 layers[layer] = StreamingLayer(num_first, left, self.padding, rotations[layer])
             elif left is not None:
                 layers[layer] = PatternLayer(num_first, left, self.padding)
-        for layer, pattern in enumerate(patterns_of(text_config)):
-            if pattern is not None and pattern.chooses_by_content:
+            elif pattern is not None and pattern.chooses_by_content:
                 layers[layer] = BlockLayer(pattern.block_tokens, self.padding)
         self.rope = rope_of(text_config) if positions == CACHE else None
         self.checked_spec = getattr(text_config, FIELD)
@@ -231,7 +240,7 @@ class Origin(int):
 
 def is_bounded(layer: Any) -> bool:
     """Return whether the memory of a cache layer has an upper bound that does not depend on the length of the text."""
-    return isinstance(layer, PatternLayer) or layer.is_sliding or not isinstance(layer, DynamicLayer)
+    return isinstance(layer, PatternLayer) or not isinstance(layer, DynamicLayer) or layer.is_sliding
 
 
 def config_of(model: Any) -> Any:
@@ -279,6 +288,11 @@ def checked_text_config(config: Any) -> Any:
             f"{shown(text_config._attn_implementation)}. Call sparsify(model, pattern) first, and "
             "pass the model."
         )
+    if text_config.model_type in LOOPED:
+        raise ConfigurationError(
+            f"PatternCache is for models that run each layer once; {text_config.model_type} runs its layers several "
+            "times. Use the default cache."
+        )
     if getattr(text_config, "is_encoder_decoder", False):
         raise ConfigurationError(
             "PatternCache is for decoder-only models, but this model is an encoder-decoder. Use the default cache."
@@ -315,13 +329,39 @@ def readable_tokens(pattern: Pattern) -> DecodingReach:
 def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
     """Return `readable_tokens` of each layer's pattern in the config of a text model; None: the layer's own attention.
 
+    A layer whose keys other layers use, as in Gemma 3n and Gemma 4, keeps what any of them attends to.
+
     Raises:
         ConfigurationError: a layer can attend to tokens that no `PatternCache` keeps.
     """
-    return tuple(
+    patterns = patterns_of(config)
+    reaches = [
         None if pattern is None or pattern.chooses_by_content else readable_tokens(pattern.causal())
-        for pattern in patterns_of(config)
-    )
+        for pattern in patterns
+    ]
+    for layer, source in key_sources(config, len(patterns)).items():
+        own, kept = reaches[layer], reaches[source]
+        if own is None or kept is None:
+            if any(each is not None and each.chooses_by_content for each in (patterns[layer], patterns[source])):
+                raise ConfigurationError(
+                    f"Layer {layer} uses the keys of layer {source}, and a pattern that selects blocks needs keys of "
+                    "its own. Generate with the default cache."
+                )
+            reaches[source] = None
+        else:
+            left = None if own.left is None or kept.left is None else max(own.left, kept.left)
+            reaches[source] = DecodingReach(max(own.num_first, kept.num_first), left)
+    return tuple(reaches)
+
+
+def key_sources(config: Any, num_layers: int) -> dict[int, int]:
+    """Return {layer: the layer below whose keys it uses}, by the fields of Gemma 3n and Gemma 4."""
+    first = num_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+    types = getattr(config, "layer_types", None)
+    return {
+        layer: max(below for below in range(first) if types[below] == types[layer])
+        for layer in (range(first, num_layers) if types else ())
+    }
 
 
 def patterns_of(config: Any) -> Sequence[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from attention_models import build, padding, token_ids
 
 import hf_efficient_attn as hea
@@ -65,6 +66,59 @@ def test_layers_keep_what_they_need() -> None:
     expected = model.generate(ids, attention_mask=mask, use_cache=False, **OPTIONS)
     assert torch.equal(model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **OPTIONS), expected)
     assert [layer.keys.shape[2] for layer in cache.layers] == [4, 25]
+
+
+WIDE, NARROW = "band(9, 0) | global(0)", "band(3, 0) | global(0)"
+TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "head_dim": 8}
+TINY |= {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA = {
+    **TINY,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"] * 2,
+    "sliding_window": 6,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 64,
+    "hidden_size_per_layer_input": 8,
+}
+LINEAR = {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
+LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+
+
+@pytest.mark.filterwarnings("ignore:This PatternCache bounds")
+@pytest.mark.parametrize(
+    ("config_class", "fields", "pattern"),
+    [
+        # upper layers use the keys of layer 3
+        ("Gemma3nTextConfig", {"activation_sparsity_pattern": [0.0] * 6}, [None, NARROW, None, NARROW, WIDE, NARROW]),
+        ("Gemma4TextConfig", {}, [None, NARROW, None, NARROW, NARROW, None]),
+        # layers without keys
+        ("Lfm2Config", {"layer_types": ["conv", "full_attention", "full_attention"]}, NARROW),
+        ("Qwen3_5TextConfig", {**LINEAR, "layer_types": ["linear_attention", "full_attention"]}, NARROW),
+    ],
+    ids=["gemma3n", "gemma4", "lfm2", "qwen3_5"],
+)
+def test_layers_that_share_keys_or_have_none(config_class: str, fields: dict[str, Any], pattern: Any) -> None:
+    if not hasattr(transformers, config_class):
+        pytest.skip(f"this version of transformers has no {config_class}")
+    shape = GEMMA if config_class.startswith("Gemma") else {**TINY, "num_hidden_layers": len(fields["layer_types"])}
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**shape, **fields)
+    model, ids = transformers.AutoModelForCausalLM.from_config(config).eval(), token_ids(2, 30)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        expected = hea.sparsify(model, pattern)(ids, use_cache=False).logits
+        cache = hea.PatternCache(model)
+        parts = [model(part, **{CACHE_ARGUMENT: cache}, use_cache=True).logits for part in ids.split([12, 1, 1, 16], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DoryConfig"), reason="this version of transformers has no Dory")
+def test_layers_that_run_several_times_are_refused() -> None:
+    layers = {"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "layer_types": ["full_attention"] * 4}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.DoryConfig(**TINY, **layers))
+    with pytest.raises(hea.ConfigurationError, match="dory runs its layers several times"):
+        hea.PatternCache(hea.sparsify(model, NARROW))
 
 
 def test_rows_of_very_different_lengths() -> None:
