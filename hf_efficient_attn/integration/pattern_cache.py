@@ -91,11 +91,6 @@ class PatternCache(Cache):
         layers = DynamicCache(config=config).layers  # type: ignore[arg-type]
         readable = readable_per_layer(text_config)
         rotations = {}
-        if positions == CACHE and key_sources(text_config, len(readable)):
-            raise ConfigurationError(
-                f'positions="cache", but layers of this {type(text_config).__name__} use the keys of layers below, '
-                'which have been rotated for those. Use positions="text".'
-            )
         if positions == CACHE:
             with_first = [layer for layer, kept in enumerate(readable) if kept and kept[0] and kept[1] is not None]
             rotations = key_rotations(model, text_config, with_first)
@@ -357,10 +352,10 @@ def readable_per_layer(config: Any) -> tuple[DecodingReach | None, ...]:
 def key_sources(config: Any, num_layers: int) -> dict[int, int]:
     """Return {layer: the layer below whose keys it uses}, by the fields of Gemma 3n and Gemma 4."""
     first = num_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
-    types = getattr(config, "layer_types", None)
+    types = getattr(config, "layer_types", None) or ["full_attention"] * num_layers
     return {
         layer: max(below for below in range(first) if types[below] == types[layer])
-        for layer in (range(first, num_layers) if types else ())
+        for layer in range(first, num_layers)
     }
 
 
