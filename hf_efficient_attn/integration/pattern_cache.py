@@ -91,6 +91,11 @@ class PatternCache(Cache):
         layers = DynamicCache(config=config).layers  # type: ignore[arg-type]
         readable = readable_per_layer(text_config)
         rotations = {}
+        if positions == CACHE and key_sources(text_config, len(readable)):
+            raise ConfigurationError(
+                f'positions="cache", but layers of this {type(text_config).__name__} use the keys of layers below, '
+                "which have been rotated for those. Use PatternCache(model)."
+            )
         if positions == CACHE:
             with_first = [layer for layer, kept in enumerate(readable) if kept and kept[0] and kept[1] is not None]
             rotations = key_rotations(model, text_config, with_first)
@@ -283,10 +288,11 @@ def checked_text_config(config: Any) -> Any:
             f"{shown(text_config._attn_implementation)}. Call sparsify(model, pattern) first, and "
             "pass the model."
         )
-    if text_config.model_type in LOOPED:
+    patterns = patterns_of(text_config)
+    if text_config.model_type in LOOPED and any(pattern != patterns[0] for pattern in patterns):
         raise ConfigurationError(
-            f"PatternCache is for models that run each layer once; {text_config.model_type} runs its layers several "
-            "times. Use the default cache."
+            f"{text_config.model_type} runs its layers several times, and this attention_pattern differs by layer: "
+            f"{shown(spec)}. Use one pattern for all layers, or generate with the default cache."
         )
     if getattr(text_config, "is_encoder_decoder", False):
         raise ConfigurationError(

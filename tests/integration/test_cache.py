@@ -111,14 +111,17 @@ def test_layers_that_share_keys_or_have_none(config_class: str, fields: dict[str
         cache = hea.PatternCache(model)
         parts = [model(part, **{CACHE_ARGUMENT: cache}, use_cache=True).logits for part in ids.split([12, 1, 1, 16], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
+    if "num_kv_shared_layers" in shape:
+        with pytest.raises(hea.ConfigurationError, match="use the keys of layers below"):
+            hea.PatternCache(model, positions="cache")
 
 
 @pytest.mark.skipif(not hasattr(transformers, "DoryConfig"), reason="this version of transformers has no Dory")
-def test_layers_that_run_several_times_are_refused() -> None:
+def test_layers_that_run_several_times_have_one_pattern() -> None:
     layers = {"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "layer_types": ["full_attention"] * 4}
     model = transformers.AutoModelForCausalLM.from_config(transformers.DoryConfig(**TINY, **layers))
     with pytest.raises(hea.ConfigurationError, match="dory runs its layers several times"):
-        hea.PatternCache(hea.sparsify(model, NARROW))
+        hea.PatternCache(hea.sparsify(model, [NARROW, None, NARROW, NARROW]))
 
 
 def test_rows_of_very_different_lengths() -> None:
