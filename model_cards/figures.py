@@ -290,15 +290,11 @@ TABLES: dict[str, Callable[[Record], str]] = {
         partial(records, name="models"),
     ),
     "spam": Listing("reads = {name} | accuracy = {accuracy:.3f} | of texts above 512 = {accuracy_long:.3f}", spam),
-    "block losses": Listing(
-        "further training with = {trained} | attends to = {read} | nats per token = {loss:.3f} | last quarter of "
-        "a text = {late_loss:.3f} | above all keys = {gap:+.3f}",
-        partial(records, name="rows"),
-    ),
     "sparse llama": Listing(
         "attends to = {pattern} | training = {training} | perplexity up to 512 = {at 512:.1f} | up to 1,024 = "
         "{at 1024:.1f} | up to 2,048 = {at 2048:.1f} | up to 4,096 = {at 4096:.1f} | up to 8,192 = {at 8192:.1f} | "
-        "recall, near = {near:.0f}% | far = {far:.0f}% | first time = {first time:.0f}%",
+        "recall, near = {near:.0f}% | far = {far:.0f}% | first time = {first time:.0f}% | seconds a step = "
+        "{seconds_per_step:.0f}",
         sparse_llama,
     ),
     "span kinds": Listing(

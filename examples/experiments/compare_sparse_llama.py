@@ -15,8 +15,8 @@ Each is measured without training, with LoRA and with full training, on the same
 the perplexity of held-out text by position, and in-context recall: at the end of a held-out text, eight passages of it
 are repeated, and recall is the share of their tokens that the model predicts. Half of the passages are within the last
 1,000 tokens, the others are further back. `outputs/compare_sparse_llama` then holds results.json, results.md and
-positions.png. All of it takes hours on two cores; `--resume` continues after the last finished model. For less, or for
-your own model and text:
+positions.png. All of it takes hours: four on one core with `--max_steps 12 --bf16 true`, where the processor multiplies
+in bfloat16. `--resume` continues after the last finished model. For less, or for your own model and text:
 
     python examples/experiments/compare_sparse_llama.py --patterns dense sinks --trainings none lora
     python examples/experiments/compare_sparse_llama.py --model_name_or_path my_llama --train_file book.txt

@@ -78,8 +78,8 @@ def leave(model: Any) -> ForwardContext | None:
 
 
 def _others(model: Any) -> tuple[ForwardContext, ...]:
-    # the contexts of this model are dropped, because a compiler that fails while tracing leaves its context behind
-    return tuple(each for each in _running.get() if each.model() is not model)
+    # a compiler that fails while tracing leaves its context behind: those of this model and of deleted ones are dropped
+    return tuple(each for each in _running.get() if each.model() is not model and each.model() is not None)
 
 
 def given_positions(config: Any) -> Tensor | None:
