@@ -33,8 +33,8 @@ class PatternCache(Cache):
     the last `left` tokens. A forward pass attends to these and to all of its own tokens; after that the cache drops
     all other tokens. Layers that keep their own attention have the cache that transformers would give them, and with
     full attention it grows with the text: `[pattern, None] * 2` bounds two layers of four, and a warning and `repr`
-    say so. A layer that follows `BlockTopK` keeps all keys, and the sum of the keys of each block, by which a new token
-    selects blocks.
+    say so. A layer whose keys other layers use, as in Gemma 4, keeps what any of them attends to. A layer that follows
+    `BlockTopK` keeps all keys, and the sum of the keys of each block, by which a new token selects blocks.
 
     The cache refuses a model that attends to more than it keeps, such as a dense model on "sdpa". Some versions of
     transformers call the argument `past_key_values`, others `cache`.
