@@ -209,7 +209,9 @@ def measure(args: Arguments, model: PreTrainedModel, texts: list[list[int]]) -> 
     result = {
         "texts": len(texts),
         "perplexity": perplexity,
+        "losses_of_texts": losses,
         "recall": {name: 100 * mean(each) for name, each in recall.items()},
+        "recall_of_passages": recall,
     }
     print(json.dumps(result), flush=True)
     return result
