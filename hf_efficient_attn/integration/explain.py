@@ -270,7 +270,7 @@ def explain_layers(
     Raises:
         InputError, ConfigurationError, UnsupportedBackendError: as in `explain`.
     """
-    _, _, numbered = numbered_requests(model_or_config, part, tokens)
+    _, _, numbered = numbered_requests(model_or_config, part, tokens, are_all_needed=False)
     found = []
     for request, layers in _groups(numbered.items()):
         call = requested_call(request, tokens, tokens, CPU.type, torch.float32, training=False, dropout=0.0)
