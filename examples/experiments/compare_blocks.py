@@ -382,7 +382,8 @@ def verdict(args: Arguments, corpus: dict[str, Any], results: list[dict[str, Any
         said = [f"{best} is ahead of {' and '.join(worse)} with every seed"] if worse else []
         said += [f"the seeds do not tell {best} and {' and '.join(close)} apart"] if close else []
         where = f"In the search that chose the rates, {len(found[best])} seeds" if from_search else "The seeds"
-        lines += [f"{where} reached, in bits per byte: {ranges}.", f"There, {'; '.join(said)}."]
+        there = "There" if from_search else "So"
+        lines += [f"{where} reached, in bits per byte: {ranges}.", f"{there}, {'; '.join(said)}."]
         if best != lowest:
             lines.append(f"This training disagrees, since {lowest} won: the seed decides between {lowest} and {best}.")
     else:

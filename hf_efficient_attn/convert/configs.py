@@ -1,5 +1,6 @@
 """Translate configs between transformers and this package; apply new lengths and patterns to configs and weights."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ def windows_of_pattern(config: Any, model_type: str) -> list[int]:
 TABLE = "embeddings.positions.table.weight"
 # config fields: the length of the encoder (or of the only stack), and of the decoder
 SOURCE, TARGET = "max_position_embeddings", "max_target_position_embeddings"
+GIBIBYTE = 2**30
+# bytes of a weight in float32, and of an index
+WEIGHT_BYTES, INDEX_BYTES = 4, 8
 
 
 def cyclic_table(table: Tensor, offset: int, num_positions: int) -> Tensor:
@@ -90,6 +94,28 @@ def check_lengths(old: Any, new: Any) -> None:
             raise ConfigurationError(
                 f"{name}={wanted} would drop some of the {size} positions of the source; give at least {size}."
             )
+
+
+def check_memory(config: Any) -> None:
+    """Raise ConfigurationError if a table of learned positions would not fit into the memory of this machine."""
+    memory = memory_bytes()
+    if config.position_embedding_type != "learned" or memory is None:
+        return
+    for name in (SOURCE, TARGET):
+        needed = getattr(config, name, 0) * (WEIGHT_BYTES * config.hidden_size + INDEX_BYTES)
+        if needed > memory:
+            raise ConfigurationError(
+                f"{name}={getattr(config, name)} needs a table of learned positions of {needed / GIBIBYTE:,.0f} GiB, "
+                f"but this machine has {memory / GIBIBYTE:,.0f} GiB of memory. Give the length of the longest input."
+            )
+
+
+def memory_bytes() -> int | None:
+    """Return the memory of this machine in bytes, or None if the system does not report it."""
+    names = getattr(os, "sysconf_names", {})
+    if not {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def lengthen(weights: dict[str, Tensor], new: Any) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from hf_efficient_attn.convert.configs import (
     TheirConfig,
     apply_request,
     check_lengths,
+    check_memory,
     keeps_pattern,
     note_replaced,
     our_config,
@@ -61,6 +62,7 @@ def translate_configs(config: Any, head: str, target: str, request: ConversionRe
             source, counterpart = with_own_pattern(source, config), replace(counterpart, is_dense=False)
         ours = apply_request(source, request, counterpart)
     check_lengths(source, ours)
+    check_memory(ours)
     if their is None:
         return TranslatedConfigs(source, ours, None, is_dense, notes)
     if head not in their.heads:

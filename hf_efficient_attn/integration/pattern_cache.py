@@ -288,15 +288,15 @@ def checked_text_config(config: Any) -> Any:
             f"{shown(text_config._attn_implementation)}. Call sparsify(model, pattern) first, and "
             "pass the model."
         )
-    patterns = patterns_of(text_config)
-    if text_config.model_type in LOOPED and any(pattern != patterns[0] for pattern in patterns):
-        raise ConfigurationError(
-            f"{text_config.model_type} runs its layers several times, and this attention_pattern differs by layer: "
-            f"{shown(spec)}. Use one pattern for all layers, or generate with the default cache."
-        )
     if getattr(text_config, "is_encoder_decoder", False):
         raise ConfigurationError(
             "PatternCache is for decoder-only models, but this model is an encoder-decoder. Use the default cache."
+        )
+    first, *others = patterns_of(text_config) if text_config.model_type in LOOPED else (None,)
+    if any(pattern != first for pattern in others):
+        raise ConfigurationError(
+            f"{text_config.model_type} runs its layers several times, and this attention_pattern differs by layer: "
+            f"{shown(spec)}. Use one pattern for all layers, or generate with the default cache."
         )
     return text_config
 

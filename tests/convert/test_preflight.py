@@ -11,7 +11,7 @@ from in_tree_models import in_tree
 from safetensors.torch import load_file, save_file
 
 import hf_efficient_attn as hea
-from hf_efficient_attn.convert import conversion
+from hf_efficient_attn.convert import configs, conversion
 from hf_efficient_attn.convert.registry import COUNTERPARTS
 
 
@@ -59,6 +59,15 @@ def test_refused_before_weights_are_loaded(
     monkeypatch.setattr(conversion, "load_source", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(hea.ConfigurationError, match=message):
         hea.convert(bert, **options)
+
+
+def test_tables_larger_than_memory_are_refused(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one sentence, where torch would say that it cannot allocate so many bytes."""
+    monkeypatch.setattr(conversion, "load_source", lambda *_: pytest.fail("weights were loaded"))
+    assert configs.memory_bytes() is None or configs.memory_bytes() > 2**28
+    monkeypatch.setattr(configs, "memory_bytes", lambda: 2**36)
+    with pytest.raises(hea.ConfigurationError, match=r"needs a table of learned positions of \d+ GiB, .* has 64 GiB"):
+        hea.convert(bert, max_position_embeddings=2**31 - 1)
 
 
 @pytest.mark.filterwarnings("ignore:Left out", "ignore:Even with parity")
