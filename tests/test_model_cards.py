@@ -97,6 +97,19 @@ def test_tables_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
+def test_pictures_are_drawn_or_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every picture is shown on a page, and every PNG is drawn by figures.py, but for the icons of some families."""
+    monkeypatch.syspath_prepend(ROOT / "model_cards")
+    import figures
+
+    folder = ROOT / "model_cards" / "pictures"
+    names = {file.relative_to(folder).as_posix() for file in folder.rglob("*.*")}
+    shown = " ".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *CARDS])
+    assert [name for name in names if f"pictures/{name}" not in shown] == []
+    assert {f"{name}.png" for name in figures.PICTURES} <= names
+    assert {f"{name}.png" for name in figures.PICTURES} >= {name for name in names if "/" not in name}
+
+
 def test_samples_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "model_cards")
     import figures

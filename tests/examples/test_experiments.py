@@ -63,6 +63,9 @@ def test_blocks_are_compared_saved_and_shown(blocks: tuple[Path, str]) -> None:
         seconds = [entry["train_seconds"] for entry in result["history"]]
         assert seconds == sorted(seconds)
     assert (folder / "run" / "loss_curves.png").stat().st_size > 10_000
+    # what a reader sees last fits on a screen
+    last = output.rpartition("it/s]")[2].splitlines()
+    assert len(last) <= 45
     best = min(results, key=lambda name: results[name]["eval_loss"])
     assert f"Lowest loss: {best}." in output
     # at another size than that of the search for learning rates nothing is said of its seeds
@@ -118,7 +121,7 @@ def test_the_best_of_several_rates_and_seeds_is_kept(tmp_path: Path) -> None:
     assert (config.position_embedding_type, config.mlp_bias, config.hidden_act) == ("rope", True, "gelu_new")
 
 
-def test_the_verdict_compares_with_the_seeds_of_the_search_and_with_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_says_whether_seeds_tell_models_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     import compare_blocks
 
     args = compare_blocks.Arguments()
@@ -129,15 +132,42 @@ def test_the_verdict_compares_with_the_seeds_of_the_search_and_with_ones_own(mon
     search = {"size": compare_blocks.size_of(args), "corpus": corpus, "models": models}
     monkeypatch.setattr(compare_blocks, "read_search", lambda: search)
     assert [compare_blocks.best_rate(model) for model in ("gpt2,n_head=2", "sas")] == [0.1, compare_blocks.PAPER_RATE]
-    for seeds, differences in (([2], "sas_p 0.030, pre_ln 0.050"), ([1, 2], "sas_p 0.020, pre_ln 0.055")):
-        args.seeds, run = seeds, {"parameters": 100, "learning_rate": 0.1}
-        text = compare_blocks.verdict(args, corpus, [
-            {**run, "model": name, "bits_per_byte": of[1], "tried": tried[name][-len(seeds):]}
-            for name, of in bits.items()
-        ])  # fmt: skip
-        assert differences in text
-        assert "gpt2 is ahead of pre_ln" in text
-        assert "gpt2 is ahead of sas_p" not in text
+    results = [
+        {"model": name, "parameters": 100, "learning_rate": 0.1, "bits_per_byte": of[1], "tried": tried[name]}
+        for name, of in bits.items()
+    ]
+    text = compare_blocks.verdict(args, corpus, results)
+    assert "Lowest loss: gpt2. Bits per byte above it: sas_p 0.030, pre_ln 0.050." in text
+    said = "gpt2 is ahead of pre_ln with every seed; the seeds do not tell gpt2 and sas_p apart."
+    assert said in text
+    # a run that ends otherwise than the search says so
+    text = compare_blocks.verdict(args, corpus, [*results[:2], {**results[2], "bits_per_byte": 1.8}])
+    assert "Lowest loss: sas_p." in text
+    assert "This training disagrees" in text
+    # on one's own text the search says nothing, but several seeds of the run do
+    corpus = {"source": "own.txt"}
+    assert "To compare fairly" in compare_blocks.verdict(
+        args, corpus, [{**one, "tried": one["tried"][1:]} for one in results]
+    )
+    args.seeds = [1, 2]
+    text = compare_blocks.verdict(args, corpus, results)
+    assert "Lowest mean loss: gpt2. Bits per byte above it: sas_p 0.020, pre_ln 0.055." in text
+    assert said in text
+    # equal sizes and one rate need no remark; others do
+    assert "sizes differ" not in text
+    assert "try more rates" not in text
+    results[1] |= {"parameters": 89, "tried": [*tried["pre_ln"], {"learning_rate": 0.2, "bits_per_byte": 2.0}]}
+    text = compare_blocks.verdict(args, corpus, results)
+    assert "gpt2 has 12% more weights than pre_ln." in text
+    assert "The best rate of pre_ln is the lowest" in text
+    results[1]["tried"] = tried["pre_ln"]
+    unsearched = [*results[:2], {**results[2], "model": "sas"}]
+    assert "No rate was searched for sas" in compare_blocks.verdict(args, corpus, unsearched)
+    # without --learning_rates each model has a rate of its own
+    table = compare_blocks.rates_table(
+        [*results[:2], {"model": "sas", "tried": [{**tried["sas_p"][0], "learning_rate": 0.2}]}]
+    )
+    assert "| 1.910 (1.900 to 1.920) |" in table
 
 
 @pytest.fixture(scope="module")
