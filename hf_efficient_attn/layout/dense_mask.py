@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.errors import InputError
+from hf_efficient_attn.errors import ConfigurationError, InputError
 from hf_efficient_attn.layout.cache import MEBIBYTE, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall, cap
 from hf_efficient_attn.layout.layout import HeadGroups, Layout, first_query, query_rows
@@ -162,7 +162,17 @@ class Relation:
         if intervals is not None:
             return filled(intervals, queries, keys)
         composed = pattern.composed(self.of, queries, keys)
-        return pattern.allowed(queries, keys) if composed is None else composed
+        if composed is not None:
+            return composed
+        try:
+            return pattern.allowed(queries, keys)
+        except RuntimeError as error:
+            if "Boolean value of Tensor" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"{type(pattern).__name__}.allowed is called with integers and with tensors of positions, and fails "
+                "with tensors. Write & for `and`, | for `or` and ~ for `not`, and do not use `if`."
+            ) from error
 
     def _intervals(self, pattern: Pattern, queries: Tensor, num_keys: int) -> list[tuple[Tensor, Tensor]] | None:
         found = None

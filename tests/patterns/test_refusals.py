@@ -280,6 +280,19 @@ def test_classes_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ConfigurationError, match="Listed: key_intervals"):
                 explain(pattern, 2048)
 
+    # integers alone know `and`
+    @dataclass(frozen=True)
+    class Earlier(Pattern, kind="earlier"):
+        def allowed(self, query: Any, key: Any) -> Any:
+            return key <= query and query - key < 2
+
+        def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Intervals:
+            return ((max(0, first_query - 1), last_query + 1),)
+
+    for backend in ("auto", "blocked", "reference"):
+        with pytest.raises(ConfigurationError, match=r"Earlier\.allowed"):
+            attention(states, states, states, Earlier(), backend=backend)
+
     with pytest.raises(ConfigurationError, match="'band'"):
 
         class AnotherBand(Pattern, kind="band"):
