@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Set, Sized
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from hf_efficient_attn.integration.masks import read_table, tokens_of_keys, writ
 from hf_efficient_attn.integration.names import is_table
 from hf_efficient_attn.integration.packing import parsed_starts, position_starts, warn_of_unseen_documents
 from hf_efficient_attn.integration.unsupported import check_mask_values, refuse_empty
-from hf_efficient_attn.layout.token_mask import NO_MASK, TokenMask
+from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import derived, on_host, outside_inference_mode, prefetch_to_host
 
 # types that cannot be masks
@@ -55,7 +55,8 @@ class LayerInputs(Movable):
         matrix: the mask matrix that the user gave, [B, 1, T, K]; None: there is none.
     """
 
-    token_mask: TokenMask = NO_MASK
+    # made anew, since torch 2.11 cannot compile a default that is an object
+    token_mask: TokenMask = field(default_factory=TokenMask)
     query_offset: QueryOffset = None
     matrix: Tensor | None = None
 

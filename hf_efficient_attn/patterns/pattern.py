@@ -8,7 +8,6 @@ The algebra is interval arithmetic on these bounds, so that no method ever enume
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from math import lcm
 from operator import is_
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -481,7 +480,9 @@ class Pattern(Operators):
 
     def fitting_length(self, num_tokens: int) -> int:
         """Return an allowed length of an input near this one; the same length if all are allowed."""
-        return reduce(lambda length, part: part.fitting_length(length), self.parts, num_tokens)
+        for part in self.parts:
+            num_tokens = part.fitting_length(num_tokens)
+        return num_tokens
 
     def grid_shapes(self) -> tuple[tuple[int | None, ...], ...]:
         """Return the shapes of the pattern's grids of tokens; None in a shape: any size."""

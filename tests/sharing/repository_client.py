@@ -44,10 +44,13 @@ def pushed(name: str, repo: str) -> dict[str, Any]:
     return {"digests": [*digests, output_digest(model)], "first_commit": first.oid, "class": type(model).__name__}
 
 
-def validate(card: ModelCard) -> None:
+def validate(card: ModelCard, repo_type: str | None = None) -> None:
     """Let the Hub check a card; older versions of huggingface_hub ask the public one, whatever the endpoint is."""
     body = {"repoType": card.repo_type, "content": str(card)}
     hf_raise_for_status(get_session().post(f"{constants.ENDPOINT}/api/validate-yaml", json=body))
+
+
+ModelCard.validate = validate  # type: ignore[method-assign]
 
 
 def pulled(repo: str, revision: str) -> dict[str, Any]:
