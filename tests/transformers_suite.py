@@ -27,8 +27,9 @@ from typing import Any
 
 import pytest
 
-# nothing is looked for on the Hub
-os.environ["HF_HUB_OFFLINE"] = "1"
+if __name__ == "__main__":
+    # nothing is looked for on the Hub
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

@@ -4,6 +4,7 @@ The server imports nothing of ours by itself: it runs the stub that is saved wit
 """
 
 import json
+import os
 import subprocess
 import urllib.error
 from collections.abc import Iterator
@@ -93,6 +94,8 @@ def test_chat(family: str, server: Server, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        # offline, huggingface_hub asks no server, not even one on this machine
+        env={**os.environ, "HF_HUB_OFFLINE": "0"},
         timeout=SECONDS,
     )
     assert said.returncode == 0, said.stderr[-3000:]
