@@ -1,7 +1,8 @@
 """Compile the kernels of every road of the flash backend to machine code, on a machine without a GPU.
 
-    pip install --pre "flash-attn-4[cu13]" triton==3.6.0        # beside any build of torch 2.11 or later
-    python tests/flash_compile.py --arch sm_90                  # sm_80 (forward alone), sm_90, sm_100
+    # beside any build of torch 2.11 or later
+    pip install --pre "flash-attn-4[cu13]" triton==3.6.0 transformers accelerate
+    PYTHONPATH=. python tests/flash_compile.py --arch sm_90     # sm_80 (forward alone), sm_90, sm_100
 
 Nothing is computed: the backend runs on the CPU, and each kernel call is made again with fake tensors. Prints a line a
 road, and fails if one is not compiled.
@@ -20,7 +21,8 @@ from unittest.mock import patch
 ROADS = (
     "causal", "window", "band", "sinks and cap", "packed", "padded", "holes", "longformer", "attention sinks",
     "dilated", "short", "chunk", "cross", "heads", "globals", "sinks of a mask", "wide heads", "selected",
-    "bigbird", "strided", "block local", "earlier keys", "grid", "shifted grid",
+    "bigbird", "strided", "block local", "earlier keys", "grid", "shifted grid", "other values", "half",
+    "gradient of lse",
 )  # fmt: skip
 # what kernels compute on Ampere, forward
 WINDOWS = ("causal", "window", "band", "packed")
@@ -39,7 +41,7 @@ def main() -> int:
     # of heads of 256, Hopper has windows
     left_out = () if args.arch == "sm_90" else ("wide heads",)
     num_failed = 0
-    for road in WINDOWS if is_ampere else [each for each in args.roads if each not in left_out]:
+    for road in (each for each in args.roads if (each in WINDOWS if is_ampere else each not in left_out)):
         start = time.time()
         try:
             compile_road(road, int(args.arch.removeprefix("sm_")) // 10, needs_grad=not is_ampere)
@@ -107,19 +109,23 @@ def compile_road(road: str, generation: int, needs_grad: bool) -> None:
         key_heads = 2
     if road == "wide heads":
         width = 256
+    if road == "other values":
+        width = library.UNEQUAL[0]
+    value_width = library.UNEQUAL[1] if road == "other values" else width
+    dtype = torch.float16 if road == "half" else torch.bfloat16
     if road in ("chunk", "cross"):
         num_queries = 1000
     has_sinks, is_cross = road.startswith("sinks"), road == "cross"
     lengths = (num_queries or tokens, tokens, 0 if num_queries is None or is_cross else tokens - num_queries)
-    inputs = Inputs("cuda", torch.bfloat16, width, width, key_heads, 2, needs_grad=needs_grad)
+    inputs = Inputs("cuda", dtype, width, value_width, key_heads, 2, needs_grad=needs_grad)
     layout = Layout(pattern, heads, *lengths, is_cross=is_cross)
     sinks, cap = torch.zeros(heads) if has_sinks else None, 50.0 if road == "sinks and cap" else None
     call = AttentionCall(layout, inputs, mask, sinks=sinks, softcap=cap, scale=0.1)
     if road == "selected":
         blocks = torch.zeros(2, key_heads, tokens, 3, dtype=torch.int32)
         call = replace(call, layout=Layout(Causal(), heads, tokens, tokens), chosen=ChosenBlocks(blocks, 128))
-    q = torch.zeros(2, heads, lengths[0], width, dtype=torch.bfloat16)
-    k, v = (torch.zeros(2, key_heads, tokens, width, dtype=torch.bfloat16) for _ in range(2))
+    q = torch.zeros(2, heads, lengths[0], width, dtype=dtype)
+    k, v = (torch.zeros(2, key_heads, tokens, each, dtype=dtype) for each in (width, value_width))
     functions = compiling(library.library())
     with (
         patch.object(library, "library", lambda: functions),
@@ -127,7 +133,7 @@ def compile_road(road: str, generation: int, needs_grad: bool) -> None:
     ):
         out, lse = execute.forward(q, k, v, call)
         if needs_grad:
-            execute.backward(out, None, q, k, v, out, lse, call)
+            execute.backward(out, lse if road == "gradient of lse" else None, q, k, v, out, lse, call)
 
 
 def compiling(functions: Any) -> Any:

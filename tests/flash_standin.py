@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_efficient_attn.backends.flash.library import Library
+from hf_efficient_attn.backends.flash.library import UNEQUAL, Library
 
 INF = float("inf")
 
@@ -55,6 +55,9 @@ def allowed_pairs(
         return allowed
     assert (left, right) == (None, None)
     assert mask.__cute_hash__
+    for each in options["aux_tensors"] or ():
+        # the last dimension is found by its stride
+        assert [stride for stride in each.stride() if stride == 1] == [each.stride(-1)]
     head = torch.arange(num_heads)[:, None, None]
     indices = (torch.full((), batch), head, row[None], column[None])
     computed = mask(*indices, None, options["aux_tensors"])
@@ -80,6 +83,8 @@ def listed_blocks(
         assert (count.stride(-1), index.stride(-1)) == (1, 1)
         count, index = (each[min(batch, len(each) - 1)].expand(num_heads, *each.shape[2:]) for each in (count, index))
         is_entry = torch.arange(index.shape[-1]) < count[..., None]
+        # the end of the keys is only masked in the last block that is listed
+        assert bool(((index[..., 1:] > index[..., :-1]) | ~is_entry[..., 1:]).all())
         size = (of_queries if by_column else of_keys), (num_queries if by_column else num_keys)
         num_listed = -(-size[1] // size[0])
         blocks = torch.zeros(*index.shape[:-1], num_listed + 1, dtype=torch.bool)
@@ -91,9 +96,12 @@ def listed_blocks(
     return found[0] | found[1], found[1]
 
 
-def check(tensors: list[Tensor]) -> None:
+def check(tensors: list[Tensor], is_backward: bool) -> None:
     assert len({each.dtype for each in tensors}) == 1
     assert all(each.stride(-1) == 1 for each in tensors)
+    q, k, v = tensors[:3]
+    widths, is_grouped = (q.shape[-1], v.shape[-1]), q.shape[-2] > k.shape[-2]
+    assert widths[0] == widths[1] or (widths == UNEQUAL and not (is_backward and is_grouped))
 
 
 def scores_of(q: Tensor, k: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -120,7 +128,7 @@ def given(options: dict[str, Any], name: str, shape: tuple[int, ...], dtype: tor
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor, None, None, None]:
-    check([q, k, v])
+    check([q, k, v], is_backward=False)
     num_heads, sinks = q.shape[-2], options.get("learnable_sink")
     out = given(options, "out", (*q.shape[:-1], v.shape[-1]), q.dtype)
     shape = (num_heads, len(q)) if q.ndim == 3 else (len(q), num_heads, q.shape[1])
@@ -133,7 +141,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Te
         scores = scores.masked_fill(~allowed, -INF)
         total = scores.logsumexp(-1)
         if sinks is not None:
-            assert sinks.shape == (num_heads,)
+            assert (sinks.shape, sinks.dtype in (torch.float16, torch.bfloat16, torch.float32)) == ((num_heads,), True)
             total = torch.logaddexp(total, wide(sinks)[:, None].expand_as(total))
         weights = (scores - total.masked_fill(total == -INF, 0.0)[..., None]).exp()
         result = torch.einsum("hnm,mhd->nhd", weights, keys[1]).to(q.dtype)
@@ -147,7 +155,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Te
 def backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, lse: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check([q, k, v, out, grad])
+    check([q, k, v, out, grad], is_backward=True)
     num_heads, group = q.shape[-2], q.shape[-2] // k.shape[-2]
     assert lse.dtype == torch.float32
     assert lse.is_contiguous()

@@ -209,7 +209,8 @@ def plan_key(
         needs_grad = needs_grad or others[0]
     needs_grad = needs_grad and torch.is_grad_enabled()
     cast = torch.get_autocast_dtype(device.type) if is_autocast(device.type) else None
-    kinds = (q.dtype, k.dtype, v.dtype, device, k.device, v.device, needs_grad, cast)
+    is_ordered = torch._C._get_deterministic_algorithms() and not torch._C._get_deterministic_algorithms_warn_only()
+    kinds = (q.dtype, k.dtype, v.dtype, device, k.device, v.device, needs_grad, cast, is_ordered)
     name = preferred_backend() if backend == AUTO else backend
     return name, id(machine_of(device.type)), shape, lengths, kinds, pattern, numbers, types, others
 

@@ -174,8 +174,12 @@ OWN_PAIRS, GOLDEN = 1 << 15, 0.618034
 
 def own_classes(pattern: "Pattern") -> list[type["Pattern"]]:
     """Return the classes of a pattern that are from outside this package, in the order of their names."""
-    package = Pattern.__module__.partition(".")[0]
-    found = {type(atom) for atom in pattern.atoms() if type(atom).__module__.partition(".")[0] != package}
+    package, found, left = Pattern.__module__.partition(".")[0], set(), [pattern]
+    while left:
+        each = left.pop()
+        left += each.parts
+        if type(each).__module__.partition(".")[0] != package:
+            found.add(type(each))
     return sorted(found, key=lambda cls: cls.__name__)
 
 
@@ -299,7 +303,7 @@ class Pattern(Operators):
     kinds: ClassVar[dict[str, type["Pattern"]]] = {}
     # whether keys are selected by the contents of queries and keys; such a pattern cannot be part of another one
     chooses_by_content: ClassVar[bool] = False
-    # whether `allowed` never multiplies by the result of a comparison, which CuTe DSL does not support
+    # whether CuTe DSL can compute `allowed`: no `>>`, and `%` of numbers below 0 only to compare the result with 0
     is_plain_expression: ClassVar[bool] = True
 
     def __init_subclass__(cls, kind: str = "") -> None:

@@ -115,6 +115,8 @@ class SizedSpanTree(Pattern, kind="sized_span_tree"):
     left_only: bool = False
     builder: str = "fixed"
 
+    is_plain_expression: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check_integer(self.kind, "num_tokens", self.num_tokens, at_least=1)
         check_integer(self.kind, "num_nodes", self.num_nodes, at_least=1)

@@ -4,8 +4,8 @@
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import flash_standin
 import pytest
@@ -23,7 +23,20 @@ from hf_efficient_attn.backends.flash.parts import parts_of
 from hf_efficient_attn.backends.machine_costs import known_gpu, on_machine
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.layout import Layout
-from hf_efficient_attn.patterns import Band, BlockLocal, Causal, Dilated, GlobalTokens, KeyTable, PerHead, bigbird
+from hf_efficient_attn.layout.listed_keys import ChosenBlocks
+from hf_efficient_attn.patterns import (
+    Band,
+    BlockLocal,
+    Causal,
+    Dilated,
+    GlobalTokens,
+    KeyTable,
+    Pattern,
+    PerHead,
+    SpanTree,
+    bigbird,
+)
+from hf_efficient_attn.patterns.intervals import normalize
 
 
 def on_gpu(call: AttentionCall) -> AttentionCall:
@@ -101,17 +114,48 @@ def test_kernels_of_a_pattern(pattern: hea.patterns.Pattern, num_parts: int) -> 
     assert (heads.count, len(heads.parts)) == (8, num_parts)
 
 
-def test_deterministic_gradients_of_masks_are_refused() -> None:
+def test_deterministic_gradients_of_masks_are_left_to_others() -> None:
     torch.use_deterministic_algorithms(True)
-    for pattern, is_refused in (("band", False), ("scattered globals", False), ("block local", True)):
-        tensors, call = tensors_of(Case(pattern, 200), torch.float32), Case(pattern, 200).call()
-        with pytest.raises(hea.UnsupportedBackendError) if is_refused else nullcontext():
-            flash.attend(tensors.q, tensors.k, tensors.v, call)
+    for pattern, is_refused in (("band", False), ("block local", True)):
+        assert (flash.why_not(on_gpu(Case(pattern, 200, needs_grad=True).call())) is not None) == is_refused
 
 
 def test_heads_with_patterns_of_their_own_have_their_own_kernels() -> None:
     pattern = PerHead([Band(64, 64), Dilated(64, 64, 4)])
     assert [each.count for each in parts_of(Layout(pattern, 8, 1024, 1024), None)] == [4, 4]
+
+
+def test_a_pattern_without_any_pair() -> None:
+    pattern = GlobalTokens([0], attended_by_all=False) & Band(None, -1)
+    call = replace(Case("band", 50, heads=(2, 2)).call(), layout=Layout(pattern, 2, 50, 50))
+    q = torch.randn(1, 2, 50, 8, requires_grad=True)
+    out = flash.attend(q, q, q, call)[0]
+    assert (out.abs().max(), torch.autograd.grad(out.sum(), q)[0].abs().max()) == (0, 0)
+
+
+def test_selected_blocks_of_a_pattern_that_depends_on_the_length() -> None:
+    pattern, blocks = GlobalTokens([-1]) | Band(9, 9), torch.randint(0, 4, (1, 2, 60, 2))
+    call = replace(
+        Case("band", 60, heads=(2, 2)).call(), layout=Layout(pattern, 2, 60, 60), chosen=ChosenBlocks(blocks, 16)
+    )
+    q = torch.randn(1, 2, 60, 8)
+    torch.testing.assert_close(*(each.attend(q, q, q, call)[0] for each in (flash, reference)))
+
+
+@pytest.mark.parametrize("error", [ImportError("no CUDA"), RuntimeError("older"), AttributeError("another")], ids=repr)
+def test_a_library_that_cannot_be_imported_is_not_called(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(library, "find_spec", find)
+    monkeypatch.setattr(flash, "is_there", lambda device: True)
+    library.why_not_installed.cache_clear()
+    try:
+        reason, lacking = flash.why_not(on_gpu(Case().call())), flash.missing(on_gpu(Case().call()))
+    finally:
+        library.why_not_installed.cache_clear()
+    assert str(error) in str(reason)
+    assert lacking == library.PACKAGE
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -125,15 +169,41 @@ def test_compiled_as_one_operator(pattern: hea.patterns.Pattern) -> None:
     torch.testing.assert_close(*found)
 
 
+@dataclass(frozen=True)
+class Ours(Pattern, kind="ours_for_flash"):
+    """In CuTe DSL, -1 % 4 is -1."""
+
+    def allowed(self, query: Any, key: Any) -> Any:
+        return (query - key) % 4 == 1
+
+    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Any:
+        queries = range(first_query, last_query + 1)
+        return normalize((key, key + 1) for query in queries for key in range((query - 1) % 4, num_keys, 4))
+
+
+GPU_INPUTS = replace(Case().call().inputs, device="cuda", dtype=torch.bfloat16)
+
+
+def test_values_of_another_width() -> None:
+    call = on_gpu(Case("band").call())
+    for key_heads, needs_grad, is_computed in ((4, True, True), (2, False, True), (2, True, False)):
+        wide = replace(GPU_INPUTS, head_dim=192, value_dim=128, num_key_heads=key_heads, needs_grad=needs_grad)
+        assert (flash.why_not(replace(call, inputs=wide)) is None) == is_computed
+
+
 @pytest.mark.parametrize(
     "changed",
     [
         {"dropout": 0.1},
         {"query_start": torch.tensor(3)},
         {"layout": Layout(KeyTable([[0, 3]] * 40), 4, 40, 40)},
+        {"layout": Layout(SpanTree(2), 4, 40, 40)},
+        {"layout": Layout(Ours(), 4, 40, 40)},
         {"layout": Layout(Band(3, 3), 4, 1, 40, 39)},
         {"inputs": replace(Case().call().inputs, device="cuda", dtype=torch.float32)},
-        {"inputs": replace(Case().call().inputs, device="cuda", dtype=torch.bfloat16, head_dim=20)},
+        {"inputs": replace(GPU_INPUTS, head_dim=20, value_dim=20)},
+        {"inputs": replace(GPU_INPUTS, head_dim=64, value_dim=32)},
+        {"inputs": replace(GPU_INPUTS, head_dim=192, value_dim=128, num_key_heads=2, needs_grad=True)},
         {"inputs": Case().call().inputs},
     ],
     ids=str,

@@ -11,7 +11,15 @@ from typing import cast
 import torch
 
 from hf_efficient_attn.backends import operator
-from hf_efficient_attn.backends.flash.library import AMPERE, BLACKWELL, PACKAGE, is_installed, largest_head
+from hf_efficient_attn.backends.flash.library import (
+    AMPERE,
+    BLACKWELL,
+    HOPPER,
+    PACKAGE,
+    THOR,
+    has_kernel,
+    why_not_installed,
+)
 from hf_efficient_attn.backends.flash.parts import (
     MOST_BLOCKS,
     is_expression,
@@ -29,9 +37,7 @@ NAME = "flash"
 attend = partial(operator.attend, name=NAME)
 RANK = 15
 DTYPES = (torch.bfloat16, torch.float16)
-# elements that kernels load at once
-ALIGNMENT = 8
-GENERATIONS = (AMPERE, 9, BLACKWELL, 11)
+GENERATIONS = (AMPERE, HOPPER, BLACKWELL, THOR)
 # time to join a row of one more output and to add its gradient, in scores of dense attention; estimated from the bytes
 # that are moved, not measured
 SCORES_PER_JOINED_ROW = 100
@@ -47,27 +53,26 @@ def why_not(call: AttentionCall) -> str | None:
     reason = _refused(call)
     if reason is not None:
         return f"flash {reason}."
-    return None if missing(call) is None else _not_installed()
+    lacking = _lacking(call.inputs.is_compiling or is_there(call.inputs.device))
+    return (
+        None
+        if lacking is None
+        else f"flash needs {PACKAGE}, which {lacking}: pip install --pre {PACKAGE}, or use flex."
+    )
 
 
 def missing(call: AttentionCall) -> str | None:
     """Return what must be installed if that alone keeps this backend from computing the call; otherwise None."""
-    is_complete = _is_installed(call.inputs.is_compiling or is_there(call.inputs.device))
+    is_complete = _lacking(call.inputs.is_compiling or is_there(call.inputs.device)) is None
     is_able = call.inputs.device == "cuda" and not is_complete and _refused(call) is None
     return PACKAGE if is_able else None
 
 
 # compiled programs take the result as a constant
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_installed(is_here: bool) -> bool:
+def _lacking(is_here: bool) -> str | None:
     # a GPU that is only explained is assumed to have it
-    return not is_here or is_installed()
-
-
-def _not_installed() -> str:
-    return (
-        f'flash needs {PACKAGE}, which is not installed: run pip install --pre "hf_efficient_attn[flash]", or use flex.'
-    )
+    return why_not_installed() if is_here else None
 
 
 def _refused(call: AttentionCall) -> str | None:
@@ -90,7 +95,7 @@ def _refused_numbers(call: AttentionCall) -> str | None:
     if call.query_start is not None:
         return "cannot compute a query_offset that is a tensor: use blocked"
     if call.layout.num_queries == 1:
-        return "is no faster for a single query: use sdpa"
+        return "is no faster for a single query: use sdpa, or blocked with a soft cap"
     if generation not in GENERATIONS:
         return f"supports Ampere, Hopper and Blackwell, not compute capability {generation}: use flex"
     if call.scale <= 0:
@@ -137,14 +142,18 @@ def _refused_sizes(call: AttentionCall) -> str | None:
     inputs, generation = call.inputs, gpu_generation(call.inputs.device)
     # while compiling, lengths may be symbols
     needs_mask = inputs.is_compiling or call.chosen is not None or may_need_mask(call.layout, call.tokens)
-    largest = largest_head(generation, needs_mask)
-    if any(dim % ALIGNMENT or dim > largest for dim in (inputs.head_dim, inputs.value_dim)):
+    dims, is_grouped = (inputs.head_dim, inputs.value_dim), call.layout.num_heads > inputs.num_key_heads
+    if not has_kernel(generation, *dims, needs_mask, inputs.needs_grad, is_grouped):
+        what = f"{' with masks' * needs_mask}{' with gradients' * inputs.needs_grad}{' that share keys' * is_grouped}"
         return (
-            f"has no kernel for head sizes {inputs.head_dim} and {inputs.value_dim} here; they must be multiples of "
-            f"{ALIGNMENT} up to {largest}: use flex or sdpa"
+            f"has no kernel for head sizes {dims[0]} and {dims[1]}{what} here: it takes equal multiples of 8 up to "
+            "128, on Hopper up to 256 without masks, and 192 and 128 in some cases; use flex or sdpa"
         )
     if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
         return "computes only windows on Ampere, without sinks and gradients: use flex"
+    may_vary = not (needs_mask and inputs.needs_grad) or torch.is_deterministic_algorithms_warn_only_enabled()
+    if torch.are_deterministic_algorithms_enabled() and not may_vary:
+        return "adds gradients of blocks in any order, but torch must be deterministic: use flex or blocked"
     return None
 
 

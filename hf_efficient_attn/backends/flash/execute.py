@@ -26,7 +26,6 @@ from hf_efficient_attn.backends.flash.parts import (
     selected_parts,
 )
 from hf_efficient_attn.backends.kernels import empty_output, lse_of_weights, sink_gradient
-from hf_efficient_attn.errors import UnsupportedBackendError
 from hf_efficient_attn.layout.block_table import BlockTable, Documents, block_table, by_column, selected_tables
 from hf_efficient_attn.layout.cache import SMALL_BYTES, BoundedCache, cached
 from hf_efficient_attn.layout.call import AttentionCall
@@ -36,9 +35,10 @@ from hf_efficient_attn.layout.listed_keys import ChosenBlocks
 from hf_efficient_attn.layout.selected_keys import ChosenKeys, in_range
 from hf_efficient_attn.layout.token_locations import axis_locations
 from hf_efficient_attn.layout.transfer import device_numbers
+from hf_efficient_attn.patterns.pattern import Pattern
 
-# most queries that a kernel computes at once
-TILE = 256
+# most queries that a kernel of any GPU computes at once
+LARGEST_TILE = 256
 # dimensions of the tensors that kernels take, [batch, tokens, heads, width]
 TOKENS, HEADS = 1, 2
 
@@ -55,7 +55,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0)
     for heads in divided:
         of_keys = heads.key_heads(group)
         states = tuple(each.transpose(1, 2) for each in (q[:, heads.heads], k[:, of_keys], v[:, of_keys]))
-        found.append(forward_heads(heads, call, states, None if call.sinks is None else call.sinks[heads.heads]))
+        sinks = None if call.sinks is None else call.sinks[heads.heads].float()
+        found.append(forward_heads(heads, call, states, sinks))
     out, lse = (
         each[0] if len(each) == 1 else torch.cat(each, axis)
         for each, axis in zip(zip(*found, strict=True), (HEADS, 1), strict=True)
@@ -90,7 +91,7 @@ def forward_heads(
     if not joined:
         # rows that are not whole rows of a part have no keys
         out = q.new_zeros(*shape, v.shape[-1])
-        of_none = torch.full((1,), -torch.inf, device=device) if sinks is None else sinks.float()
+        of_none = torch.full((1,), -torch.inf, device=device) if sinks is None else sinks
         lse = of_none[:, None].expand(shape[0], shape[2], shape[1]).clone()
     elif len(joined) == 1:
         out, lse = joined[0].forward(q, k, v, sinks)
@@ -162,7 +163,8 @@ def backward_heads(
         lse: [batch, heads, tokens]; exp(score - lse) is the weight of a pair.
     """
     (q, out, grad), (k, v), device = rows, keys, rows[0].device
-    totals: list[Tensor] = []
+    # a pattern may let no query attend to any key
+    totals = [] if heads.parts else [torch.zeros_like(each) for each in (q, k, v)]
     of_rest = lse
     for part in heads.parts:
         if part.is_whole_row:
@@ -275,7 +277,6 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
         mask, aux = mask_of(part, call, device)
         options |= {"mask_mod": mask, "aux_tensors": aux or None}
         if part.queries is None and part.keys is None:
-            refuse_deterministic(call)
             if call.chosen is not None:
                 return Kernel(part, options, *selected_tables_of(call, device), num_examples)
             tables = tables_of(part.masked_layout(call.layout), documents_of(call), device, call.inputs.needs_grad)
@@ -285,7 +286,7 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
     left, right = part.window or (None, None)
     options |= {"window_size_left": left, "window_size_right": right}
     if part.bounds is not None:
-        bounds = packed_bounds(part, num_examples)
+        bounds = batch_bounds(part, num_examples)
         longest = max(stop - start for start, stop in zip(bounds, bounds[1:], strict=False))
         numbers = device_numbers(bounds, device, torch.int32)
         options |= {"cu_seqlens_q": numbers, "cu_seqlens_k": numbers, "max_seqlen_q": longest, "max_seqlen_k": longest}
@@ -301,17 +302,7 @@ def selected_tables_of(call: AttentionCall, device: torch.device) -> tuple[dict[
     return {"block_sparse_tensors": rows}, {"block_sparse_tensors": columns}
 
 
-def refuse_deterministic(call: AttentionCall) -> None:
-    """Raise UnsupportedBackendError if torch forbids adding up gradients of blocks in any order."""
-    is_forbidden = torch.are_deterministic_algorithms_enabled()
-    if is_forbidden and call.inputs.needs_grad and not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise UnsupportedBackendError(
-            f"flash adds the gradients of a {call.layout.pattern.kind} pattern block by block in any order, which "
-            "torch.use_deterministic_algorithms(True) forbids. Use backend='flex' or 'blocked'."
-        )
-
-
-def packed_bounds(part: Part, num_examples: int) -> tuple[int, ...]:
+def batch_bounds(part: Part, num_examples: int) -> tuple[int, ...]:
     """Return the starts of sequences in the tokens of all examples, and the end of the last one."""
     bounds = part.bounds or ()
     if part.order is None:
@@ -346,8 +337,12 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
         tensor = (
             tensor
             if rows is None
-            else torch.cat([tensor, tensor.narrow(rows, tensor.shape[rows] - 1, 1).repeat_interleave(TILE, rows)], rows)
+            else torch.cat(
+                [tensor, tensor.narrow(rows, tensor.shape[rows] - 1, 1).repeat_interleave(LARGEST_TILE, rows)], rows
+            )
         )
+        # kernels find the last dimension by its stride, which must be the only one of 1
+        tensor = tensor.expand(*tensor.shape[:-1], 2) if tensor.shape[-1] == 1 else tensor
         aux.append(tensor.contiguous())
         return len(aux) - 1
 
@@ -407,17 +402,15 @@ def mask_of(part: Part, call: AttentionCall, device: torch.device) -> tuple[Call
     numbers_of = () if selected is None else (selected.queries_per_choice, selected.block_tokens, num_selected)
     indices = (of_offset, of_queries, of_keys, of_blocks, of_selected, locations)
     kinds = (part.mask, part.excluded, tokens, num_lists, most, numbers_of, heads_per_choice, has_one, *indices)
-    patterns = [each for each in (part.mask, part.excluded) if each is not None]
-    sources = sorted({source_of(type(atom)) for each in patterns for atom in each.atoms()})  # type: ignore[arg-type]
-    allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal} {sources} {source_of(Kernel)}"  # type: ignore[attr-defined]
+    allowed.__cute_hash__ = f"{kinds!r} {layout.pattern.is_causal} {hash_of_sources()}"  # type: ignore[attr-defined]
     return flash.library().jit(allowed), aux
 
 
 @lru_cache
-def source_of(cls: type) -> str:
-    """Return a hash of the file that defines a class, or its name if there is none."""
-    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return cls.__qualname__ if path is None else sha256(Path(path).read_bytes()).hexdigest()
+def hash_of_sources() -> str:
+    """Return a hash of the files that define what masks compute: this one, and those of the patterns."""
+    folder = Path(str(sys.modules[Pattern.__module__].__file__)).parent
+    return sha256(b"".join(path.read_bytes() for path in (Path(__file__), *sorted(folder.glob("*.py"))))).hexdigest()
 
 
 # the layers of a forward pass and of its backward pass share locations
@@ -433,6 +426,6 @@ def _locations(call: AttentionCall, device: torch.device) -> list[Tensor]:
         of_queries.append(keys.is_global[:, rows])
         of_keys.append(keys.is_global)
     # a tile of queries may reach beyond the last one
-    of_queries = [torch.cat([each, each[:, -1:].expand(-1, TILE)], 1) for each in of_queries]
+    of_queries = [torch.cat([each, each[:, -1:].expand(-1, LARGEST_TILE)], 1) for each in of_queries]
     listed = [each for pair in zip(of_queries, of_keys, strict=True) for each in pair]
     return [each.expand(call.inputs.batch_size, -1).to(torch.int32).contiguous() for each in listed]

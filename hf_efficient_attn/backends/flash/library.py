@@ -17,11 +17,15 @@ from hf_efficient_attn.backends.machine_costs import gpu_generation
 
 PACKAGE = "flash-attn-4"
 FORWARD = "softmax_scale softcap window_size_left window_size_right learnable_sink cu_seqlens_q cu_seqlens_k"
-FORWARD += " max_seqlen_q max_seqlen_k mask_mod aux_tensors block_sparse_tensors return_lse"
+FORWARD += " max_seqlen_q max_seqlen_k mask_mod aux_tensors block_sparse_tensors return_lse out lse"
 BACKWARD = "softmax_scale softcap window_size_left window_size_right cu_seqlens_q cu_seqlens_k max_seqlen_q"
 BACKWARD += " max_seqlen_k mask_mod aux_tensors block_sparse_tensors dlse deterministic"
-# major numbers of compute capability: Ampere, Hopper, Blackwell
-AMPERE, HOPPER, BLACKWELL = 8, 9, 10
+# major numbers of compute capability: Ampere, Hopper, Blackwell and Thor
+AMPERE, HOPPER, BLACKWELL, THOR = 8, 9, 10, 11
+# widths of heads in elements: kernels load as many at once
+ALIGNMENT = 8
+# of queries and keys, and of values, in DeepSeek V3 and MiMo-V2: the only unequal widths that are called
+UNEQUAL = (192, 128)
 
 
 class Library(NamedTuple):
@@ -51,6 +55,7 @@ def library() -> Library:
 
     Raises:
         ImportError: it is not installed, or its functions do not take the arguments that are passed.
+        AttributeError: it lacks one of the functions.
     """
     from cutlass import Int32, cute
     from flash_attn.cute import block_sparsity, interface, utils
@@ -76,15 +81,18 @@ def library() -> Library:
 
 
 @lru_cache
-def is_installed() -> bool:
-    """Return whether FlashAttention-4 is installed in a version that takes the arguments that are passed."""
-    if find_spec("flash_attn") is None or find_spec("flash_attn.cute") is None:
-        return False
+def why_not_installed() -> str | None:
+    """Return why FlashAttention-4 cannot be called, as the end of a sentence; None: it can."""
+    # the folder may belong to an older version, whose import may end in any error
     try:
+        if find_spec("flash_attn.cute") is None:
+            return "is not installed"
         library()
-    except ImportError:
-        return False
-    return True
+    except ModuleNotFoundError as error:
+        return "is not installed" if error.name == "flash_attn" else f"cannot be imported ({error})"
+    except Exception as error:
+        return f"cannot be imported ({type(error).__name__}: {error})"
+    return None
 
 
 def block_size(generation: int) -> tuple[int, int]:
@@ -92,9 +100,21 @@ def block_size(generation: int) -> tuple[int, int]:
     return (128, 128) if generation < BLACKWELL else (256, 128)
 
 
-def largest_head(generation: int, has_mask: bool) -> int:
-    """Return the largest head size for which a GPU's kernels compute windows, or masks with tables of blocks."""
-    return 256 if generation == HOPPER and not has_mask else 128
+def has_kernel(
+    generation: int, head_dim: int, value_dim: int, has_mask: bool, needs_grad: bool, is_grouped: bool
+) -> bool:
+    """Return whether a GPU's kernels compute heads of a width; `tests/flash_compile.py` compiles the limits.
+
+    Args:
+        has_mask: whether a function says which pairs are allowed, with tables of blocks.
+        is_grouped: whether several query heads share keys.
+    """
+    if head_dim % ALIGNMENT or value_dim % ALIGNMENT:
+        return False
+    if head_dim == value_dim:
+        return head_dim <= (256 if generation == HOPPER and not has_mask else 128)
+    is_known = (head_dim, value_dim) == UNEQUAL and generation != AMPERE and not has_mask
+    return is_known and not (generation == HOPPER and needs_grad and is_grouped)
 
 
 def generation_of(device: torch.device | str) -> int:

@@ -20,7 +20,7 @@ from hf_efficient_attn.layout.token_mask import TokenMask
 from hf_efficient_attn.layout.transfer import send
 from hf_efficient_attn.patterns.bands import Causal, Full
 from hf_efficient_attn.patterns.intervals import complement, intersect, union
-from hf_efficient_attn.patterns.pattern import Pattern
+from hf_efficient_attn.patterns.pattern import Pattern, own_classes
 
 # (tokens before, tokens after) the query, if the last query is at the last key; None: no limit
 Window = tuple[int | None, int | None]
@@ -30,7 +30,7 @@ MAX_GROUPS = 4
 MOST_GATHERED = 1 / 8
 # of blocks that are looked up: fewest tokens of a block, and most blocks for a block of queries
 MIN_BLOCK_TOKENS, MOST_BLOCKS = 16, 16
-# queries and keys that a kernel computes at once
+# queries and keys of the tiles by which work is estimated
 TILE = 128
 CPU = torch.device("cpu")
 
@@ -108,7 +108,8 @@ def parts_of(layout: Layout, documents: Documents | None) -> tuple[HeadParts, ..
 @cached()
 def selected_parts(layout: Layout) -> tuple[HeadParts, ...]:
     """Return the part of selected blocks: all pairs of the pattern; the mask allows only the selected ones."""
-    return (HeadParts(0, layout.num_heads, (Part(mask=layout.pattern),)),)
+    ((_, _, pattern),) = layout.head_groups()
+    return (HeadParts(0, layout.num_heads, (Part(mask=pattern),)),)
 
 
 def whole_parts(members: Sequence[Pattern], drawn: Pattern | None, layout: Layout) -> tuple[Part, ...]:
@@ -176,13 +177,13 @@ def is_held(row: Pattern, others: Sequence[Pattern], layout: Layout) -> bool:
 
 def document_parts(pattern: Pattern, layout: Layout, documents: Documents) -> tuple[Part, ...]:
     """Return the part of documents: packed sequences with a window, or a mask that compares documents."""
-    bounds = packed_bounds(documents, layout)
+    bounds = sequence_bounds(documents, layout)
     limits = pattern.band_limits
     window = None if limits is None or bounds is None else window_of(limits, 0, layout)
     return (Part(mask=pattern),) if window is None else (Part(window=window, bounds=bounds),)
 
 
-def packed_bounds(documents: Documents, layout: Layout) -> tuple[int, ...] | None:
+def sequence_bounds(documents: Documents, layout: Layout) -> tuple[int, ...] | None:
     """Return the starts of the sequences of all examples and of masked tokens between them, and the end of the last.
 
     None: a document contains masked tokens or has its own global tokens, or the queries are not the same tokens as the
@@ -277,9 +278,12 @@ def window_of(limits: Window, shift: int, layout: Layout) -> Window | None:
 
 
 def is_expression(pattern: Pattern) -> bool:
-    """Return whether a kernel can compute `allowed` from two positions alone."""
+    """Return whether a kernel can compute `allowed` from two positions alone.
+
+    Only of classes of this package it is known: in CuTe DSL, -1 % 4 is -1, and `>>` is not complete.
+    """
     is_plain = all(atom.is_plain_expression and not atom.table_sizes for atom in pattern.atoms())
-    return is_plain and not is_drawn(pattern) and pattern.is_traceable
+    return is_plain and not own_classes(pattern) and not is_drawn(pattern) and pattern.is_traceable
 
 
 def layout_with(pattern: Pattern, layout: Layout) -> Layout:
@@ -304,8 +308,9 @@ def why_no_parts(layout: Layout, has_documents: bool) -> str | None:
         is_known = part.mask is None or is_expression(part.mask)
         if not is_known or (part.blocks is not None and listed_blocks(layout_with(part.blocks, layout)) is None):
             return (
-                f"{kind} needs tables of keys, or operators, that the kernels do not support; they support tables of "
-                f"up to {MOST_BLOCKS} blocks of at least {MIN_BLOCK_TOKENS} tokens, in one whole sequence"
+                f"{kind} needs tables of keys, or operators, that the kernels do not support, or a class from outside "
+                f"this package; they support tables of up to {MOST_BLOCKS} blocks of at least {MIN_BLOCK_TOKENS} "
+                "tokens, in one whole sequence"
             )
     return None
 
