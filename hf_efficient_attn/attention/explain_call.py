@@ -34,6 +34,7 @@ IN_FLOAT32 = (
 )
 ASSUMED = "There is no GPU here. The estimate assumes one, with triton and flash-attn-4 installed."
 UNCAPPED = "The layer caps its scores (softcap). Kernels of dense attention cannot, so the baseline has no caps."
+WITHOUT_SINKS = "The layer has attention sinks. torch's kernels of dense attention have none, so the baseline has none."
 BASELINES = {True: "dense causal attention", False: "dense attention"}
 
 
@@ -128,6 +129,7 @@ def explained(call: AttentionCall, request: LayerRequest, wanted: str, line: str
 def _notes(call: AttentionCall) -> list[str]:
     """Return what the estimated cost of a call leaves out."""
     notes = [] if call.softcap is None else [UNCAPPED]
+    notes += [] if call.sinks is None else [WITHOUT_SINKS]
     device = call.inputs.device
     if device.startswith("cuda") and call.inputs.dtype == torch.float32:
         notes.append(IN_FLOAT32)

@@ -183,13 +183,13 @@ def _unmasked(call: AttentionCall) -> tuple[int, int, bool] | None:
 
 
 def dense_cost(call: AttentionCall, is_causal: bool) -> float:
-    """Return the estimated time of full or causal attention, without terms.
+    """Return the estimated time of full or causal attention, without terms and sinks.
 
     The mask of a causal call after cached tokens is not counted, because transformers makes it once for all layers.
     """
     reads_triangle = is_causal and call.layout.query_offset == 0
     layout = replace(call.layout, pattern=Causal() if reads_triangle else Full())
-    return cost(replace(call, layout=layout, terms=(), chosen=None))
+    return cost(replace(call, layout=layout, terms=(), sinks=None, chosen=None))
 
 
 def rank(call: AttentionCall) -> int | None:

@@ -169,18 +169,6 @@ def test_compiled_as_one_operator(pattern: hea.patterns.Pattern) -> None:
     torch.testing.assert_close(*found)
 
 
-@dataclass(frozen=True)
-class Ours(Pattern, kind="ours_for_flash"):
-    """In CuTe DSL, -1 % 4 is -1."""
-
-    def allowed(self, query: Any, key: Any) -> Any:
-        return (query - key) % 4 == 1
-
-    def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Any:
-        queries = range(first_query, last_query + 1)
-        return normalize((key, key + 1) for query in queries for key in range((query - 1) % 4, num_keys, 4))
-
-
 GPU_INPUTS = replace(Case().call().inputs, device="cuda", dtype=torch.bfloat16)
 
 
@@ -198,7 +186,6 @@ def test_values_of_another_width() -> None:
         {"query_start": torch.tensor(3)},
         {"layout": Layout(KeyTable([[0, 3]] * 40), 4, 40, 40)},
         {"layout": Layout(SpanTree(2), 4, 40, 40)},
-        {"layout": Layout(Ours(), 4, 40, 40)},
         {"layout": Layout(Band(3, 3), 4, 1, 40, 39)},
         {"inputs": replace(Case().call().inputs, device="cuda", dtype=torch.float32)},
         {"inputs": replace(GPU_INPUTS, head_dim=20, value_dim=20)},
@@ -212,6 +199,23 @@ def test_refused(changed: dict) -> None:
     call = on_gpu(Case().call())
     assert flash.why_not(call) is None
     assert flash.why_not(replace(call, **changed))
+
+
+def test_a_class_of_ones_own_is_left_to_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CuTe DSL, -1 % 4 is -1."""
+    monkeypatch.setattr(Pattern, "kinds", dict(Pattern.kinds))
+
+    @dataclass(frozen=True)
+    class Ours(Pattern, kind="ours"):
+        def allowed(self, query: Any, key: Any) -> Any:
+            return (query - key) % 4 == 1
+
+        def key_intervals(self, first_query: int, last_query: int, num_keys: int) -> Any:
+            queries = range(first_query, last_query + 1)
+            return normalize((key, key + 1) for query in queries for key in range((query - 1) % 4, num_keys, 4))
+
+    for pattern in (Ours(), Ours() | Band(3, 3)):
+        assert flash.why_not(replace(on_gpu(Case().call()), layout=Layout(pattern, 4, 40, 40)))
 
 
 def test_ampere_has_forward_windows_alone() -> None:
