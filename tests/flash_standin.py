@@ -162,7 +162,8 @@ def backward(
     assert isinstance(options["softcap"], float)
     # blocks of tables have no order
     assert not (options["deterministic"] and options.get("block_sparse_tensors") is not None)
-    dq, dk, dv = (torch.empty(each.shape, dtype=each.dtype) for each in (q, k, v))
+    states = {"dq": q, "dk": k, "dv": v}
+    dq, dk, dv = (given(options, name, tuple(each.shape), each.dtype) for name, each in states.items())
     d_lse = options.get("dlse")
     for batch, rows, columns, example in examples(q, k, options):
         q1, out1, grad1 = (wide((each if example is None else each[example])[rows]) for each in (q, out, grad))

@@ -5,7 +5,7 @@ is subtracted from their gradients, are those of the whole row.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -51,19 +51,20 @@ def parts_of_call(call: AttentionCall) -> tuple[HeadParts, ...]:
 def forward(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return out [B, H, Nq, Dv] in q's dtype, and lse [B, H, Nq] in float32."""
     divided, group = parts_of_call(call), q.shape[1] // k.shape[1]
+    # in the memory order that the operator promises while tracing; one group of heads is written to it without a copy
+    result = empty_output(q, v, q.dtype)
+    whole = result.transpose(1, 2) if len(divided) == 1 and result.stride(-1) == 1 else None
     found = []
     for heads in divided:
         of_keys = heads.key_heads(group)
         states = tuple(each.transpose(1, 2) for each in (q[:, heads.heads], k[:, of_keys], v[:, of_keys]))
         sinks = None if call.sinks is None else call.sinks[heads.heads].float()
-        found.append(forward_heads(heads, call, states, sinks))
+        found.append(forward_heads(heads, call, states, sinks, whole))
     out, lse = (
         each[0] if len(each) == 1 else torch.cat(each, axis)
         for each, axis in zip(zip(*found, strict=True), (HEADS, 1), strict=True)
     )
-    out = out.transpose(1, 2)
-    # in the memory order that the operator promises while tracing
-    out, lse = stored_as(empty_output(q, v, q.dtype), out), lse.contiguous()
+    out, lse = stored_as(result, out.transpose(1, 2)), lse.contiguous()
     masked = call.masked_queries
     if masked is not None:
         out.masked_fill_(masked, 0.0)
@@ -78,11 +79,13 @@ def stored_as(like: Tensor, result: Tensor) -> Tensor:
 
 
 def forward_heads(
-    heads: HeadParts, call: AttentionCall, states: tuple[Tensor, ...], sinks: Tensor | None
+    heads: HeadParts, call: AttentionCall, states: tuple[Tensor, ...], sinks: Tensor | None, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the output [batch, tokens, heads, width] and the log-sum-exp [batch, heads, tokens] of some heads.
 
-    sinks: the sinks of these heads; each row counts its sink in one kernel only.
+    Args:
+        sinks: the sinks of these heads; each row counts its sink in one kernel only.
+        out: where the output may be written; None: a new tensor.
     """
     q, k, v = states
     shape, device = q.shape[:3], q.device
@@ -94,13 +97,13 @@ def forward_heads(
         of_none = torch.full((1,), -torch.inf, device=device) if sinks is None else sinks
         lse = of_none[:, None].expand(shape[0], shape[2], shape[1]).clone()
     elif len(joined) == 1:
-        out, lse = joined[0].forward(q, k, v, sinks)
+        out, lse = joined[0].forward(q, k, v, sinks, out)
     else:
         outs = q.new_empty(len(joined), *shape, v.shape[-1])
         lses = torch.empty(len(joined), shape[0], shape[2], shape[1], device=device)
         for number, kernel in enumerate(joined):
             kernel.forward(q, k, v, None if number else sinks, outs[number], lses[number])
-        out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+        out, lse = torch.empty_like(outs[0]) if out is None else out, torch.empty_like(lses[0])
         flash.library().combine(outs, lses.transpose(2, 3), out, lse.transpose(1, 2))
     for kernel in kernels:
         if kernel.part.is_whole_row:
@@ -127,18 +130,19 @@ def backward(
     grad = grad if masked is None else grad.masked_fill(masked, 0.0)
     weights_lse = lse_of_weights(lse)
     d_lse = None if d_lse is None else d_lse.float().where(weights_lse < torch.inf, 0.0)
-    found = []
-    for heads in parts_of_call(call):
+    found, divided = [], parts_of_call(call)
+    grads = [torch.empty_like(each) for each in (q, k, v)]
+    # kernels write only contiguous rows
+    is_whole = len(divided) == 1 and all(each.stride(-1) == 1 for each in grads)
+    whole = [each.transpose(1, 2) for each in grads] if is_whole else [None] * 3
+    for heads in divided:
         own, of_keys = heads.heads, heads.key_heads(group)
         rows = tuple(each[:, own].transpose(1, 2) for each in (q, out, grad))
         keys = tuple(each[:, of_keys].transpose(1, 2) for each in (k, v))
-        found.append(
-            backward_heads(heads, call, rows, keys, weights_lse[:, own], None if d_lse is None else d_lse[:, own])
-        )
+        own_d_lse = None if d_lse is None else d_lse[:, own]
+        found.append(backward_heads(heads, call, rows, keys, weights_lse[:, own], own_d_lse, whole))
     joined = [each[0] if len(each) == 1 else torch.cat(each, HEADS) for each in zip(*found, strict=True)]
-    grads = [
-        stored_as(torch.empty_like(each), total.transpose(1, 2)) for each, total in zip((q, k, v), joined, strict=True)
-    ]
+    grads = [stored_as(each, total.transpose(1, 2)) for each, total in zip(grads, joined, strict=True)]
     learned = []
     if call.sinks is not None:
         delta = (grad.float() * out).sum(-1)
@@ -154,6 +158,7 @@ def backward_heads(
     keys: tuple[Tensor, ...],
     lse: Tensor,
     d_lse: Tensor | None,
+    grads: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """Return dq, dk and dv of some heads, [batch, tokens, heads, width].
 
@@ -161,6 +166,7 @@ def backward_heads(
         rows: q, output and its gradient, [batch, tokens, heads, width].
         keys: k and v.
         lse: [batch, heads, tokens]; exp(score - lse) is the weight of a pair.
+        grads: where dq, dk and dv may be written; None: new tensors.
     """
     (q, out, grad), (k, v), device = rows, keys, rows[0].device
     # a pattern may let no query attend to any key
@@ -172,8 +178,10 @@ def backward_heads(
             of_rest = lse.index_fill(2, indices_on(part, "queries", device), torch.inf)
     for part in heads.parts:
         kernel = kernel_of(part, call, device, len(q))
-        found = kernel.backward(q, out, grad, k, v, lse if part.is_whole_row else of_rest, d_lse)
-        if not totals and part.queries is None and part.keys is None:
+        is_first = not totals and part.queries is None and part.keys is None
+        of_part = (lse if part.is_whole_row else of_rest, d_lse, grads if is_first else [None] * 3)
+        found = kernel.backward(q, out, grad, k, v, *of_part)
+        if is_first:
             totals = list(found)
             continue
         if not totals:
@@ -211,25 +219,35 @@ class Kernel:
         out: Tensor | None = None,
         lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp of the queries of the part, in their order, written to `out` and `lse`."""
+        """Return output and log-sum-exp of the queries of the part, in their order, in `out` and `lse` if given."""
         states = self._taken((q,), (k, v))
         options = {**self.options, **self.forward_options, "learnable_sink": sinks, "return_lse": True}
         if self.part.bounds is None:
             return flash.library().forward(*states, **options, out=out, lse=lse)[:2]  # type: ignore[no-any-return]
         packed, packed_lse = flash.library().forward(*states, **options)[:2]
-        found = self._put_back(packed), self._unpacked_lse(packed_lse)
-        return found if out is None or lse is None else (out.copy_(found[0]), lse.copy_(found[1]))
+        found = zip((out, lse), (self._put_back(packed), self._unpacked_lse(packed_lse)), strict=True)
+        return tuple(each if to is None else to.copy_(each) for to, each in found)  # type: ignore[return-value]
 
     def backward(
-        self, q: Tensor, out: Tensor, grad: Tensor, k: Tensor, v: Tensor, lse: Tensor, d_lse: Tensor | None
+        self,
+        q: Tensor,
+        out: Tensor,
+        grad: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lse: Tensor,
+        d_lse: Tensor | None,
+        grads: Sequence[Tensor | None],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of the queries and the keys of the part, in their order."""
+        """Return the gradients of the queries and the keys of the part, in their order; in `grads` if possible."""
         part = self.part
         q, out, grad, k, v = self._taken((q, out, grad), (k, v))
         numbers = [None if each is None else self._taken_lse(each) for each in (lse, d_lse)]
         options = {**self.options, **self.backward_options, "dlse": numbers[1]}
         options["softcap"] = float(options["softcap"] or 0.0)
         options["deterministic"] = torch.are_deterministic_algorithms_enabled() and not self.backward_options
+        if part.bounds is None:
+            options |= dict(zip(("dq", "dk", "dv"), grads, strict=True))
         found = flash.library().backward(q, k, v, out, grad, numbers[0], **options)[:3]
         if part.bounds is None:
             return tuple(found)  # type: ignore[return-value]

@@ -19,7 +19,7 @@ PACKAGE = "flash-attn-4"
 FORWARD = "softmax_scale softcap window_size_left window_size_right learnable_sink cu_seqlens_q cu_seqlens_k"
 FORWARD += " max_seqlen_q max_seqlen_k mask_mod aux_tensors block_sparse_tensors return_lse out lse"
 BACKWARD = "softmax_scale softcap window_size_left window_size_right cu_seqlens_q cu_seqlens_k max_seqlen_q"
-BACKWARD += " max_seqlen_k mask_mod aux_tensors block_sparse_tensors dlse deterministic"
+BACKWARD += " max_seqlen_k mask_mod aux_tensors block_sparse_tensors dlse deterministic dq dk dv"
 # major numbers of compute capability: Ampere, Hopper, Blackwell and Thor
 AMPERE, HOPPER, BLACKWELL, THOR = 8, 9, 10, 11
 # widths of heads in elements: kernels load as many at once
