@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 from transformers.utils import logging
 
 from hf_efficient_attn.attention.explain_call import allowed_pairs
 from hf_efficient_attn.attention.select import AUTO, BACKENDS, select
 from hf_efficient_attn.backends.blocked import backend as blocked
+from hf_efficient_attn.backends.flash import backend as flash
+from hf_efficient_attn.backends.flash.execute import make_kernels
 from hf_efficient_attn.backends.flex import backend as flex
 from hf_efficient_attn.backends.kernels import is_fused
 from hf_efficient_attn.backends.machine_costs import costs_of
@@ -60,21 +61,17 @@ from hf_efficient_attn.bench.options import (
 from hf_efficient_attn.bench.peers import PEERS, Problem, build_peer, peers_of
 from hf_efficient_attn.bench.report import Row, describe_machine, one_line, publish, resolve_device
 from hf_efficient_attn.bench.timing import Case, Timing, synchronize, time_once, time_within
-from hf_efficient_attn.errors import ConfigurationError, UnsupportedBackendError
+from hf_efficient_attn.errors import ConfigurationError
 from hf_efficient_attn.layout.block_table import block_table
 from hf_efficient_attn.layout.call import AttentionCall
 from hf_efficient_attn.layout.compile import compile_layout
 from hf_efficient_attn.layout.layout import Layout
-
-Failures = tuple[type[Exception], ...]
 
 MEASURES = ("forward", "forward_backward", "decode")
 # short calls are timed several at once; the most seconds, tokens and calls of one sample
 SAMPLE_SECONDS = 0.05
 SAMPLE_TOKENS = 4096
 SAMPLE_CALLS = 16
-# failures are reported as results: ours refuses, needs too much memory or cannot be compiled; others may raise anything
-OWN_FAILURES: Failures = (UnsupportedBackendError, torch.OutOfMemoryError, TorchDynamoException)
 PATTERNS = ["band", "longformer", "bigbird", "dilated"]
 LENGTHS = [128, 512, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 COUNTS = {
@@ -106,8 +103,7 @@ def measure_length(tokens: int, shape: Shape, settings: dict[str, Any]) -> tuple
     steps: dict[str, Case] = {}
     for index, row in enumerate(rows):
         is_ours = is_own(row, settings)
-        failures = OWN_FAILURES if is_ours else (Exception,)
-        passes |= {f"{index} {measure}": case for measure, case in probe(row, inputs, settings, failures).items()}
+        passes |= {f"{index} {measure}": case for measure, case in probe(row, inputs, settings).items()}
         if is_ours:
             steps |= {f"{index} decode": case for case in probe_decode(row, inputs)}
     for cases in (passes, steps):
@@ -146,12 +142,13 @@ def build(row: Row, inputs: list[Tensor], settings: dict[str, Any]) -> Call | st
     return build_peer(contestant, Problem(row["pattern"], inputs))
 
 
-def probe(row: Row, inputs: list[Tensor], settings: dict[str, Any], failures: Failures) -> dict[str, Case]:
+def probe(row: Row, inputs: list[Tensor], settings: dict[str, Any]) -> dict[str, Case]:
     """Run the passes of a row once and return those that can be timed; the others get a reason."""
     try:
         call = build(row, inputs, settings)
         reason = call if isinstance(call, str) else None
-    except failures as error:
+    # kernels may raise anything, and the other rows are still of use
+    except Exception as error:
         reason = one_line(error)
     if reason is not None or isinstance(call, str):
         row["forward"] = row["forward_backward"] = {"reason": reason}
@@ -159,7 +156,7 @@ def probe(row: Row, inputs: list[Tensor], settings: dict[str, Any], failures: Fa
     device = inputs[0].device
     out: list[Tensor] = []
     start = time.perf_counter()
-    if not attempt(row, "forward", Case(lambda _: out.append(call.run_forward())), failures, device):
+    if not attempt(row, "forward", Case(lambda _: out.append(call.run_forward())), device):
         row["forward_backward"] = row["forward"]
         return {}
     row["first_call_milliseconds"] = 1000 * (time.perf_counter() - start)
@@ -168,7 +165,7 @@ def probe(row: Row, inputs: list[Tensor], settings: dict[str, Any], failures: Fa
         row["forward_backward"] = {"reason": call.no_backward}
     else:
         training = call.forward_backward_case(torch.ones_like(out[0]))
-        if attempt(row, "forward_backward", training, failures, device):
+        if attempt(row, "forward_backward", training, device):
             cases["forward_backward"] = training
     row["calls"] = {measure: calls_per_sample(case, row["tokens"], device) for measure, case in cases.items()}
     return {measure: repeated(case, row["calls"][measure]) for measure, case in cases.items()}
@@ -181,7 +178,7 @@ def probe_decode(row: Row, inputs: list[Tensor]) -> list[Case]:
     except ConfigurationError as error:
         row["decode"] = {"reason": one_line(error)}
         return []
-    return [case] if attempt(row, "decode", case, OWN_FAILURES, inputs[0].device) else []
+    return [case] if attempt(row, "decode", case, inputs[0].device) else []
 
 
 def calls_per_sample(case: Case, tokens: int, device: torch.device) -> int:
@@ -190,11 +187,12 @@ def calls_per_sample(case: Case, tokens: int, device: torch.device) -> int:
     return 1 if limit <= 1 else max(1, min(limit, int(SAMPLE_SECONDS / time_once(case, device))))
 
 
-def attempt(row: Row, measure: str, case: Case, failures: Failures, device: torch.device) -> bool:
+def attempt(row: Row, measure: str, case: Case, device: torch.device) -> bool:
     """Run a case once and return whether it could run; if not, write the reason into the row."""
     try:
         time_once(case, device)
-    except failures as error:
+    # see `probe`
+    except Exception as error:
         row[measure] = {"reason": one_line(error)}
         return False
     return True
@@ -232,6 +230,8 @@ def layout_seconds(call: AttentionCall, backend: str) -> float:
         compile_layout(call.layout, costs_of(call).forward.of_kernel(is_fused(call)), device)
     elif name == flex.NAME:
         block_table(call.layout, None, flex.BLOCK_SIZES[call.inputs.device], device)
+    elif name == flash.NAME:
+        make_kernels(call, device)
     synchronize(device)
     return time.perf_counter() - start
 

@@ -208,7 +208,7 @@ def xformers(problem: Problem) -> Call:
 
 
 def flash_attention(problem: Problem) -> Call:
-    """flash-attn with a window."""
+    """FlashAttention-2 with a window."""
     function = import_module("flash_attn").flash_attn_func
     return Call(lambda q, k, v: function(q, k, v, window_size=SIDES[problem.name]), problem.moved())
 
@@ -241,7 +241,7 @@ PEERS = {
     "local_attention": Peer(local_attention, ("band", "causal_band"), "local_attention"),
     "natten": Peer(natten, ("band", "causal_band", "dilated"), "natten", needs_cuda=True),
     "xformers": Peer(xformers, ("band", "causal_band"), "xformers", needs_cuda=True),
-    "flash_attention": Peer(flash_attention, ("band", "causal_band"), "flash_attn", needs_cuda=True),
+    "flash_attention": Peer(flash_attention, ("band", "causal_band"), "flash_attn_2_cuda", needs_cuda=True),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch._inductor.exc import InductorError
 
 from hf_efficient_attn.bench import attention as bench_attention
-from hf_efficient_attn.bench.attention import OWN_FAILURES, attempt, waiting_threads
+from hf_efficient_attn.bench.attention import attempt, waiting_threads
 from hf_efficient_attn.bench.attention_report import add_ratios
 from hf_efficient_attn.bench.cases import PRESETS, Shape, decode_pattern_of, own_call, pattern_of, steps
 from hf_efficient_attn.bench.peers import PEERS, Problem, build_peer
@@ -150,7 +150,7 @@ def test_an_error_of_the_compiler_is_a_result() -> None:
         raise InductorError(RuntimeError("no such layout"), None)
 
     row: dict[str, Any] = {}
-    assert not attempt(row, "forward", TimingCase(fail), OWN_FAILURES, torch.device("cpu"))
+    assert not attempt(row, "forward", TimingCase(fail), torch.device("cpu"))
     assert row["forward"]["reason"] == "InductorError: RuntimeError: no such layout"
 
 

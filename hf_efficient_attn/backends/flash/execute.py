@@ -311,6 +311,13 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
     return Kernel(part, options, {}, {}, num_examples)
 
 
+def make_kernels(call: AttentionCall, device: torch.device) -> None:
+    """Make the tables and numbers that the kernels of a call take, which later calls find in caches."""
+    for heads in parts_of_call(call):
+        for part in heads.parts:
+            kernel_of(part, call, device, call.inputs.batch_size)
+
+
 def selected_tables_of(call: AttentionCall, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options with the tables of selected blocks, by rows and by columns, made on the device."""
     size, needs_grad = flash.block_size(flash.generation_of(device)), call.inputs.needs_grad
