@@ -4,8 +4,12 @@
     pip install --pre "flash-attn-4[cu13]" triton==3.6.0 transformers accelerate
     PYTHONPATH=. python tests/flash_compile.py --arch sm_90     # sm_80 (forward alone), sm_90, sm_100
 
-Nothing is computed: the backend runs on the CPU, and each kernel call is made again with fake tensors. Prints a line a
-road, and fails if one is not compiled.
+The backend runs on the CPU, and each kernel call is made again with fake tensors. Prints a line a road, and fails if
+one is not compiled. With pytest installed, the cases of tests/backends/test_flash.py can be tried:
+
+    --masks       computes their masks by CuTe DSL on the CPU, and compares them with torch
+    --contract    compiles their kernels (half an hour on two cores), which FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1
+                  keeps in a folder for `pytest -m gpu tests/backends/test_flash.py`
 """
 
 import argparse
@@ -15,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -32,12 +37,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="sm_90", choices=("sm_80", "sm_90", "sm_100"))
     parser.add_argument("--roads", nargs="*", default=ROADS, choices=ROADS)
+    parser.add_argument("--masks", action="store_true")
+    parser.add_argument("--contract", action="store_true")
     args = parser.parse_args()
     is_ampere = args.arch == "sm_80"
     suffix = "" if is_ampere else "a"
     os.environ.update(FLASH_ATTENTION_ARCH=args.arch, CUTE_DSL_ARCH=args.arch + suffix, FLASH_ATTENTION_NUM_SMS="132")
     warnings.filterwarnings("ignore")
     pretend_driver()
+    if args.masks or args.contract:
+        return try_cases(int(args.arch.removeprefix("sm_")) // 10, args.contract)
     # of heads of 256, Hopper has windows
     left_out = () if args.arch == "sm_90" else ("wide heads",)
     num_failed = 0
@@ -66,6 +75,96 @@ def pretend_driver() -> None:
             return 132
 
     cutlass.utils.HardwareInfo = Driver
+
+
+def try_cases(generation: int, is_compiling: bool) -> int:
+    """Compare the masks, or compile the kernels, of all cases of the contract; return 1 if one fails, otherwise 0."""
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from backends.test_flash import CASES
+    from backends_cases import tensors_of
+    from flash_standin import standin
+
+    from hf_efficient_attn.backends.flash import execute, library
+
+    functions = library.library()
+    compiled, num_failed, num_masks = compiling(functions), 0, 0
+    patch.object(library, "generation_of", lambda _: generation).start()
+    for case in CASES:
+        case = case if case.dtype != torch.float32 else replace(case, dtype=torch.bfloat16)
+        tensors = tensors_of(case, case.dtype)
+        call = case.call("cpu", tensors.values, tensors.sinks)
+        call = replace(call, inputs=replace(call.inputs, device="cuda", dtype=case.dtype))
+        try:
+            if is_compiling:
+                with patch.object(library, "library", lambda: compiled):
+                    out, lse = execute.forward(tensors.q, tensors.k, tensors.v, call)
+                    if case.needs_grad:
+                        execute.backward(tensors.grad_out, None, tensors.q, tensors.k, tensors.v, out, lse, call)
+                continue
+            for heads in execute.parts_of_call(call):
+                for part in (each for each in heads.parts if each.has_mask):
+                    sizes = [
+                        total if taken is None else len(taken)
+                        for taken, total in ((part.queries, call.layout.num_queries), (part.keys, call.layout.num_keys))
+                    ]
+                    found = []
+                    for used in (functions, standin()):
+                        with patch.object(library, "library", lambda used=used: used):
+                            mask = execute.mask_of(part, call, torch.device("cpu"))
+                        shape = (call.inputs.batch_size, heads.count, *sizes)
+                        found.append((in_cute if used is functions else in_torch)(*mask, shape))
+                    num_masks += 1
+                    if not torch.equal(*found):
+                        num_failed += 1
+                        print(
+                            f"{case}: {int((found[0] != found[1]).sum())} of {found[0].numel()} pairs DIFFER",
+                            flush=True,
+                        )
+        except Exception as error:
+            num_failed += 1
+            print(f"{case}: FAILED, {type(error).__name__}: {str(error)[:300]}", flush=True)
+    print(f"{len(CASES)} cases, {num_masks} masks compared, {num_failed} failed")
+    return int(num_failed > 0)
+
+
+def in_torch(mask: Callable[..., Any], aux: list[Any], shape: tuple[int, ...]) -> Any:
+    """Return which pairs a mask allows, bool [batch, heads, queries, keys]."""
+    import torch
+
+    indices = (
+        torch.arange(size).view(*(-1 if axis == each else 1 for each in range(4))) for axis, size in enumerate(shape)
+    )
+    return torch.as_tensor(mask(*indices, None, aux)).expand(shape).bool()
+
+
+def in_cute(mask: Callable[..., Any], aux: list[Any], shape: tuple[int, ...]) -> Any:
+    """Return the same, computed by CuTe DSL on the CPU."""
+    import cutlass
+    import torch
+    from cutlass import Int32, cute
+    from cutlass.cute.runtime import from_dlpack
+    from flash_attn.cute import utils
+    from flash_attn.cute.cute_dsl_utils import get_aux_tensor_metadata, to_cute_aux_tensor
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def fill(out: cute.Tensor, aux: list, batch: Int32, heads: Int32, queries: Int32, keys: Int32):  # type: ignore
+        for example in cutlass.range(batch, unroll=1):
+            for head in cutlass.range(heads, unroll=1):
+                for query in cutlass.range(queries, unroll=1):
+                    for key in cutlass.range(keys, unroll=1):
+                        place = [utils.scalar_to_ssa(each, Int32) for each in (example, head, query, key)]
+                        is_allowed = cutlass.Boolean(utils.ssa_to_scalar(mask(*place, None, aux)))
+                        out[example, head, query, key] = Int32(is_allowed)
+
+    out = torch.full(shape, 7, dtype=torch.int32)
+    # an empty list is no argument
+    aux = aux or [torch.zeros(2, dtype=torch.int32)]
+    get_aux_tensor_metadata(aux)
+    fill(from_dlpack(out), [to_cute_aux_tensor(each, enable_tvm_ffi=False) for each in aux], *map(Int32, shape))
+    assert out.max() < 2
+    return out.bool()
 
 
 def compile_road(road: str, generation: int, needs_grad: bool) -> None:

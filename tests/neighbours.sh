@@ -19,7 +19,8 @@ done
 # the kernels of FlashAttention-4, compiled without a GPU, in an environment of their own
 if [ "$(uname -s)" = Linux ]; then
     [ -d "$VENV-flash" ] || { python3 -m venv "$VENV-flash" && "$VENV-flash/bin/python" -m pip install -q torch==2.13.0; }
-    "$VENV-flash/bin/python" -m pip install -q --no-compile --pre "flash-attn-4[cu13]" triton==3.6.0 transformers accelerate
+    "$VENV-flash/bin/python" -m pip install -q --no-compile --pre "flash-attn-4[cu13]" triton==3.6.0 transformers accelerate pytest
+    PYTHONPATH=. "$VENV-flash/bin/python" tests/flash_compile.py --masks
     for arch in sm_80 sm_90 sm_100; do PYTHONPATH=. "$VENV-flash/bin/python" tests/flash_compile.py --arch "$arch"; done
 fi
 "$python" -m pytest -n "${WORKERS:-2}" -m "neighbours or thorough" "$@"
