@@ -280,6 +280,8 @@ def attend_layer(
     tokens = tokens_of_layer(tokens, layer_spec, key)
     if matrix is not None and not layer_spec.is_own:
         check_matrix("attention_mask", matrix, (len(query), query.shape[1], query.shape[2], key.shape[2]))
+        if layer_spec.is_causal:
+            refuse_future(matrix, query.shape[2], key.shape[2])
         tokens = replace(tokens, key_mask=readable_keys(matrix, len(query)))
     attends_to_all = layer_spec.attends_to_all and tokens.segment_ids is None and chosen is None
     if not (attends_to_all or matrix is not None or bias is not None or need_weights):
@@ -388,6 +390,25 @@ def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
             f"attention_mask is a matrix of {num_keys} keys for {num_queries} new tokens, but none of them attends to "
             "the last key. A pattern needs the new tokens to be the last keys; a static cache has free space after "
             "them. Pass a mask of two dimensions, [batch, tokens], or a DynamicCache."
+        )
+
+
+def refuse_future(matrix: Tensor, num_queries: int, num_keys: int) -> None:
+    """Raise InputError if a matrix allows later keys, which a causal pattern would close; checked only on CPUs.
+
+    Rows of padding may allow all keys, as the masks of transformers for SDPA do.
+    """
+    is_checked = matrix.device.type == "cpu" and matrix.shape[2:] == (num_queries, num_keys)
+    if torch.compiler.is_compiling() or not is_checked:
+        return
+    is_open = _may_read(matrix)
+    later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
+    is_whole = is_open.all(-1, keepdim=True)
+    if bool((is_open & later & (~is_whole | is_whole.all(2, keepdim=True))).any()):
+        raise InputError(
+            "attention_mask is a matrix that lets tokens attend to later ones (a prefix, an image, both directions), "
+            "but the layer follows a causal attention_pattern, which would close these pairs. Close them in the mask, "
+            "or use the model without attention_pattern, which honours such a mask."
         )
 
 

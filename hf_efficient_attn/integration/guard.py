@@ -6,6 +6,7 @@ models change in `set_attn_implementation`. These two methods are replaced becau
 
 import copy
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -200,6 +201,18 @@ def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
         )
 
 
+def warn_of_reference(model: PreTrainedModel) -> None:
+    """Warn that a model that TRL may have loaded as the reference of a sparsified one has no pattern."""
+    name = getattr(model.config, "_name_or_path", "")
+    may_be_reference = name and "trl" in sys.modules and not has_pattern(model.config)
+    if may_be_reference and any(each.__dict__.get(BASE) == name for each in _noted()):
+        warn_once(
+            f"{name} is loaded with full attention, and another model of that name was sparsified after it was loaded. "
+            "As the reference model of TRL (DPO, GRPO) it would compute other outputs than the model: save the "
+            "sparsified model (save_pretrained), and start TRL from that folder."
+        )
+
+
 def is_adapted(model: Any, inputs: Mapping[str, Any]) -> bool:
     """Return whether a call trains an adapter, within the model or as inputs or cached keys of a frozen model."""
     learns = any(parameter.requires_grad for parameter in model.parameters())
@@ -251,6 +264,7 @@ def with_guard(method: Any) -> Any:
 def guard(model: PreTrainedModel) -> None:
     """Register checks before every forward pass of a model and its parts that have a pattern or run on "efficient"."""
     note_model(model)
+    warn_of_reference(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and needs_guard(module):
             keep_own_part(module)

@@ -356,6 +356,11 @@ def refuse_two_axes(patterns: tuple[Pattern | None, ...]) -> None:
                 f"in which a key stands for several tokens: {shown(pattern)}. Leave CompressedKeys out here; "
                 "attention(..., cross=True) takes it."
             )
+        if pattern is not None and any(atom.is_of_nodes for atom in pattern.atoms()):
+            raise ConfigurationError(
+                f"attention_pattern is for tokens, but {shown(pattern)} is for the nodes of a tree, which only "
+                "bp_transformer has. For tokens, use span_tree(...)."
+            )
 
 
 def no_layer_left(config: Any, num_layers: int) -> str:

@@ -105,10 +105,11 @@ def _tokens(table: Tensor, batch_size: int, num_queries: int, num_keys: int) -> 
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
+# without double quotes, which torch's compiler for CPUs pastes into C++ as they are
 NOT_EXPRESSIBLE = (
     "This model's mask is not one of causal, bidirectional, sliding, chunked or packed attention with padding: it "
     "allows pairs that no pattern by position describes (image tokens, prefixes, ...). "
-    "attn_implementation=\"efficient\" cannot compute it: load the model with attn_implementation='sdpa' and without "
+    "attn_implementation='efficient' cannot compute it: load the model with attn_implementation='sdpa' and without "
     "attention_pattern."
 )
 
@@ -170,8 +171,9 @@ class Probe:
             is_near = local_size is None or distance < local_size + (0 if is_causal else 1)
             same = (documents[:, place] == documents) & is_near
             ahead = torch.zeros_like(same) if is_causal else same
-            is_right = (self.allowed(after, before) == same) & (self.allowed(before, after) == ahead)
-            are_right.append((is_right | ~is_there).all())
+            # not by ==, which torch's compiler for CPUs cannot take of a constant
+            is_wrong = (self.allowed(after, before) ^ same) | (self.allowed(before, after) ^ ahead)
+            are_right.append((~is_wrong | ~is_there).all())
             distance *= 2
         return are_right
 

@@ -58,6 +58,7 @@ class InterleavedSpanTree(Pattern, kind="interleaved_span_tree"):
     left_only: bool = False
     num_tokens: int | None = None
 
+    is_of_nodes: ClassVar[bool] = True
     is_plain_expression: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -303,6 +303,8 @@ class Pattern(Operators):
     kinds: ClassVar[dict[str, type["Pattern"]]] = {}
     # whether keys are selected by the contents of queries and keys; such a pattern cannot be part of another one
     chooses_by_content: ClassVar[bool] = False
+    # whether queries and keys are nodes of a tree, and not tokens
+    is_of_nodes: ClassVar[bool] = False
     # whether CuTe DSL can compute `allowed`: no `>>`, and `%` of numbers below 0 only to compare the result with 0
     is_plain_expression: ClassVar[bool] = True
 

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -170,6 +171,7 @@ def test_a_matrix_is_obeyed_and_cut_by_the_pattern(name: str, kind: str) -> None
     model, ids = build(name), token_ids(2, 9)
     allowed = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.5
     allowed |= torch.eye(9, dtype=torch.bool)
+    allowed = allowed.tril() if name == "llama" else allowed
     positions = torch.arange(9)
     pattern = PATTERN.causal() if name == "llama" else PATTERN
     both = allowed & pattern.allowed(positions[:, None], positions)
@@ -182,6 +184,42 @@ def test_a_matrix_is_obeyed_and_cut_by_the_pattern(name: str, kind: str) -> None
     inputs = {"input_ids": ids, "attention_mask": given(allowed)}
     torch.testing.assert_close(outputs_of(model, inputs), own, **TOLERANCE)
     torch.testing.assert_close(outputs_of(hea.sparsify(model, PATTERN), inputs), cut, **TOLERANCE)
+
+
+def test_a_matrix_that_allows_later_tokens_is_refused_under_a_causal_pattern() -> None:
+    model, ids = hea.sparsify(build("llama"), "full()"), token_ids(2, 9)
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    prefix, left = causal.clone(), causal.clone()
+    prefix[:, :4] = True
+    # rows of padding that allow everything
+    left[:, :3], left[:3] = False, True
+    for mask, is_refused in ((causal, False), (left, False), (prefix, True), (torch.ones_like(causal), True)):
+        with pytest.raises(hea.InputError, match="later") if is_refused else nullcontext():
+            model(ids, attention_mask=mask[None, None].expand(2, 1, -1, -1))
+
+
+def test_documents_of_a_matrix_are_refused_unless_the_pattern_is_a_window() -> None:
+    ids, documents = token_ids(1, 12), torch.tensor([0] * 5 + [1] * 7)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    mask = ((documents[:, None] == documents) & torch.ones(12, 12, dtype=torch.bool).tril())[None, None]
+    for pattern, is_refused in (("band(3, 0)", False), ("band(3, 0) | global(0)", True)):
+        model = hea.sparsify(build("llama"), pattern)
+        with pytest.raises(hea.InputError, match="position_ids") if is_refused else nullcontext():
+            found = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    model = hea.sparsify(model, "band(3, 0)")
+    alone = torch.cat([model(each).logits for each in ids.split([5, 7], 1)], 1)
+    torch.testing.assert_close(found, alone, **TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_masks_are_compiled_for_cpus(name: str) -> None:
+    """By torch's own compiler, which other tests leave out: it pastes messages of assertions into C++."""
+    model, ids = hea.sparsify(build(name), PATTERN), token_ids(2, 20)
+    compiled: Any = torch.compile(model)
+    with torch.no_grad():
+        found, expected = (each(ids, use_cache=False).logits for each in (compiled, model))
+    torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
 def test_masks_that_do_not_fit_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Training on "efficient": Trainer, gradient checkpointing, LoRA."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_training_an_adapter_warns_of_a_base_that_holds_no_pattern(
     # virtual tokens have a gradient even then
     with torch.set_grad_enabled(kind == "lora"):
         used(ids)
+
+
+def test_a_reference_model_without_the_pattern_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL loads it by the name of the model that it trains."""
+    build("llama").save_pretrained(tmp_path / "dense")
+    model: Any = hea.sparsify(tr.LlamaForCausalLM.from_pretrained(tmp_path / "dense"), PATTERN)
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    tr.LlamaForCausalLM.from_pretrained(model.name_or_path)
+    warn_once.cache_clear()
+    monkeypatch.setitem(sys.modules, "trl", sys)
+    with pytest.warns(UserWarning, match="reference model of TRL"):
+        tr.LlamaForCausalLM.from_pretrained(model.name_or_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
