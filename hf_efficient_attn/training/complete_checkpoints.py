@@ -10,6 +10,7 @@ import pickletools
 import re
 import zipfile
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ RANDOM = re.compile(r"rng_state(?:_(\d+))?\.pth")
 ALONE = -1
 SHARD = re.compile(r"__(\d+)_\d+\.distcp")
 FIELDS = set(vars(SegmentMemory()))
+OUTSIDE = "For a checkpoint outside of output_dir, also set args.resume_from_checkpoint to it."
 
 
 def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
@@ -96,13 +98,16 @@ def why_incomplete(folder: Path) -> str | None:
     return None
 
 
-def memory_files(state: dict[str, Any]) -> list[str]:
-    """Return the memory files that `SpanCallback` announced in a trainer_state.json, one per process."""
+def memory_files(state: dict[str, Any], name: str = "memory_files") -> list[Any]:
+    """Return the memory files that `SpanCallback` announced in a trainer_state.json, one per process.
+
+    name: another attribute of the callback that is a list.
+    """
     callbacks = state.get("stateful_callbacks")
     entries = [] if not isinstance(callbacks, dict) else list(callbacks.values())
     attributes = [entry.get("attributes") for entry in entries if isinstance(entry, dict)]
-    files = [found.get("memory_files") for found in attributes if isinstance(found, dict)]
-    return [name for each in files if isinstance(each, list) for name in each if isinstance(name, str)]
+    files = [found.get(name) for found in attributes if isinstance(found, dict)]
+    return [value for each in files if isinstance(each, list) for value in each if isinstance(value, str | int)]
 
 
 def _newest_first(output_dir: Path) -> list[Path]:
@@ -243,32 +248,50 @@ def file_names(args: TrainingArguments) -> list[str]:
     return [_name(process) for process in range(args.world_size)]
 
 
-def write_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState) -> None:
-    """Write the memory file of this process atomically into the checkpoint of this step, if the folder exists."""
+def write_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState) -> str | None:
+    """Write the memory file of this process atomically into the checkpoint of this step, if the folder exists.
+
+    Returns the hash of the file, by which `read_memory` knows it from that of another training; None: there is none.
+    """
     file = _folder(args, state) / _name(args.process_index)
     if not file.parent.is_dir():
-        return
+        return None
     partial = file.with_name(f".{file.name}.partial")
     with partial.open("wb") as stream:
         torch.save(vars(memory), stream)
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(file)
+    return _hash(file)
 
 
-def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState) -> None:
+def _hash(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState, known: list[Any]) -> None:
     """Fill the memory from the file of this process, if the checkpoint has one.
 
-    The checkpoint is the one named in the arguments, or else the checkpoint of this step in `output_dir`.
+    The checkpoint is the one named in the arguments, or else the checkpoint of this step in `output_dir`, since Trainer
+    does not tell callbacks what `train(resume_from_checkpoint=...)` names.
+
+    known: the step at which the checkpoint was saved, and the hash of the file of the first process.
 
     Raises:
-        CheckpointError: the file is damaged, or was announced and is missing.
+        CheckpointError: the file is damaged, is of another training, or was announced and is missing.
     """
     folders = [_folder(args, state)]
     if isinstance(args.resume_from_checkpoint, str) and Path(args.resume_from_checkpoint).is_dir():
         folders.insert(0, Path(args.resume_from_checkpoint))
     files = [folder / _name(args.process_index) for folder in folders]
-    file = next((each for each in files if each.is_file()), None)
+    there = [each for each in files if each.is_file()]
+    is_known = args.process_index == 0 and known[:1] == [state.global_step]
+    file = next((each for each in there if not is_known or _hash(each) == known[1]), None)
+    if there and file is None:
+        raise CheckpointError(
+            f"{there[0]} is not what the checkpoint that was given to train() has saved: it is damaged, or of another "
+            f"training. {OUTSIDE} If it is damaged: {_what_to_do(there[0])}"
+        )
     if file is not None:
         vars(memory).update(_load(file, args.device))
         return
@@ -276,8 +299,8 @@ def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerSt
     if announced:
         raise CheckpointError(
             f"{files[0]}, one of {len(announced)} memory files of the checkpoint, is missing. Training cannot resume "
-            f"in the middle of a text without the memory of its processes. {_what_to_do(files[0])} For a checkpoint "
-            "outside of output_dir, set args.resume_from_checkpoint, and use the same number of processes as before."
+            f"in the middle of a text without the memory of its processes. {OUTSIDE} Use the same number of processes "
+            f"as before. If the file is lost: {_what_to_do(files[0])}"
         )
 
 

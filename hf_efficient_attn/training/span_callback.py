@@ -15,7 +15,7 @@ from hf_efficient_attn.models.spans.module import span_modules
 from hf_efficient_attn.models.spans.training import average_span, max_span, span_flops
 from hf_efficient_attn.training.callbacks import refuse_label_smoothing
 from hf_efficient_attn.training.collators import TextSegments
-from hf_efficient_attn.training.complete_checkpoints import file_names, read_memory, write_memory
+from hf_efficient_attn.training.complete_checkpoints import file_names, memory_files, read_memory, write_memory
 
 
 class SpanCallback(TrainerCallback, ExportableState):
@@ -43,6 +43,8 @@ class SpanCallback(TrainerCallback, ExportableState):
     def __init__(self) -> None:
         self._saving: tuple[TrainingArguments, TrainerState, TrainerControl, SegmentMemory] | None = None
         self._saved_step: int | None = None
+        # the step of the last memory that was written, and the hash of its file
+        self._written: list[Any] = []
 
     def state(self) -> dict[str, Any]:
         """Return the entry of this callback in trainer_state.json, after writing the memory if a checkpoint is due."""
@@ -50,10 +52,12 @@ class SpanCallback(TrainerCallback, ExportableState):
             return {"args": {}, "attributes": {}}
         args, state, control, memory = self._saving
         # Trainer also requests the state when training begins, and after it has failed
-        if control.should_save:
-            write_memory(memory, args, state)
+        if control.should_save and not memory.is_empty:
+            self._written = [state.global_step, write_memory(memory, args, state)]
             self._saved_step = state.global_step
-        return {"args": {}, "attributes": {"memory_files": file_names(args)}}
+        # without segments, there is nothing to remember
+        files = [] if memory.is_empty else file_names(args)
+        return {"args": {}, "attributes": {"memory_files": files, "memory_written": self._written}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -72,7 +76,8 @@ class SpanCallback(TrainerCallback, ExportableState):
         if memory is not None:
             check_rows(kwargs.get("train_dataloader"), args)
             if state.global_step:
-                read_memory(memory, args, state)
+                known = memory_files({"stateful_callbacks": state.stateful_callbacks}, "memory_written")
+                read_memory(memory, args, state, known)
         self._saving = None if memory is None else (args, state, control, memory)
         # Trainer requires this entry, which older checkpoints do not have
         entries: Any = state.stateful_callbacks
@@ -86,7 +91,7 @@ class SpanCallback(TrainerCallback, ExportableState):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         memory = _memory(kwargs["model"])
-        if memory is not None and self._saved_step != state.global_step:
+        if memory is not None and not memory.is_empty and self._saved_step != state.global_step:
             write_memory(memory, args, state)
         self._saved_step = None
 

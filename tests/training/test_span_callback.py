@@ -1,5 +1,6 @@
 """SpanCallback and the penalty of spans under Trainer, on one process and on two."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,11 @@ def test_training_resumes_in_the_middle_of_a_text(tmp_path: Path, span: str) -> 
         trainer.train(resume_from_checkpoint=resume)
         ended.append(model.state_dict())
     assert all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+    # a checkpoint of the same step, of another training, stands where this training saves
+    shutil.copytree(tmp_path / "checkpoint-3", tmp_path / "named" / "checkpoint-3")
+    shutil.copy(tmp_path / "checkpoint-6" / "segment_memory_0.pt", tmp_path / "checkpoint-3")
+    with pytest.raises(hea.CheckpointError, match="of another training"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "named" / "checkpoint-3"))
     (tmp_path / "checkpoint-3" / "segment_memory_0.pt").unlink()
     model.reset_memory()
     with pytest.raises(hea.CheckpointError, match="segment_memory_0.pt, one of 1 memory files .* is missing"):

@@ -128,6 +128,11 @@ class SegmentMemory:
     def __init__(self) -> None:
         self._kept: dict[bool, tuple[int, list[Tensor]]] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it remembers nothing."""
+        return not self._kept
+
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()
