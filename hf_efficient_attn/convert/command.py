@@ -27,6 +27,7 @@ from transformers.utils import logging
 from hf_efficient_attn.convert.configs import DEFAULT_POSITIONS, DEFAULT_WINDOW, our_config
 from hf_efficient_attn.convert.conversion import convert
 from hf_efficient_attn.convert.registry import COUNTERPARTS, FAMILIES, LIFTS, head_of_class, lifted_families
+from hf_efficient_attn.convert.tables.lifts import MECHANISMS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mechanism",
         metavar="NAME",
-        help="attention mechanism of a compressed_transformer that is made from a dense model: linformer, linear, "
-        "nystrom or memory_compressed (default nystrom)",
+        help="attention mechanism of a compressed_transformer that is made from a dense model: "
+        f"{', '.join(MECHANISMS)} "
+        "(default nystrom)",
     )
     parser.add_argument(
         "--parity",

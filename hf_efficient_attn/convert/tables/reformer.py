@@ -5,6 +5,7 @@ no output depends on it. Here it is used; with `parity` it is left behind. From 
 and use the newer one, `lm_head.decoder.bias`.
 """
 
+from math import prod
 from typing import Any
 
 import transformers
@@ -39,7 +40,10 @@ def to_ours(config: Any, head: str, parity: bool) -> dict[str, Any]:
         "position_embedding_type": "axial" if is_axial else "learned",
         "axial_pos_shape": list(config.axial_pos_shape) if is_axial else None,
         "axial_pos_embds_dim": list(config.axial_pos_embds_dim) if is_axial else None,
-        "max_position_embeddings": config.max_position_embeddings,
+        # transformers' model runs with axes for fewer positions, but not on longer texts
+        "max_position_embeddings": min(config.max_position_embeddings, prod(config.axial_pos_shape))
+        if is_axial
+        else config.max_position_embeddings,
         "local_wraps": not config.is_decoder,
         "stream_join": "concat",
         "lm_head_bias": BIAS_ACTS or not parity,
