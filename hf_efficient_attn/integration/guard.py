@@ -201,15 +201,21 @@ def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
         )
 
 
-def warn_of_reference(model: PreTrainedModel) -> None:
-    """Warn that a model that TRL may have loaded as the reference of a sparsified one has no pattern."""
+def watch_reference(model: PreTrainedModel) -> None:
+    """Have a model warn when it is called, if TRL may have loaded it as the reference of a sparsified model."""
     name = getattr(model.config, "_name_or_path", "")
-    may_be_reference = name and "trl" in sys.modules and not has_pattern(model.config)
-    if may_be_reference and any(each.__dict__.get(BASE) == name for each in _noted()):
+    is_named = name and "trl" in sys.modules and any(each.__dict__.get(BASE) == name for each in _noted())
+    if is_named and warn_of_reference not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(warn_of_reference)
+
+
+def warn_of_reference(model: Any, inputs: tuple[Any, ...]) -> None:
+    """Warn that a model has no pattern, although another model of its name was sparsified."""
+    if not has_pattern(model.config):
         warn_once(
-            f"{name} is loaded with full attention, and another model of that name was sparsified after it was loaded. "
-            "As the reference model of TRL (DPO, GRPO) it would compute other outputs than the model: save the "
-            "sparsified model (save_pretrained), and start TRL from that folder."
+            f"{model.config._name_or_path} is loaded with full attention, and another model of that name was "
+            "sparsified after it was loaded. As the reference model of TRL (DPO, GRPO) it computes other outputs than "
+            "the model: save the sparsified model (save_pretrained), and start TRL from that folder."
         )
 
 
@@ -264,7 +270,7 @@ def with_guard(method: Any) -> Any:
 def guard(model: PreTrainedModel) -> None:
     """Register checks before every forward pass of a model and its parts that have a pattern or run on "efficient"."""
     note_model(model)
-    warn_of_reference(model)
+    watch_reference(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and needs_guard(module):
             keep_own_part(module)
