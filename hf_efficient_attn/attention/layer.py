@@ -396,15 +396,18 @@ def refuse_later_keys(matrix: Tensor, num_queries: int, num_keys: int) -> None:
 def refuse_future(matrix: Tensor, num_queries: int, num_keys: int) -> None:
     """Raise InputError if a matrix allows later keys, which a causal pattern would close; checked only on CPUs.
 
-    Rows of padding may allow all keys, as the masks of transformers for SDPA do.
+    Rows of padding, whose own token no causal row attends to, may allow anything, and so may a matrix without any mask.
     """
     is_checked = matrix.device.type == "cpu" and matrix.shape[2:] == (num_queries, num_keys)
     if torch.compiler.is_compiling() or not is_checked:
         return
     is_open = _may_read(matrix)
     later = torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries + 1)
-    is_whole = is_open.all(-1, keepdim=True)
-    if bool((is_open & later & (~is_whole | is_whole.all(2, keepdim=True))).any()):
+    has_later = (is_open & later).any(-1)
+    # what rows attend to that have no later keys
+    own = is_open[..., num_keys - num_queries :] & ~has_later[..., None]
+    is_token = own.sum(-2) > own.diagonal(dim1=-2, dim2=-1)
+    if bool(((has_later & is_token).any(-1) & ~is_open.all((-1, -2))).any()):
         raise InputError(
             "attention_mask is a matrix that lets tokens attend to later ones (a prefix, an image, both directions), "
             "but the layer follows a causal attention_pattern, which would close these pairs. Close them in the mask, "

@@ -72,8 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mechanism",
         metavar="NAME",
         help="attention mechanism of a compressed_transformer that is made from a dense model: "
-        f"{', '.join(MECHANISMS)} "
-        "(default nystrom)",
+        f"{', '.join(MECHANISMS)} (default nystrom)",
     )
     parser.add_argument(
         "--parity",

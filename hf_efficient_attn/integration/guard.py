@@ -203,15 +203,19 @@ def warn_of_base(model: Any, inputs: Mapping[str, Any]) -> None:
 
 def watch_reference(model: PreTrainedModel) -> None:
     """Have a model warn when it is called, if TRL may have loaded it as the reference of a sparsified model."""
-    name = getattr(model.config, "_name_or_path", "")
-    is_named = name and "trl" in sys.modules and any(each.__dict__.get(BASE) == name for each in _noted())
-    if is_named and warn_of_reference not in model._forward_pre_hooks.values():
+    if "trl" in sys.modules and has_sparse_twin(model) and warn_of_reference not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(warn_of_reference)
+
+
+def has_sparse_twin(model: PreTrainedModel) -> bool:
+    """Return whether another model that was loaded by the same name was sparsified afterwards."""
+    name = getattr(model.config, "_name_or_path", "")
+    return bool(name) and any(each.__dict__.get(BASE) == name for each in _noted() if each is not model)
 
 
 def warn_of_reference(model: Any, inputs: tuple[Any, ...]) -> None:
     """Warn that a model has no pattern, although another model of its name was sparsified."""
-    if not has_pattern(model.config):
+    if not has_pattern(model.config) and has_sparse_twin(model):
         warn_once(
             f"{model.config._name_or_path} is loaded with full attention, and another model of that name was "
             "sparsified after it was loaded. As the reference model of TRL (DPO, GRPO) it computes other outputs than "

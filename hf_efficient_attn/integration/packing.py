@@ -185,7 +185,7 @@ def with_parsed_documents(
     starts = parsed_starts(options, key.shape[0], query.shape[2])
     if starts is None:
         if attention_mask is not None:
-            _check_restarts(module, attention_mask, tokens, query_offset, options, layer_spec, query, key)
+            _warn_of_restarts(module, attention_mask, tokens, query_offset, options, query, key)
             return tokens
         positions = _positions(options, query)
         # a layer with full attention may not have requested a mask, and its positions may count something else
@@ -302,21 +302,16 @@ def _positions(options: Mapping[str, Any], query: Tensor, given: Tensor | None =
     return derived(lambda positions: positions.expand(len(query), -1), positions)
 
 
-def _check_restarts(
+def _warn_of_restarts(
     module: nn.Module,
     mask: Tensor,
     tokens: TokenMask,
     query_offset: QueryOffset,
     options: Mapping[str, Any],
-    layer_spec: LayerPattern,
     query: Tensor,
     key: Tensor,
 ) -> None:
-    """Warn, in a model's first layer, of documents that its mask does not separate; padding is not a document.
-
-    Raises:
-        InputError: a mask matrix separates documents for a pattern that is another one in each of them.
-    """
+    """Warn, in a model's first layer, of documents that its mask does not separate; padding is not a document."""
     num_queries = query.shape[2]
     # compiling is checked before the length, which would become part of the graph; the cheapest checks come first
     if torch.compiler.is_compiling() or getattr(module, "layer_idx", None) or is_tracing(query) or num_queries == 1:
@@ -325,16 +320,7 @@ def _check_restarts(
     if was_called_without(module.config) or is_computed_again():
         return
     positions = _positions(options, query, given_positions(module.config))
-    if positions is None or tokens.segment_ids is not None:
-        return
-    if not is_table(mask):
-        is_window = layer_spec.is_own or layer_spec.pattern.band_limits is not None
-        if not is_window and bool(position_starts(on_host(positions)).any()):
-            raise InputError(
-                "attention_mask is a matrix and position_ids restart within an example, but a pattern counts positions "
-                f"from the start of the row: {shown(layer_spec.pattern)} would be wrong in documents that begin later. "
-                "Pass position_ids with use_cache=False and no attention_mask, or seq_idx."
-            )
+    if positions is None or not is_table(mask) or tokens.segment_ids is not None:
         return
     prefetch_to_host(positions, tokens.key_mask)
     is_token = None if tokens.key_mask is None else on_host(tokens.key_mask)

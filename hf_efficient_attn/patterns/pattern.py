@@ -174,11 +174,12 @@ OWN_PAIRS, GOLDEN = 1 << 15, 0.618034
 
 def own_classes(pattern: "Pattern") -> list[type["Pattern"]]:
     """Return the classes of a pattern that are from outside this package, in the order of their names."""
-    package, found, left = Pattern.__module__.partition(".")[0], set(), [pattern]
+    # a copy of this package on the Hub has all its modules in one folder
+    package, found, left = Pattern.__module__.rpartition(".")[0] + ".", set(), [pattern]
     while left:
         each = left.pop()
         left += each.parts
-        if type(each).__module__.partition(".")[0] != package:
+        if not type(each).__module__.startswith(package):
             found.add(type(each))
     return sorted(found, key=lambda cls: cls.__name__)
 

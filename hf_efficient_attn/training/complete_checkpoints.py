@@ -98,16 +98,18 @@ def why_incomplete(folder: Path) -> str | None:
     return None
 
 
-def memory_files(state: dict[str, Any], name: str = "memory_files") -> list[Any]:
-    """Return the memory files that `SpanCallback` announced in a trainer_state.json, one per process.
+def memory_files(state: dict[str, Any]) -> list[str]:
+    """Return the memory files that `SpanCallback` announced in a trainer_state.json, one per process."""
+    files = (_announced(state) or {}).get("memory_files")
+    return [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
 
-    name: another attribute of the callback that is a list.
-    """
+
+def _announced(state: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the attributes that `SpanCallback` has saved in a trainer_state.json; None: there are none."""
     callbacks = state.get("stateful_callbacks")
     entries = [] if not isinstance(callbacks, dict) else list(callbacks.values())
     attributes = [entry.get("attributes") for entry in entries if isinstance(entry, dict)]
-    files = [found.get(name) for found in attributes if isinstance(found, dict)]
-    return [value for each in files if isinstance(each, list) for value in each if isinstance(value, str | int)]
+    return next((each for each in attributes if isinstance(each, dict) and "memory_files" in each), None)
 
 
 def _newest_first(output_dir: Path) -> list[Path]:
@@ -269,24 +271,29 @@ def _hash(file: Path) -> str:
     return sha256(file.read_bytes()).hexdigest()
 
 
-def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState, known: list[Any]) -> None:
-    """Fill the memory from the file of this process, if the checkpoint has one.
+def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerState) -> None:
+    """Fill the memory from the file of this process; empty it if the checkpoint was saved without one.
 
     The checkpoint is the one named in the arguments, or else the checkpoint of this step in `output_dir`, since Trainer
     does not tell callbacks what `train(resume_from_checkpoint=...)` names.
 
-    known: the step at which the checkpoint was saved, and the hash of the file of the first process.
-
     Raises:
         CheckpointError: the file is damaged, is of another training, or was announced and is missing.
     """
+    saved = {"stateful_callbacks": state.stateful_callbacks}
+    announced, attributes = memory_files(saved), _announced(saved)
+    if attributes is not None and not announced:
+        memory.clear()
+        return
     folders = [_folder(args, state)]
     if isinstance(args.resume_from_checkpoint, str) and Path(args.resume_from_checkpoint).is_dir():
         folders.insert(0, Path(args.resume_from_checkpoint))
     files = [folder / _name(args.process_index) for folder in folders]
     there = [each for each in files if each.is_file()]
-    is_known = args.process_index == 0 and known[:1] == [state.global_step]
-    file = next((each for each in there if not is_known or _hash(each) == known[1]), None)
+    # of the first process, which writes the state, the hash is known
+    step, known = (attributes or {}).get("memory_written") or (None, None)
+    is_known = args.process_index == 0 and step == state.global_step
+    file = next((each for each in there if not is_known or _hash(each) == known), None)
     if there and file is None:
         raise CheckpointError(
             f"{there[0]} is not what the checkpoint that was given to train() has saved: it is damaged, or of another "
@@ -295,7 +302,6 @@ def read_memory(memory: SegmentMemory, args: TrainingArguments, state: TrainerSt
     if file is not None:
         vars(memory).update(_load(file, args.device))
         return
-    announced = memory_files({"stateful_callbacks": state.stateful_callbacks})
     if announced:
         raise CheckpointError(
             f"{files[0]}, one of {len(announced)} memory files of the checkpoint, is missing. Training cannot resume "

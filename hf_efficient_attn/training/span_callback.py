@@ -15,7 +15,7 @@ from hf_efficient_attn.models.spans.module import span_modules
 from hf_efficient_attn.models.spans.training import average_span, max_span, span_flops
 from hf_efficient_attn.training.callbacks import refuse_label_smoothing
 from hf_efficient_attn.training.collators import TextSegments
-from hf_efficient_attn.training.complete_checkpoints import file_names, memory_files, read_memory, write_memory
+from hf_efficient_attn.training.complete_checkpoints import file_names, read_memory, write_memory
 
 
 class SpanCallback(TrainerCallback, ExportableState):
@@ -33,7 +33,8 @@ class SpanCallback(TrainerCallback, ExportableState):
     that a killed process has not written its file.
 
     Raises:
-        CheckpointError: when training resumes, if a process's file is damaged or missing.
+        CheckpointError: when training resumes, if a process's file is damaged or missing, or that of the first process
+            is of another training.
         InputError: at the start of training, if the model has no spans, if label smoothing would drop their penalty, or
             if the rows of a batch of `TextSegments` do not continue those of the previous batch.
 
@@ -53,8 +54,10 @@ class SpanCallback(TrainerCallback, ExportableState):
         args, state, control, memory = self._saving
         # Trainer also requests the state when training begins, and after it has failed
         if control.should_save and not memory.is_empty:
-            self._written = [state.global_step, write_memory(memory, args, state)]
-            self._saved_step = state.global_step
+            written = write_memory(memory, args, state)
+            if written is not None:
+                self._written = [state.global_step, written]
+                self._saved_step = state.global_step
         # without segments, there is nothing to remember
         files = [] if memory.is_empty else file_names(args)
         return {"args": {}, "attributes": {"memory_files": files, "memory_written": self._written}}
@@ -76,8 +79,7 @@ class SpanCallback(TrainerCallback, ExportableState):
         if memory is not None:
             check_rows(kwargs.get("train_dataloader"), args)
             if state.global_step:
-                known = memory_files({"stateful_callbacks": state.stateful_callbacks}, "memory_written")
-                read_memory(memory, args, state, known)
+                read_memory(memory, args, state)
         self._saving = None if memory is None else (args, state, control, memory)
         # Trainer requires this entry, which older checkpoints do not have
         entries: Any = state.stateful_callbacks

@@ -15,6 +15,7 @@ from hf_efficient_attn.backends.flash.library import (
     AMPERE,
     BLACKWELL,
     HOPPER,
+    INSTALL,
     PACKAGE,
     THOR,
     has_kernel,
@@ -54,11 +55,7 @@ def why_not(call: AttentionCall) -> str | None:
     if reason is not None:
         return f"flash {reason}."
     lacking = _lacking(call.inputs.is_compiling or is_there(call.inputs.device))
-    return (
-        None
-        if lacking is None
-        else f"flash needs {PACKAGE}, which {lacking}: pip install --pre {PACKAGE}, or use flex."
-    )
+    return None if lacking is None else f"flash needs {PACKAGE}, which {lacking}: {INSTALL}, or use flex."
 
 
 def missing(call: AttentionCall) -> str | None:
@@ -151,10 +148,16 @@ def _refused_sizes(call: AttentionCall) -> str | None:
         )
     if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
         return "computes only windows on Ampere, without sinks and gradients: use flex"
-    may_vary = not (needs_mask and inputs.needs_grad) or torch.is_deterministic_algorithms_warn_only_enabled()
-    if torch.are_deterministic_algorithms_enabled() and not may_vary:
+    if torch.are_deterministic_algorithms_enabled() and needs_mask and inputs.needs_grad and not _is_warned():
         return "adds gradients of blocks in any order, but torch must be deterministic: use flex or blocked"
     return None
+
+
+# compiled programs take the result as a constant
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_warned() -> bool:
+    """Return whether torch only warns of algorithms that are not deterministic."""
+    return torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 # compiled programs take the result as a constant

@@ -16,6 +16,8 @@ import torch
 from hf_efficient_attn.backends.machine_costs import gpu_generation
 
 PACKAGE = "flash-attn-4"
+# the version whose private functions are called, as in pyproject.toml
+INSTALL = f'pip install --pre "{PACKAGE}~=4.0.0b36"'
 FORWARD = "softmax_scale softcap window_size_left window_size_right learnable_sink cu_seqlens_q cu_seqlens_k"
 FORWARD += " max_seqlen_q max_seqlen_k mask_mod aux_tensors block_sparse_tensors return_lse out lse"
 BACKWARD = "softmax_scale softcap window_size_left window_size_right cu_seqlens_q cu_seqlens_k max_seqlen_q"
