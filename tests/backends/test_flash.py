@@ -16,6 +16,7 @@ from backends_cases import Case, tensors_of
 from backends_contract import check
 
 import hf_efficient_attn as hea
+from hf_efficient_attn.attention import build_call
 from hf_efficient_attn.backends import reference
 from hf_efficient_attn.backends.flash import backend as flash
 from hf_efficient_attn.backends.flash import library
@@ -223,6 +224,24 @@ def test_ampere_has_forward_windows_alone() -> None:
     with on_machine(known_gpu("a100")):
         reasons = [flash.why_not(on_gpu(Case(name, 65, needs_grad=needs_grad).call())) for name, needs_grad in kinds]
     assert [reason is None for reason in reasons] == [True, False, False]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_that_train_ask_it_while_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.use_deterministic_algorithms(False)
+    found: list[str | None] = []
+
+    def select(call: AttentionCall, name: str) -> Any:
+        inputs = replace(call.inputs, device="cuda", dtype=torch.bfloat16)
+        found.append(flash._refused(replace(call, inputs=inputs)))
+        return selected(call, name)
+
+    selected = build_call.select
+    monkeypatch.setattr(build_call, "select", select)
+    q = torch.randn(1, 2, 64, 16, requires_grad=True)
+    torch.compiler.reset()
+    torch.compile(lambda q: hea.attention(q, q, q, Band(9, 0)), fullgraph=True, backend="eager")(q)
+    assert found == [None]
 
 
 @pytest.mark.parametrize("device", ["cuda", "h100", "h200", "a100"])
