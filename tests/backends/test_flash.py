@@ -117,7 +117,7 @@ def test_kernels_of_a_pattern(pattern: hea.patterns.Pattern, num_parts: int) -> 
 
 def test_deterministic_gradients_of_masks_are_left_to_others() -> None:
     torch.use_deterministic_algorithms(True)
-    for pattern, is_refused in (("band", False), ("block local", True)):
+    for pattern, is_refused in (("band", False), ("scattered globals", False), ("block local", True)):
         assert (flash.why_not(on_gpu(Case(pattern, 200, needs_grad=True).call())) is not None) == is_refused
 
 

@@ -24,6 +24,7 @@ from hf_efficient_attn.backends.flash.library import (
 from hf_efficient_attn.backends.flash.parts import (
     MOST_BLOCKS,
     is_expression,
+    listed_parts,
     may_need_mask,
     shares_keys,
     why_no_parts,
@@ -149,6 +150,10 @@ def _refused_sizes(call: AttentionCall) -> str | None:
     if generation == AMPERE and (inputs.needs_grad or needs_mask or call.sinks is not None):
         return "computes only windows on Ampere, without sinks and gradients: use flex"
     if torch.are_deterministic_algorithms_enabled() and needs_mask and inputs.needs_grad and not _is_warned():
+        # a mask over few gathered tokens has no tables of blocks
+        is_whole = not inputs.is_compiling and call.chosen is None and call.tokens.is_empty
+        if is_whole and not any(part.has_tables for part in listed_parts(call.layout.fitted)):
+            return None
         return "adds gradients of blocks in any order, but torch must be deterministic: use flex or blocked"
     return None
 

@@ -294,7 +294,7 @@ def kernel_of(part: Part, call: AttentionCall, device: torch.device, num_example
     if part.has_mask:
         mask, aux = mask_of(part, call, device)
         options |= {"mask_mod": mask, "aux_tensors": aux or None}
-        if part.queries is None and part.keys is None:
+        if part.has_tables:
             if call.chosen is not None:
                 return Kernel(part, options, *selected_tables_of(call, device), num_examples)
             tables = tables_of(part.masked_layout(call.layout), documents_of(call), device, call.inputs.needs_grad)

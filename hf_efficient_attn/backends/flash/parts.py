@@ -66,6 +66,11 @@ class Part:
         """Whether a function says which pairs are allowed."""
         return self.mask is not None or self.blocks is not None
 
+    @property
+    def has_tables(self) -> bool:
+        """Whether tables list the blocks that are computed: it has a mask over all tokens."""
+        return self.has_mask and self.queries is None and self.keys is None
+
     def masked_layout(self, layout: Layout) -> Layout:
         """Return the layout of the pairs of mask and blocks, of one head if all have the same."""
         found: Pattern = reduce(or_, [each for each in (self.mask, self.blocks) if each is not None])
